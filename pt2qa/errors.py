@@ -1,0 +1,39 @@
+"""The errors pt2qa raises.  Each message says what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class Pt2qaError(Exception):
+    """Base of every error that pt2qa raises on purpose."""
+
+
+class CaptureError(Pt2qaError):
+    """The model cannot be captured, or its capture computes something else than the model."""
+
+
+class BatchError(Pt2qaError):
+    """A batch does not fit the captured inputs."""
+
+
+class PluginError(Pt2qaError):
+    """A quantizer plug-in is unknown, fails to load, or was given options it does not have."""
+
+
+class QuantizeError(Pt2qaError):
+    """Prepare, calibration or convert failed, or changed numbers that it must not change."""
+
+
+class PairingError(Pt2qaError):
+    """Two graphs do not belong together, or carry no handles."""
+
+
+class SimulationError(Pt2qaError):
+    """The simulator does not compute what the converted graph computes."""
+
+
+class ReportError(Pt2qaError):
+    """A report file is damaged, foreign, or of another version."""
+
+
+class FlowError(Pt2qaError):
+    """A flow file given to the command line does not hold what it should."""
