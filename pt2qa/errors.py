@@ -37,3 +37,7 @@ class ReportError(Pt2qaError):
 
 class FlowError(Pt2qaError):
     """A flow file given to the command line does not hold what it should."""
+
+
+class SelectionError(Pt2qaError):
+    """A module path, class or op type matches nothing in the model."""

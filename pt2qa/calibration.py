@@ -1,0 +1,95 @@
+"""Calibration: batches through a prepared graph, and proof that every observer saw some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from tqdm import tqdm
+
+from pt2qa.capture import Capture
+from pt2qa.errors import QuantizeError
+from pt2qa.prepare_check import prepared_names
+from pt2qa.simulator.batches import Batch, as_call
+
+
+def find_observers(prepared: GraphModule) -> dict[str, Node]:
+    """The observer (or fake-quantize) modules of a prepared graph by attribute name, with a node that calls each."""
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+    return {
+        str(node.target): node
+        for node in prepared.graph.nodes
+        if node.op == "call_module" and hasattr(modules.get(str(node.target)), "calculate_qparams")
+    }
+
+
+def calibrate(
+    capture: Capture,
+    prepared: GraphModule,
+    batches: Iterable[Batch],
+    quantizer: str,
+    *,
+    first: Callable[[tuple[Any, ...], dict[str, Any], Any], None],
+    progress: bool | None,
+) -> None:
+    """Runs every batch through a prepared graph.
+
+    Args:
+        capture: checks the batches.
+        prepared: the graph whose observers learn.
+        batches: read once.
+        quantizer: its name, for the progress bar.
+        first: called with the inputs and the outputs of the first batch.
+        progress: whether to show a progress bar; None: where stderr is a terminal.
+
+    Raises:
+        QuantizeError: there was no batch, or observers never saw a value; the message names them.
+        BatchError: a batch does not fit what was captured.
+    """
+    observers = find_observers(prepared)
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+    sharing: dict[int, list[str]] = {}
+    for target in observers:
+        sharing.setdefault(id(modules[target]), []).append(target)
+    seen: set[str] = set()
+
+    def note(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not (args and isinstance(args[0], Tensor) and not args[0].numel()):
+            seen.update(sharing[id(module)])
+
+    hooks = [modules[targets[0]].register_forward_hook(note) for targets in sharing.values()]
+    done = 0
+    try:
+        disable = None if progress is None else not progress
+        for batch in tqdm(batches, desc=f"calibrate {quantizer}", unit="batch", disable=disable, leave=False):
+            args, kwargs = as_call(batch, prepared)
+            capture.check_batch(args, kwargs)
+            with torch.no_grad():
+                outputs = prepared(*args, **kwargs)
+            if not done:
+                first(args, kwargs, outputs)
+            done += 1
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not done:
+        raise QuantizeError(
+            "calibration gave no batch, so no scale is known. Pass at least one batch of typical inputs; an iterator "
+            "that was read before is empty."
+        )
+    missed = sorted({_place(node, prepared) for target, node in observers.items() if target not in seen})
+    if missed:
+        raise QuantizeError(
+            f"{len(missed)} of {len(observers)} observers never saw a value in {done} calibration batches: "
+            f"{', '.join(missed[:8])}{' …' if len(missed) > 8 else ''}. Calibrate with batches that reach these ops."
+        )
+
+
+def _place(observer: Node, prepared: GraphModule) -> str:
+    """Where an observer stands: the op whose output it sees, or the name of the weight."""
+    source = observer.args[0]
+    assert isinstance(source, Node)
+    return str(source.target) if source.op == "get_attr" else prepared_names(prepared).get(source.name, source.name)

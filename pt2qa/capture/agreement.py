@@ -1,0 +1,198 @@
+"""Whether a captured program computes what the model computes, and whether the model agrees with itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pt2qa.errors import CaptureError
+from pt2qa.metrics import error_sums
+
+AGREEMENT_DB = 100.0
+"""Below this a program computes something else: kernels that only sum in another order differ at 120 dB and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """An output in which two runs differ.
+
+    Attributes:
+        leaf: its name, such as ``output[1]``.
+        what: how it differs, as the end of a sentence.
+    """
+
+    leaf: str
+    what: str
+
+
+class State:
+    """The buffers of a model as they are now, to be put back later.
+
+    Args:
+        model: the model; its buffers are copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved = [
+            (f"{path}.{name}" if path else name, module, name, value, value.detach().clone())
+            for path, module in model.named_modules()
+            for name, value in module._buffers.items()
+            if value is not None
+        ]
+
+    def changed(self) -> tuple[str, ...]:
+        """The names of the buffers that hold something else now."""
+        return tuple(
+            path
+            for path, module, name, value, saved in self._saved
+            if module._buffers.get(name) is not value or not _identical(value, saved)
+        )
+
+    def restore(self) -> None:
+        """Puts back the buffers that changed, in place."""
+        changed = set(self.changed())
+        for path, module, name, value, saved in self._saved:
+            if path in changed:
+                module._buffers[name] = value
+                with torch.no_grad():
+                    value.copy_(saved)
+
+
+def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a model or graph returns for copies of the inputs."""
+    args, kwargs = pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), (args, kwargs))
+    return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), function(*args, **kwargs))
+
+
+def check_stateless(
+    model: nn.Module, state: State, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """The buffers that forward changes; restores them.
+
+    Args:
+        model: the model, right after the run that returned ``eager``.
+        state: its buffers before that run.
+        eager: what the model returned.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+
+    Raises:
+        CaptureError: what forward leaves in its buffers changes what the next run returns.
+    """
+    changed = state.changed()
+    found = compare_outputs(eager, run(model, args, kwargs)) if changed else None
+    state.restore()
+    if found is not None:
+        raise CaptureError(
+            f"the model keeps state: forward changes its buffers {_listed(changed)}, and {found.leaf} {found.what} between two "
+            "runs of one input. pt2qa compares runs of one input: take the state as an input and return the new one."
+        )
+    return changed
+
+
+def check_agreement(
+    model: nn.Module,
+    state: State,
+    eager: Any,
+    program: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Checks that a program agrees with its model: float outputs at :data:`AGREEMENT_DB`, all others exactly.
+
+    Args:
+        model: the model.
+        state: its buffers before the run that returned ``eager``.
+        eager: what the model returned.
+        program: the captured program, as something to call.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+
+    Raises:
+        CaptureError: they disagree; the message tells whether the model agrees with itself.
+    """
+    found = compare_outputs(eager, run(program, args, kwargs))
+    if found is None:
+        return
+    own = compare_outputs(eager, run(model, args, kwargs))
+    state.restore()
+    if own is not None:
+        raise CaptureError(
+            f"the model disagrees with itself: {own.leaf} {own.what} between two runs of one input in eval mode. It is random "
+            "(torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. pt2qa compares runs of one "
+            "input: make forward deterministic."
+        )
+    raise CaptureError(
+        f"the captured program does not compute what the model computes: {found.leaf} {found.what} on the example inputs. "
+        "Values that forward reads from outside, branches on values and writes to views of a tensor are the usual causes. "
+        "Try the other strict=, and compare torch.export.export(model, args).module() with the model."
+    )
+
+
+def compare_outputs(expected: Any, actual: Any) -> Disagreement | None:
+    """The first output in which two runs differ, or None.
+
+    >>> compare_outputs((torch.ones(2), 1), (torch.ones(2), 2))
+    Disagreement(leaf='output[1]', what='is 2 instead of 1')
+    """
+    wanted, spec = pytree.tree_flatten_with_path(expected)
+    given, other = pytree.tree_flatten_with_path(actual)
+    if len(wanted) != len(given):
+        return Disagreement("output", f"has {len(given)} leaves ({other}) instead of {len(wanted)} ({spec})")
+    for (path, a), (_, b) in zip(wanted, given, strict=True):
+        what = _difference(a, b)
+        if what is not None:
+            return Disagreement(leaf_name(path), what)
+    return None
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """What to call an output, from its pytree path.
+
+    >>> leaf_name((pytree.MappingKey("logits"), pytree.SequenceKey(1)))
+    'output.logits[1]'
+    """
+    parts = [
+        f".{key.key}" if isinstance(key, pytree.MappingKey) and str(key.key).isidentifier() else str(key) for key in path
+    ]
+    return "output" + "".join(parts)
+
+
+def _difference(expected: Any, actual: Any) -> str | None:
+    if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
+        same = type(expected) is type(actual) and (expected == actual or (expected != expected and actual != actual))
+        return None if same else f"is {actual!r} instead of {expected!r}"
+    if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
+        return f"is {_kind(actual)} instead of {_kind(expected)}"
+    if not (expected.is_floating_point() or expected.is_complex()):
+        count = int((expected != actual).sum())
+        return f"differs in {count} of {expected.numel()} values" if count else None
+    if not expected.numel() or torch.equal(expected, actual):
+        return None
+    sums = error_sums(expected, actual)
+    if sums.nonfinite:
+        return f"is NaN or infinite at {sums.nonfinite} other places"
+    if not sums.count or sums.sqnr >= AGREEMENT_DB:
+        return None
+    number = f"{sums.sqnr:.1f} dB" if sums.sqnr == sums.sqnr else f"a largest difference of {sums.atol:.3g} from zero"
+    return f"has an SQNR of {number} instead of at least {AGREEMENT_DB:.0f} dB"
+
+
+def _identical(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, NaN counting as equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _kind(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,70 @@
+"""``torch.export``, with errors that say what to try."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pt2qa.errors import CaptureError
+
+_DOCS = "https://docs.pytorch.org/docs/stable/export.html"
+_SHOWN = 5
+
+
+def check_model(model: object) -> nn.Module:
+    """The model, if it is a module in eval mode.
+
+    Raises:
+        CaptureError: it is not.
+    """
+    if isinstance(model, ExportedProgram):
+        raise CaptureError(
+            "model is an ExportedProgram; expected the nn.Module that it was made from. Pass that module, or program.module()."
+        )
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"model is a {type(model).__name__}; expected an nn.Module in eval mode.")
+    # On a graph from torch.export the flag says nothing, and eval() raises NotImplementedError.
+    training = [] if isinstance(model, GraphModule) else [name for name, part in model.named_modules() if part.training]
+    if training:
+        names = ", ".join(repr(name) if name else "the model itself" for name in training[:_SHOWN])
+        more = f" and {len(training) - _SHOWN} more" if len(training) > _SHOWN else ""
+        raise CaptureError(
+            f"{len(training)} modules are in training mode: {names}{more}. Call model.eval() first, for quantization-aware "
+            "training too: pt2qa.quantize(..., qat=True) trains the exported graph."
+        )
+    return model
+
+
+def export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
+) -> ExportedProgram:
+    """``torch.export.export``.
+
+    Raises:
+        CaptureError: it failed; the cause is torch's own error.
+    """
+    with warnings.catch_warnings():
+        # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is no state.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? (self\.\S*_flat_weights\S*,? ?(and )?)+ .*assigned")
+        try:
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        except Exception as error:
+            other = (
+                "strict=False, which runs the Python of the forward instead of analysing it"
+                if strict
+                else "strict=True, which analyses the Python of the forward instead of running it"
+            )
+            raise CaptureError(
+                f"torch.export.export failed with {type(error).__name__}: {_first_line(error)}\n"
+                f"Try {other}. What a forward may do is described at {_DOCS}; torch's whole message is above this one."
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "no message"

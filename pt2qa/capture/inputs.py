@@ -1,0 +1,103 @@
+"""Example inputs: their form, their names, and that no two of them are one tensor (trap 31)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pt2qa.errors import CaptureError
+
+
+def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as positional and keyword inputs.
+
+    Args:
+        args: a tuple of positional inputs, one tensor, or a dict of keyword inputs.
+        kwargs: a dict of keyword inputs, or None.
+
+    Raises:
+        CaptureError: they are something else.
+
+    >>> as_call({"x": 1}, None)
+    ((), {'x': 1})
+    """
+    if isinstance(args, dict):
+        if kwargs is not None:
+            raise CaptureError(
+                "args is a dict, which means keyword inputs, and kwargs is given too. Pass positional inputs as a tuple "
+                "in args, or everything in one dict."
+            )
+        args, kwargs = (), args
+    if isinstance(args, Tensor):
+        args = (args,)
+    if not isinstance(args, tuple):
+        hint = "Pass tuple(args)." if isinstance(args, list) else "Pass (value,) for one input that is no tensor."
+        raise CaptureError(
+            f"args is a {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of keyword inputs. "
+            f"{hint}"
+        )
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
+        raise CaptureError(f"kwargs is {_describe(kwargs)}; expected a dict from the names of inputs to values.")
+    return args, kwargs
+
+
+def leaf_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Every leaf of nested inputs with its name, such as ``args[1]`` or ``kwargs['state'][0]``."""
+    leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
+    return [(("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:]), value) for path, value in leaves]  # type: ignore[attr-defined]
+
+
+def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Checks that example inputs are separate tensors.
+
+    ``torch.export`` makes one input of a tensor that it is given twice, and takes a parameter that is given as an input
+    for the input: the program then reads the wrong one of them, without a word.
+
+    Raises:
+        CaptureError: two inputs share memory, or an input is a parameter or buffer of the model.
+    """
+    inputs = [(name, value) for name, value in leaf_names(args, kwargs) if isinstance(value, Tensor)]
+    for (first, a), (second, b) in combinations(inputs, 2):
+        if share_memory(a, b):
+            what = "are the same tensor" if a is b else "share memory"
+            raise CaptureError(
+                f"example inputs {first} and {second} {what}; expected separate tensors, because torch.export would make one "
+                f"input of both. Pass {second}.clone()."
+            )
+    for kind, name, state in _state(model):
+        for leaf, value in inputs:
+            if share_memory(state, value):
+                raise CaptureError(
+                    f"example input {leaf} shares memory with the model's {kind} {name!r}; expected a separate tensor, because "
+                    f"torch.export would take one for the other. Pass {leaf}.detach().clone()."
+                )
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have an element in common."""
+    if a is b:
+        return True
+    if any(t.layout is not torch.strided or not t.numel() or t.device.type == "meta" for t in (a, b)):
+        return False
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if a.dtype != b.dtype:
+        return True
+    used = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
+    used.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(used.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    yield from (("parameter", name, value) for name, value in model.named_parameters())
+    yield from (("buffer", name, value) for name, value in model.named_buffers())
+
+
+def _describe(value: object) -> str:
+    return f"a dict with the keys {list(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"

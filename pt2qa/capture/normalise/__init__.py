@@ -1,0 +1,36 @@
+"""Passes that change how a program is written, never what it computes, so that quantizers neither fail nor skip.
+
+Each takes a program, edits it in place and returns what it did.
+"""
+
+from __future__ import annotations
+
+from torch.export import ExportedProgram
+
+from pt2qa.capture.changes import Change
+from pt2qa.capture.normalise.dead_code import remove_dead_code
+from pt2qa.capture.normalise.padding import write_out_padding
+from pt2qa.capture.normalise.recurrent import decompose_recurrent
+from pt2qa.capture.normalise.regions import inline_regions
+from pt2qa.capture.normalise.scalars import keep_scalars
+from pt2qa.capture.normalise.sources import write_sources
+from pt2qa.capture.normalise.writes import make_writes_functional
+from pt2qa.capture.normalise.zeros import remove_added_zeros
+
+PASSES = (
+    inline_regions,
+    make_writes_functional,
+    remove_added_zeros,
+    remove_dead_code,
+    keep_scalars,
+    write_out_padding,
+    write_sources,
+)
+"""In this order: what is inlined is normalised too, what is dead is not, and sources are written for what is left."""
+
+__all__ = ["PASSES", "decompose_recurrent", "normalise"]
+
+
+def normalise(program: ExportedProgram) -> tuple[Change, ...]:
+    """Runs every pass on a program, in place."""
+    return tuple(change for run in PASSES for change in run(program))

@@ -1,0 +1,105 @@
+"""Takes recurrent ops apart on request (trap 25).
+
+``aten.lstm.input`` is one op with all its matrix products inside: every quantizer leaves it float, in silence.  torch
+has decompositions of it into linears; running them with ``run_decompositions`` rewrites the rest of the program too
+(trap 36), so here only the recurrent op is replaced by its own decomposition.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from pt2qa.capture.changes import Change
+from pt2qa.capture.normalise.editing import names_by_node, read_instead
+from pt2qa.errors import CaptureError
+from pt2qa.handles import op_of
+
+_RULE = "recurrent op"
+
+RECURRENT = {
+    "lstm": (torch.ops.aten.lstm.input, torch.ops.aten.lstm.data),
+    "gru": (torch.ops.aten.gru.input, torch.ops.aten.gru.data),
+    "rnn": (
+        torch.ops.aten.rnn_tanh.input,
+        torch.ops.aten.rnn_tanh.data,
+        torch.ops.aten.rnn_relu.input,
+        torch.ops.aten.rnn_relu.data,
+    ),
+}
+"""The kinds that ``capture(decompose=...)`` takes, with their ops."""
+
+
+def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple[Change, ...]:
+    """Replaces recurrent ops by linears and elementwise ops, one step of the sequence after the other, in place.
+
+    Args:
+        program: the program.
+        kinds: keys of :data:`RECURRENT`.
+
+    Raises:
+        CaptureError: the op has no fixed sequence length, so it cannot be unrolled.
+    """
+    targets = {target for kind in kinds for target in RECURRENT[kind]}
+    graph_module = program.graph_module
+    wanted = [node for node in graph_module.graph.nodes if node.op == "call_function" and node.target in targets]
+    changes = []
+    for node in wanted:
+        name = names_by_node(program)[node]
+        linears = _replace(program, graph_module, node, _trace(node, name))
+        changes.append(Change(_RULE, name, f"taken apart into {linears} linears and the ops between them"))
+    return tuple(changes)
+
+
+def _trace(node: Node, name: str) -> GraphModule:
+    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+    nodes = [leaf for leaf in flat if isinstance(leaf, Node)]
+    values = [leaf.meta["val"] for leaf in nodes]
+    if any(not isinstance(size, int) for value in values[:1] for size in value.shape):
+        raise CaptureError(
+            f"{name} has an input of shape {tuple(values[0].shape)}; expected a fixed one, because decompose={op_of(node.target)!r} "  # type: ignore[arg-type]
+            "writes out every step of the sequence. Capture without dynamic_shapes, or without decompose."
+        )
+
+    def run(*tensors: Tensor) -> object:
+        given = iter(tensors)
+        args, kwargs = pytree.tree_unflatten([next(given) if isinstance(leaf, Node) else leaf for leaf in flat], spec)
+        return decomposition_table[node.target](*args, **kwargs)  # type: ignore[index]
+
+    # With MKL-DNN on, torch decomposes an LSTM into another opaque op.
+    with torch.backends.mkldnn.flags(enabled=False):
+        return make_fx(run, pre_dispatch=True)(*values)
+
+
+def _replace(program: ExportedProgram, graph_module: GraphModule, node: Node, body: GraphModule) -> int:
+    """Puts the ops of ``body`` where ``node`` stood and returns how many linears there are among them."""
+    graph = graph_module.graph
+    operands = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
+    values: dict[Node, Node] = dict(zip(body.graph.find_nodes(op="placeholder"), operands, strict=True))
+    linears = 0
+    with graph.inserting_before(node):
+        for inner in body.graph.nodes:
+            if inner.op != "call_function":
+                continue
+            copy = graph.node_copy(inner, values.__getitem__)
+            origin = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace", "torch_fn") if key in node.meta}
+            copy.meta = {**origin, "val": inner.meta["val"]}
+            values[inner] = copy
+            linears += inner.target is torch.ops.aten.linear.default
+    results = pytree.tree_leaves(body.graph.output_node().args)
+    for user in list(node.users):
+        assert user.target is operator.getitem
+        read_instead(program, user, values[results[user.args[1]]])
+        graph.erase_node(user)
+    graph.erase_node(node)
+    graph.eliminate_dead_code()
+    graph_module.recompile()
+    return linears

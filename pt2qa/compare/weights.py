@@ -1,0 +1,126 @@
+"""Weight by weight: the float value against what the quantized model reads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pt2qa.metrics import error_sums, sqnr
+from pt2qa.pairing import QuantizedPair
+from pt2qa.report import WeightReport, WeightRow
+from pt2qa.report.rows import UNQUANTIZED
+from pt2qa.simulator.program import Constant, QuantParams
+
+_WEIGHTED = ("conv", "linear", "addmm", "embedding", "lstm", "gru", "rnn", "layer_norm", "batch_norm", "group_norm")
+
+
+def compare_weights(pair: QuantizedPair) -> WeightReport:
+    """Compares every weight with its dequantized value; no data is needed.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+
+    Returns:
+        One row for each weight, bias and other parameter that an op reads.  Parameters that stay float are rows too,
+        with the note ``not quantized``.  A channel is dead where its float value is not zero and its dequantized
+        value is.
+    """
+    rows = [_row(pair, constant) for constant in pair.program.constants if _is_weight(constant)]
+    return WeightReport(
+        rows=tuple(rows),
+        unpaired=pair.pairing.unpaired,
+        notes=tuple(dict.fromkeys((*pair.notes, *pair.program.notes))),
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+    )
+
+
+def _is_weight(constant: Constant) -> bool:
+    value = constant.quantized
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return constant.site is not None or constant.is_parameter
+
+
+def _row(pair: QuantizedPair, constant: Constant) -> WeightRow:
+    float_value, dequantized = constant.reference.detach(), constant.quantized.detach()
+    params = pair.sites[constant.site].params if constant.site is not None else None
+    sums = error_sums(float_value, dequantized.to(float_value.dtype))
+    axis = params.axis if params is not None else None
+    channel_axis = axis if axis is not None else _channel_axis(constant)
+    worst, worst_sqnr, dead = _channels(float_value, dequantized, channel_axis)
+    scales = params.largest_scale if params is not None else math.nan
+    known = pair.names.get(constant.handle)
+    return WeightRow(
+        handle=constant.handle,
+        name=constant.reader,
+        module=known.module if known is not None else "",
+        op=constant.op,
+        attr=_attribute(constant),
+        dtype=params.dtype if params is not None else str(float_value.dtype).removeprefix("torch."),
+        scale=scales,
+        axis=-1 if axis is None else axis,
+        shape=tuple(float_value.shape),
+        sqnr=sums.sqnr,
+        worst_channel=worst,
+        worst_channel_sqnr=worst_sqnr,
+        dead_channels=dead,
+        mse=sums.mse,
+        cosine=sums.cosine,
+        l1=sums.l1,
+        atol=sums.atol,
+        max_lsb=_max_lsb(float_value, dequantized, params),
+        ref_min=sums.ref_min,
+        quant_min=sums.quant_min,
+        ref_max=sums.ref_max,
+        quant_max=sums.quant_max,
+        note="; ".join(part for part in (UNQUANTIZED if params is None else "", sums.reason) if part),
+    )
+
+
+def _attribute(constant: Constant) -> str:
+    """``weight``, ``bias`` or the last part of the parameter's name."""
+    by_position = {1: "weight", 2: "bias"}
+    if constant.op.startswith(("conv", "linear")) and constant.argument in by_position:
+        return by_position[constant.argument]
+    return constant.attribute.rpartition(".")[2] or f"argument {constant.argument}"
+
+
+def _channel_axis(constant: Constant) -> int | None:
+    """The axis of output channels, where the op has one."""
+    if constant.reference.dim() < 2 or not constant.op.startswith(("conv", "linear", "embedding")):
+        return None
+    return 1 if constant.op.startswith("conv_transpose") else 0
+
+
+def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tuple[int, float, int]:
+    """Index and SQNR of the worst channel, and how many channels are dead.
+
+    A channel that int8 rounds to nothing has the SQNR 0 dB: all of its signal is noise.
+    """
+    if axis is None or not float_value.numel():
+        return -1, math.nan, 0
+    ref, quant = (value.detach().double().movedim(axis, 0).flatten(1) for value in (float_value, dequantized))
+    signal, noise = (ref * ref).sum(1), ((ref - quant) ** 2).sum(1)
+    dead = (signal > 0) & (quant == 0).all(1)
+    ranking = torch.where(signal > 0, torch.where(noise > 0, signal / noise, math.inf), math.inf)
+    worst = int(ranking.argmin())
+    value = sqnr(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf
+    return worst, value, int(dead.sum())
+
+
+def _max_lsb(float_value: Tensor, dequantized: Tensor, params: QuantParams | None) -> float:
+    """Largest error in integer steps, each channel in its own steps."""
+    if params is None or params.scale is None or not float_value.numel():
+        return math.nan
+    difference = (float_value.double() - dequantized.double()).abs()
+    scale = params.scale
+    if isinstance(scale, Tensor) and scale.numel() > 1:
+        if params.axis is None:
+            return math.nan
+        difference = difference.movedim(params.axis, -1)
+        return float((difference / scale.double()).max())
+    return float(difference.max() / float(scale))

@@ -1,0 +1,205 @@
+"""A flow file: a Python file with a function that gives the command line a model, example inputs and batches."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from pt2qa.errors import FlowError
+
+REQUIRED: Final = ("model", "example_inputs", "batches")
+OPTIONAL: Final = ("inputs_of", "dynamic_shapes")
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What a flow function gave, checked.
+
+    Args:
+        model: the float ``torch.nn.Module``.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+        batches: calibration and analysis data; can be gone through any number of times.
+        dynamic_shapes: as for ``pt2qa.capture``.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    batches: Iterable[Any]
+    dynamic_shapes: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The model's inputs out of a loader's items, each time anew.
+
+    >>> list(Inputs([("image", 3), ("picture", 5)], lambda item: item[0]))
+    ['image', 'picture']
+    """
+
+    loader: Iterable[Any]
+    inputs_of: Callable[[Any], Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.inputs_of, self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]  # TypeError where the loader has none, as len() itself does
+
+
+def load_flow(where: str) -> Flow:
+    """Run the function that ``FLOW.py:function`` names and check what it returns.
+
+    The file's folder joins ``sys.path``, as when Python runs the file, so that it can import its neighbours.
+    The function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as
+    fourth, or a dict with these names (and ``dynamic_shapes``).  ``example_inputs`` is a tensor, a tuple of positional
+    inputs or a dict of keyword inputs.
+
+    Args:
+        where: path of the file, a colon, the function's name.
+
+    Raises:
+        FlowError: there is no such file or function, it fails, or it returns something else.
+    """
+    path, name = _split(where)
+    function = _function(_module(path), path, name)
+    try:
+        result = function()
+    except (Exception, SystemExit) as error:
+        raise FlowError(f"{where} failed: {_told(error, path)}") from error
+    values = _named(result, where)
+    args, kwargs = _example_inputs(values["example_inputs"], where)
+    _check_model(values["model"], where)
+    batches = _batches(values["batches"], where)
+    if (inputs_of := values.get("inputs_of")) is not None:
+        if not callable(inputs_of):
+            raise FlowError(
+                f"{where}: inputs_of: got {_kind(inputs_of)}, expected a function from a loader's item to a batch"
+            )
+        batches = Inputs(batches, inputs_of)
+    return Flow(values["model"], args, kwargs, batches, values.get("dynamic_shapes"))
+
+
+def _split(where: str) -> tuple[Path, str]:
+    path, _, name = where.rpartition(":")
+    if not path or not name.isidentifier():
+        raise FlowError(f"got {where!r}, expected FLOW.py:function, for example examples/digits.py:flow")
+    if not Path(path).is_file():
+        raise FlowError(f"{path}: no such file; expected a Python file with a function {name!r}")
+    return Path(path).resolve(), name
+
+
+def _module(path: Path) -> ModuleType:
+    name = f"pt2qa_flow_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FlowError(f"{path}: not a Python file: its name must end in .py")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    # Registered as an import would do: dataclasses and pickle look a class's module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise FlowError(f"{path.name} cannot be loaded: {_told(error, path)}") from error
+    return module
+
+
+def _function(module: ModuleType, path: Path, name: str) -> Callable[[], Any]:
+    function = getattr(module, name, None)
+    if function is None:
+        here = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        near = get_close_matches(name, here, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(here) or 'no functions'}"
+        raise FlowError(f"{path.name} has no function {name!r}; {hint}")
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError) as error:
+        raise FlowError(f"{path.name}:{name}: expected a function that takes no arguments ({error})") from error
+    return function  # type: ignore[no-any-return]  # a module's attribute is Any; it was just checked
+
+
+def _named(result: Any, where: str) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        known = REQUIRED + OPTIONAL
+        if unknown := [str(name) for name in result if name not in known]:
+            raise FlowError(f"{where} returned a dict with {unknown[0]!r}; expected {', '.join(known)}")
+        if missing := [name for name in REQUIRED if name not in result]:
+            raise FlowError(f"{where} returned a dict without {missing[0]!r}; expected {', '.join(REQUIRED)}")
+        return dict(result)
+    if isinstance(result, tuple) and len(result) in (3, 4):
+        return dict(zip((*REQUIRED, "inputs_of"), result, strict=False))
+    got = f"a tuple of {len(result)}" if isinstance(result, tuple) else _kind(result)
+    raise FlowError(f"{where} returned {got}; expected (model, example_inputs, batches), or a dict with these names")
+
+
+def _check_model(model: Any, where: str) -> None:
+    # Imported here: this module belongs to the command line, whose other commands do without torch.
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise FlowError(f"{where}: model: got {_kind(model)}, expected a torch.nn.Module")
+
+
+def _example_inputs(inputs: Any, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, dict) and all(isinstance(name, str) for name in inputs):
+        return (), inputs
+    raise FlowError(
+        f"{where}: example_inputs: got {_kind(inputs)}, "
+        "expected a tensor, a tuple of positional inputs, or a dict of keyword inputs"
+    )
+
+
+def _batches(batches: Any, where: str) -> Iterable[Any]:
+    import torch
+
+    if isinstance(batches, torch.Tensor | Mapping | str | bytes):
+        raise FlowError(f"{where}: batches: got one {_kind(batches)}, expected several batches; put it in a list")
+    if not isinstance(batches, Iterable):
+        hint = "; call it" if callable(batches) else ""
+        raise FlowError(f"{where}: batches: got {_kind(batches)}, expected a list or a DataLoader of batches{hint}")
+    if isinstance(batches, Iterator):
+        raise FlowError(
+            f"{where}: batches: got {_kind(batches)}, which can be gone through only once, but calibration and each "
+            "analysis need the batches again; return a list, or a loader that starts over such as a DataLoader"
+        )
+    if hasattr(batches, "__len__") and _length(batches) == 0:
+        raise FlowError(f"{where}: batches: got an empty {_kind(batches)}, expected at least one batch")
+    return batches
+
+
+def _length(batches: Any) -> int | None:
+    try:
+        return len(batches)
+    except TypeError:  # a DataLoader over an IterableDataset has __len__, and no length
+        return None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """An error in the user's file as one phrase, with the line that raised it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    place = f" ({path.name}, line {line})" if line else ""
+    return f"{_kind(error)}: {text}{place}"

@@ -1,0 +1,273 @@
+"""Handles: the numbers by which the ops of one model are found again in every graph that is made of it.
+
+A handle is ``node.meta["custom"]["numeric_debug_handle"]``. torch and torchao copy that field along: it survives
+``ExportedProgram.module()``, ``copy.deepcopy``, re-export, ``torch.export.save`` and ``load``, ``prepare_pt2e`` and
+``convert_pt2e``.  Node names do not; so people read a name made of module path, op and ordinal (:class:`OpName`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+
+CUSTOM = "custom"
+KEY = "numeric_debug_handle"
+OUTPUTS = "output_handles"
+"""Where an op with several outputs notes their handles: a saved program gives every output the op's own metadata."""
+
+_BODIES = {
+    "cond": ("true", "false"),
+    "while_loop": ("cond", "body"),
+    "map": ("body",),
+    "scan": ("body",),
+    "wrap_with_set_grad_enabled": ("body",),
+    "wrap_with_autocast": ("body",),
+}
+"""What the nested graphs of a higher-order op are called, in the order of its arguments."""
+
+_QUANTIZATION = ("quantize_", "dequantize_", "choose_qparams", "fake_quantize", "fused_moving_avg_obs_fake_quant")
+
+
+@dataclass(frozen=True, slots=True)
+class OpName:
+    """What people read instead of a node's name.
+
+    Attributes:
+        name: unique in the model, such as ``layer1.0.conv1/conv2d``; inputs have their own name.
+        module: path of the module that called the op; empty at the root.
+        module_type: class name of that module; empty where it is not known.
+        op: what the op does, without overload and in-place underscore: ``conv2d``, ``relu``; ``input`` for an input.
+    """
+
+    name: str
+    module: str
+    module_type: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A node and where it stands.
+
+    Attributes:
+        node: the node.
+        graph_module: what holds its graph.
+        owner: the higher-order op whose nested graph it is in; None at the top.
+        body: which of the owner's nested graphs, such as ``true`` of a ``cond``.
+    """
+
+    node: Node
+    graph_module: GraphModule
+    owner: Node | None
+    body: str
+
+
+def handle_of(node: Node) -> int | None:
+    """The handle of a node, or None.
+
+    >>> from torch.fx import Graph
+    >>> x = Graph().placeholder("x")
+    >>> print(handle_of(x))
+    None
+    >>> x.meta["custom"] = {"numeric_debug_handle": 3}
+    >>> handle_of(x)
+    3
+    """
+    handle = _custom(node).get(KEY)
+    producer = node.args[0] if node.target is operator.getitem else None
+    if isinstance(producer, Node):
+        outputs = _custom(producer).get(OUTPUTS)
+        if outputs is not None and outputs["of"] == str(producer.target):
+            handle = outputs.get(str(node.args[1]))
+    return handle if isinstance(handle, int) else None
+
+
+def assign_handles(program: ExportedProgram) -> None:
+    """Numbers every user input and every op of a program from 0 in graph order, in place.
+
+    The ops of a nested graph (of ``cond``, ``while_loop``, ``map``, ``scan``) follow the op that owns it.  Parameters and
+    buffers get none: in QAT torchao copies their metadata to new ops, which would then claim the same handle.
+    """
+    inputs = set(user_inputs(program))
+    count = 0
+    for placed in walk(program.graph_module):
+        node = placed.node
+        custom = {key: value for key, value in _custom(node).items() if key not in (KEY, OUTPUTS)}
+        if node.op == "call_function" or (placed.owner is None and node in inputs):
+            # New dicts: an op in a no_grad or autocast region shares its metadata with the getitem outside of it.
+            node.meta = {**node.meta, CUSTOM: {**custom, KEY: count}}
+            count += 1
+            if node.target is operator.getitem and isinstance(node.args[0], Node):
+                outputs = _custom(node.args[0]).setdefault(OUTPUTS, {"of": str(node.args[0].target)})
+                outputs[str(node.args[1])] = count - 1
+        elif CUSTOM in node.meta:
+            node.meta = {**node.meta, CUSTOM: custom}
+
+
+def restore_input_handles(source: GraphModule | ExportedProgram) -> None:
+    """Gives the inputs of a graph their handles back, in place.
+
+    Inputs come first in a graph, so input number i has handle i.  ``torch.export.save`` writes no metadata of inputs, and
+    re-export with ``strict=True`` drops it; ops keep theirs in both.
+    """
+    for handle, node in enumerate(user_inputs(source)):
+        node.meta = {**node.meta, CUSTOM: {**_custom(node), KEY: handle}}
+
+
+def user_inputs(source: GraphModule | ExportedProgram) -> list[Node]:
+    """The placeholders of what the caller passes, in order."""
+    placeholders = source.graph.find_nodes(op="placeholder")
+    if isinstance(source, GraphModule):
+        return placeholders
+    specs = source.graph_signature.input_specs
+    return [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
+
+
+def walk(graph_module: GraphModule) -> Iterator[Placed]:
+    """Every node of a graph, those of nested graphs right after the op that owns them."""
+    return _walk(graph_module, None, "", set())
+
+
+def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, GraphModule]]:
+    """The nested graphs that a higher-order op runs, each with what it is called; empty for other nodes."""
+    if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
+        return []
+    found = []
+    for argument in node.args:
+        if isinstance(argument, Node) and argument.op == "get_attr":
+            body = _attribute(graph_module, str(argument.target))
+            if isinstance(body, GraphModule):
+                found.append(body)
+    labels = _BODIES.get(op_of(node.target), ())
+    return [(labels[i] if i < len(labels) else f"graph{i}", body) for i, body in enumerate(found)]
+
+
+def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
+    """What to call the ops of a graph, by handle.
+
+    A name is the module path, the op and, from the second one on, an ordinal: ``fc/linear``, ``rnn/linear_1``, ``add`` at
+    the root.  Outputs of an op with several are ``rnn/lstm[0]``; ops in a nested graph follow its owner:
+    ``block/cond.true/linear``.  Ordinals count in the order of handles, so that nothing depends on the names of nodes or
+    on in-place spelling.  Take the names from the captured program: a graph that lost ops on the way (folded batch
+    norms) counts differently.
+
+    Args:
+        source: a graph with handles.
+
+    Returns:
+        The names in the order of handles; empty where there is no handle.
+    """
+    graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
+    placed_by_handle: dict[int, Placed] = {}
+    if any(handle_of(node) is not None for node in graph_module.graph.nodes):
+        inputs = user_inputs(source)
+        placed_by_handle.update((i, Placed(node, graph_module, None, "")) for i, node in enumerate(inputs))
+    for placed in walk(graph_module):
+        handle = handle_of(placed.node)
+        if placed.node.op != "call_function" or handle is None:
+            continue
+        if handle not in placed_by_handle or _is_quantization(placed_by_handle[handle].node):
+            placed_by_handle[handle] = placed
+    namer = _Namer()
+    return {handle: namer.name(placed_by_handle[handle]) for handle in sorted(placed_by_handle)}
+
+
+def op_of(target: Callable[..., Any] | str) -> str:
+    """What a node's target does, without namespace, overload and in-place underscore.
+
+    >>> import torch
+    >>> op_of(torch.ops.aten.relu_.default), op_of(torch.ops.aten.conv2d.default), op_of(operator.getitem)
+    ('relu', 'conv2d', 'getitem')
+    """
+    if isinstance(target, OpOverload):
+        name = target._schema.name.rpartition("::")[2]
+    elif isinstance(target, OpOverloadPacket):
+        name = target._qualified_op_name.rpartition("::")[2]
+    elif isinstance(target, HigherOrderOperator):
+        return target.name().removesuffix("_impl")
+    else:
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+    return name.strip("_") if name.startswith("__") else name.removesuffix("_")
+
+
+def module_of(node: Node) -> tuple[str, str]:
+    """Path and class name of the module that called a node's op; two empty strings where nothing says so."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return "", ""
+    path, kind = list(stack.values())[-1]
+    kind = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+    return clean_path(path), kind.rpartition(".")[2]
+
+
+def clean_path(path: str) -> str:
+    """A module path without the decorations of ``nn_module_stack``.
+
+    >>> clean_path("L['self'].layer1.0.relu@1"), clean_path("_export_root.fc"), clean_path("L['self']")
+    ('layer1.0.relu', 'fc', '')
+    """
+    path = path.partition("@")[0]
+    for root in ("L['self']", "L__self__", "_export_root"):
+        path = path.removeprefix(root).removeprefix(".")
+    return path
+
+
+class _Namer:
+    """Gives names in the order in which it is asked."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+        self._by_node: dict[Node, OpName] = {}
+
+    def name(self, placed: Placed) -> OpName:
+        node = placed.node
+        op = "input" if node.op == "placeholder" else op_of(node.target)
+        module, module_type = module_of(node)
+        owner = self._by_node.get(placed.owner) if placed.owner is not None else None
+        if node.op == "placeholder":
+            stem = str(node.target)
+        elif node.target is operator.getitem and node.args[0] in self._by_node:
+            producer = self._by_node[node.args[0]]
+            stem, module, module_type = f"{producer.name}[{node.args[1]}]", producer.module, producer.module_type
+        elif owner is not None:
+            # strict=False knows no module inside a nested graph, so the name must do without.
+            stem = f"{owner.name}.{placed.body}/{op}"
+            module, module_type = (module, module_type) if module else (owner.module, owner.module_type)
+        else:
+            stem = f"{module}/{op}" if module else op
+        ordinal = self._used[stem] = self._used.get(stem, -1) + 1
+        result = OpName(f"{stem}_{ordinal}" if ordinal else stem, module, module_type, op)
+        self._by_node[node] = result
+        return result
+
+
+def _walk(graph_module: GraphModule, owner: Node | None, body: str, seen: set[int]) -> Iterator[Placed]:
+    seen.add(id(graph_module))
+    for node in graph_module.graph.nodes:
+        yield Placed(node, graph_module, owner, body)
+        for label, nested in nested_graphs(node, graph_module):
+            if id(nested) not in seen:
+                yield from _walk(nested, node, label, seen)
+
+
+def _attribute(graph_module: GraphModule, path: str) -> object:
+    found: object = graph_module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _custom(node: Node) -> dict[str, Any]:
+    custom = node.meta.get(CUSTOM)
+    return custom if isinstance(custom, dict) else {}
+
+
+def _is_quantization(node: Node) -> bool:
+    return node.op == "call_function" and op_of(node.target).startswith(_QUANTIZATION)

@@ -1,0 +1,499 @@
+"""A reference and a quantized graph, paired handle by handle."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from pt2qa.capture import Capture
+from pt2qa.errors import PairingError, SimulationError
+from pt2qa.handles import OpName, handle_of, names_of
+from pt2qa.metrics import error_sums
+from pt2qa.report.rows import Environment, Unpaired
+from pt2qa.simulator import op_rules, quant_ops
+from pt2qa.simulator.batches import (
+    Batch,
+    as_call,
+    flatten_batch,
+    restore_buffers,
+    snapshot_buffers,
+)
+from pt2qa.simulator.lower import lower
+from pt2qa.simulator.program import Program, Region, Site
+from pt2qa.simulator.simulator import Simulator, graph_values, tensors_equal
+
+REFERENCE_MATCH_DB = 60.0
+"""How well the simulator with every site off must match a reference graph that somebody else made."""
+
+
+WEIGHT_MATCH_DB = 3.0
+"""How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """One handle and the nodes that carry it.
+
+    Attributes:
+        handle: the handle.
+        name: what people read.
+        reference: fx node names in the reference graph.
+        quantized: fx node names in the quantized graph.
+    """
+
+    handle: int
+    name: str
+    reference: tuple[str, ...]
+    quantized: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Every handle of both graphs: with its partners, or with the reason why it has none."""
+
+    pairs: tuple[Paired, ...]
+    unpaired: tuple[Unpaired, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.pairs)} ops paired, {len(self.unpaired)} not"]
+        return "\n".join([*lines, *(f"  {u.name} ({u.side}): {u.reason}" for u in self.unpaired)])
+
+
+@dataclass(frozen=True, slots=True)
+class OpCoverage:
+    """How much of one kind of op is quantized.
+
+    Attributes:
+        op: kind, such as ``conv2d``.
+        total: how many the model has.
+        annotated: how many the quantizer annotated; -1 where the graphs came without annotations.
+        quantized: how many read a quantized input or weight.
+    """
+
+    op: str
+    total: int
+    annotated: int
+    quantized: int
+
+
+@dataclass(frozen=True)
+class QuantizedPair:
+    """What every analysis takes: a reference, its quantized graph, and how their parts belong together.
+
+    Attributes:
+        reference: the float graph after the rewriting that ``prepare`` did (batch norms folded), observers off.
+        quantized: what ``convert_pt2e`` returned.
+        names: what to call each handle of the captured model.
+        quantizer: how the quantizer is called in reports.
+        model: how the model is called in reports.
+        float_graph: the captured graph before ``prepare``, where it is known; it explains what is unpaired.
+        capture: the capture that it was made from, where pt2qa made it; it checks batches.
+        notes: what a reader of any report about this pair has to know.
+    """
+
+    reference: GraphModule
+    quantized: GraphModule
+    names: Mapping[int, OpName]
+    quantizer: str = "unknown quantizer"
+    model: str = "model"
+    float_graph: GraphModule | None = None
+    capture: Capture | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    _verified: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The lowered graph that the simulator runs."""
+        return lower(self.quantized, self.reference, self.names)
+
+    @functools.cached_property
+    def simulator(self) -> Simulator:
+        """Runs reference and quantized model, together or with any choice of sites."""
+        return Simulator(self.program)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every place where a value is quantized."""
+        return self.program.sites
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The ops that are quantized as one unit, each with the sites around it."""
+        return self.program.regions
+
+    @functools.cached_property
+    def pairing(self) -> Pairing:
+        """Reference ↔ quantized by handle, with everything that has no partner and why."""
+        return _pair_handles(self)
+
+    @functools.cached_property
+    def coverage(self) -> tuple[OpCoverage, ...]:
+        """By kind of op, how many the quantizer annotated and how many are quantized."""
+        return _coverage(self)
+
+    @functools.cached_property
+    def environment(self) -> Environment:
+        """Versions and the model's fingerprint, for reports."""
+        return Environment.here(fingerprint(self.reference))
+
+    def values(self, batch: Batch) -> list[Any]:
+        """A batch as the flat inputs of the simulator.
+
+        Raises:
+            BatchError: the batch does not fit what was captured.
+        """
+        if self.capture is not None:
+            self.capture.check_batch(*as_call(batch, self.quantized))
+        return flatten_batch(self.quantized, batch)
+
+    def verify(self, batch: Batch) -> tuple[str, ...]:
+        """Checks on a batch that the simulator computes what the graphs compute; each batch is checked once.
+
+        With every site on, the outputs must equal those of the converted graph bit for bit.  Where the fused ops do not
+        on this machine, the converted ops take their place.  With every site off, the outputs must equal the
+        reference graph's, to rounding where the reference was made elsewhere.
+
+        Returns:
+            Notes for the report.
+
+        Raises:
+            SimulationError: the outputs differ; the message names the first op where they do.
+        """
+        values = self.values(batch)
+        digest = _digest(values)
+        if digest in self._verified:
+            return ()
+        notes: list[str] = []
+        expected = _run_graph(self.quantized, batch)
+        if not tensors_equal(self.simulator.run(values, on=True), expected):
+            converted = Simulator(self.program, fused=False)
+            if not tensors_equal(converted.run(values, on=True), expected):
+                raise SimulationError(_first_difference(self, values))
+            self.__dict__["simulator"] = converted
+            notes.append(
+                "the fused quantize ops differ from the converted ops on this machine; the converted ones are used"
+            )
+        self._check_reference(values, _run_graph(self.reference, batch))
+        self._verified.add(digest)
+        return tuple(notes)
+
+    def _check_reference(self, values: list[Any], expected: Any) -> None:
+        """The converted graph without its quantization must be the reference: else convert changed the model."""
+        actual = self.simulator.run(values, on=False)
+        if tensors_equal(actual, expected):
+            return
+        for position, (got, want) in enumerate(
+            zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
+        ):
+            if isinstance(want, Tensor) and want.is_floating_point():
+                match = error_sums(want, got).sqnr
+                if not match >= REFERENCE_MATCH_DB:
+                    hints = "".join(f" {note}." for note in self.program.notes) + self._written_buffers()
+                    raise SimulationError(
+                        f"the quantized graph without its quantization matches the reference graph at {match:.1f} dB "
+                        f"only (output {position}; expected at least {REFERENCE_MATCH_DB:.0f} dB), so what differs is "
+                        "not int8. Either the two graphs were not made from one float graph (same weights, eval "
+                        f"mode), or convert_pt2e changed the model.{hints}"
+                    )
+
+    def _written_buffers(self) -> str:
+        written = [constant.attribute for constant in self.program.constants if constant.mutated]
+        written += [
+            str(node.args[0].target)
+            for node in _ops(self.reference)
+            if op_rules.mutates_first_argument(node.target)
+            and isinstance(node.args[0], Node)
+            and node.args[0].op == "get_attr"
+        ]
+        if not written:
+            return ""
+        names = ", ".join(sorted(set(written)))
+        return (
+            f" The forward writes to the buffers {names}; convert_pt2e treats a buffer that is quantized as a constant."
+        )
+
+
+def pair(
+    reference: GraphModule | ExportedProgram,
+    quantized: GraphModule | ExportedProgram,
+    *,
+    quantizer: str = "unknown quantizer",
+    model: str = "model",
+) -> QuantizedPair:
+    """Pairs two graphs that somebody else prepared and converted.
+
+    Args:
+        reference: the float graph with handles, such as ``capture.module()``; batch norms that the quantized graph has
+            folded are folded in a copy.  A prepared graph will do: its observers are left out.
+        quantized: what ``convert_pt2e`` returned for a graph with the same handles.
+        quantizer: how to call the quantizer in reports.
+        model: how to call the model in reports.
+
+    Raises:
+        PairingError: one of the graphs carries no handles, they have none in common, or nothing is quantized.
+    """
+    float_graph = _as_graph_module("reference", reference)
+    quantized_graph = _as_graph_module("quantized", quantized)
+    counts = [len(_handles(graph)) for graph in (float_graph, quantized_graph)]
+    for side, count in zip(("reference", "quantized"), counts, strict=True):
+        if not count:
+            raise PairingError(
+                f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
+                "capture.module(); handles live in node.meta['custom']['numeric_debug_handle']."
+            )
+    if not _handles(float_graph).keys() & _handles(quantized_graph).keys():
+        raise PairingError("the two graphs have no handle in common. Expected graphs made from one capture.")
+    result = QuantizedPair(
+        reference=_as_prepare_leaves_it(float_graph, quantized_graph),
+        quantized=quantized_graph,
+        names=names_of(float_graph),
+        quantizer=quantizer,
+        model=model,
+        float_graph=float_graph,
+    )
+    _check_weights(result)
+    return result
+
+
+def _check_weights(pair: QuantizedPair) -> None:
+    """Quantized weights that have nothing to do with the float ones were made from another model."""
+    for constant in pair.program.constants:
+        if constant.site is None or not isinstance(constant.reference, Tensor):
+            continue
+        match = error_sums(constant.reference, constant.quantized.to(constant.reference.dtype)).sqnr
+        if match < WEIGHT_MATCH_DB:
+            raise PairingError(
+                f"the quantized {pair.sites[constant.site].kind} of {constant.reader} matches its float value at {match:.1f} "
+                f"dB; expected at least {WEIGHT_MATCH_DB:.0f} dB. Pass a reference and a quantized graph made from one model."
+            )
+
+
+def fingerprint(graph_module: GraphModule) -> str:
+    """Identifies a float model: SHA-256 over its ops and parameters, the first 16 hex digits."""
+    digest = hashlib.sha256()
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function":
+            digest.update(str(node.target).encode())
+    for name, tensor in sorted(graph_module.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()[:16]
+
+
+def _as_graph_module(side: str, graph: Any) -> GraphModule:
+    if isinstance(graph, ExportedProgram):
+        return graph.module()
+    if isinstance(graph, GraphModule):
+        return graph
+    raise PairingError(f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram.")
+
+
+def _handles(graph_module: GraphModule) -> dict[int, list[Node]]:
+    found: dict[int, list[Node]] = {}
+    for node in graph_module.graph.nodes:
+        handle = handle_of(node)
+        if handle is not None and node.op in ("call_function", "placeholder") and not quant_ops.is_quantization(node):
+            found.setdefault(handle, []).append(node)
+    return found
+
+
+def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> GraphModule:
+    """The reference without observers, and with the batch norms folded that the quantized graph has folded."""
+    graph_module = _without_observers(reference)
+    known = _handles(quantized)
+    folded = any(
+        op_rules.op_name(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module)
+    )
+    if not folded:
+        return graph_module
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    class _Annotates_nothing(Quantizer):  # type: ignore[misc]
+        """Leaves ``prepare_pt2e`` with its folding alone."""
+
+        def annotate(self, model: GraphModule) -> GraphModule:
+            return model
+
+        def validate(self, model: GraphModule) -> None:
+            return None
+
+    return prepare_pt2e(copy.deepcopy(graph_module), _Annotates_nothing())  # type: ignore[no-any-return]
+
+
+_BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+def _ops(graph_module: GraphModule) -> Iterable[Node]:
+    return (node for node in graph_module.graph.nodes if node.op == "call_function")
+
+
+def _without_observers(graph_module: GraphModule) -> GraphModule:
+    observers = [
+        node
+        for node in graph_module.graph.nodes
+        if node.op == "call_module" and str(node.target).startswith("activation_post_process")
+    ]
+    if not observers:
+        return graph_module
+    names = [node.name for node in observers]
+    stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    for node in list(stripped.graph.nodes):
+        if node.name in names:
+            node.replace_all_uses_with(node.args[0])
+            stripped.graph.erase_node(node)
+    stripped.recompile()
+    return stripped
+
+
+def _run_graph(graph_module: GraphModule, batch: Batch) -> Any:
+    """A graph's outputs on a batch, its buffers as they were."""
+    args, kwargs = as_call(batch, graph_module)
+    writes = any(op_rules.mutates_first_argument(node.target) for node in graph_module.graph.nodes)
+    saved = snapshot_buffers(graph_module) if writes else {}
+    with torch.no_grad():
+        result = graph_module(*args, **kwargs)
+    restore_buffers(graph_module, saved) if writes else None
+    return result
+
+
+def _digest(values: Sequence[Any]) -> str:
+    digest = hashlib.blake2b()
+    for value in values:
+        if isinstance(value, Tensor):
+            digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+            digest.update(_bytes(value))
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _first_difference(pair: QuantizedPair, values: list[Any]) -> str:
+    """Names the first op where the simulator and the converted graph differ."""
+    expected: dict[int, list[Any]] = {}
+
+    def keep(node: Node, value: Any) -> None:
+        handle = handle_of(node)
+        if handle is not None and node.op == "call_function" and not quant_ops.is_quantization(node):
+            expected.setdefault(handle, []).append(value.clone() if isinstance(value, Tensor) else value)
+
+    graph_values(pair.quantized, values, keep)
+    found: list[str] = []
+
+    def compare(event: Any) -> None:
+        wanted = expected.get(event.step.handle)
+        if found or event.step.site is not None or not wanted or len(wanted) != 1:
+            return
+        if not tensors_equal(event.quantized, wanted[0]):
+            found.append(event.step.name)
+
+    pair.simulator.lockstep(values, compare)
+    where = f"first at {found[0]}" if found else "at the outputs"
+    return (
+        f"the simulator does not compute what the converted graph computes: they differ {where}. "
+        "Numbers would be about another model, so none are given. Please report the model that shows this."
+    )
+
+
+def _pair_handles(pair: QuantizedPair) -> Pairing:
+    reference, quantized = _handles(pair.reference), _handles(pair.quantized)
+    pairs = tuple(
+        Paired(
+            handle,
+            pair.names[handle].name,
+            tuple(node.name for node in reference[handle]),
+            tuple(node.name for node in quantized[handle]),
+        )
+        for handle in sorted(reference.keys() & quantized.keys() & set(pair.names))
+    )
+    original = _handles(pair.float_graph) if pair.float_graph is not None else reference
+    unpaired = [
+        Unpaired(handle, name.name, "reference", _reason(original.get(handle, ()), pair, quantized))
+        for handle, name in sorted(pair.names.items())
+        if handle not in quantized or handle not in reference
+    ]
+    strangers = [
+        node for node in _ops(pair.quantized) if handle_of(node) not in pair.names and not _serves_quantization(node)
+    ]
+    unpaired += [
+        Unpaired(
+            -1 if (handle := handle_of(node)) is None else handle,
+            f"{op_rules.op_name(node.target)} ({node.name})",
+            "quantized",
+            "put in by the quantizer, prepare or convert: the captured model has no such op",
+        )
+        for node in strangers
+    ]
+    return Pairing(pairs, tuple(unpaired))
+
+
+def _serves_quantization(node: Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, Node) and quant_ops.is_quantization(source)
+
+
+def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, list[Node]]) -> str:
+    if not nodes:
+        return "inside a nested graph, which is not analysed"
+    node = nodes[0]
+    source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+    source_handle = handle_of(source) if source is not None else None
+    if op_rules.op_name(node.target) in _BATCH_NORMS and source_handle is not None and source_handle in quantized:
+        return f"folded into {pair.names[source_handle].name}, which is compared after it"
+    if node.op == "placeholder":
+        return "an input that the quantized graph does not have"
+    if not node.users:
+        return "nothing reads it"
+    if not _depends_on_input(node):
+        return "computed from constants alone, once"
+    return "removed by the quantizer, prepare or convert"
+
+
+def _depends_on_input(node: Node) -> bool:
+    seen, open_nodes = {node}, [node]
+    while open_nodes:
+        for source in open_nodes.pop().all_input_nodes:
+            if source.op == "placeholder":
+                return True
+            if source not in seen:
+                seen.add(source)
+                open_nodes.append(source)
+    return False
+
+
+def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
+    program = pair.program
+    results = {site.result for site in program.sites}
+    annotated: dict[str, int] = {}
+    has_annotations = False
+    for node in _ops(pair.quantized):
+        annotation = node.meta.get("quantization_annotation")
+        handle = handle_of(node)
+        if annotation is not None and handle is not None and handle in pair.names:
+            has_annotations = True
+            annotated[pair.names[handle].op] = annotated.get(pair.names[handle].op, 0) + bool(annotation._annotated)
+    totals: dict[str, list[int]] = {}
+    for step in program.steps:
+        if step.site is None and step.handle >= 0:
+            count = totals.setdefault(step.op, [0, 0])
+            count[0] += 1
+            count[1] += any(slot in results for slot in (*step.reads, *step.constants))
+    return tuple(
+        OpCoverage(op, total, annotated.get(op, 0) if has_annotations else -1, done)
+        for op, (total, done) in sorted(totals.items(), key=lambda item: -item[1][0])
+    )

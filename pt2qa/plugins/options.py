@@ -1,0 +1,223 @@
+"""Options of a plug-in: the fields of its dataclass, their types, checks and spelling."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pt2qa.errors import PluginError
+
+_P = TypeVar("_P")
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a plug-in: ``values`` says in words what it takes, ``default`` is what the plug-in holds."""
+
+    name: str
+    values: str
+    default: object
+    help: str
+
+
+def options_of(plugin: object) -> tuple[Option, ...]:
+    """The options of a plug-in, in the order of its fields.
+
+    Raises:
+        PluginError: the annotations of its fields cannot be read.
+    """
+    hints = _hints(plugin)
+    return tuple(
+        Option(field.name, _values(hints[field.name]), getattr(plugin, field.name), field.metadata.get("help", ""))
+        for field in _fields(plugin)
+    )
+
+
+def check_options(plugin: object) -> None:
+    """Checks that each field of a plug-in holds a value of its annotated type; for a plug-in's ``__post_init__``.
+
+    ``bool``, ``int``, ``float``, ``str``, ``Literal``, ``Mapping`` and unions of these are checked; other types are the
+    plug-in's own business.
+
+    Raises:
+        PluginError: names the plug-in, the option, what it got and what it takes.
+    """
+    hints = _hints(plugin)
+    for field in _fields(plugin):
+        value = getattr(plugin, field.name)
+        if not _fits(value, hints[field.name]):
+            raise PluginError(
+                f"quantizer {name_of(plugin)!r}: option {field.name}: got {value!r}, "
+                f"expected {_values(hints[field.name])}{did_you_mean(value, _choices(hints[field.name]))}"
+            )
+
+
+def with_options(plugin: _P, options: Mapping[str, object]) -> _P:
+    """The same plug-in with some options replaced.
+
+    Raises:
+        PluginError: an option that the plug-in does not have, or a value that it does not take.
+    """
+    for name in options:
+        _field(plugin, name)
+    changed: _P = dataclasses.replace(plugin, **options)  # type: ignore[type-var]  # plug-ins are dataclasses
+    check_options(changed)
+    return changed
+
+
+def parse_options(plugin: object, text: str) -> dict[str, object]:
+    """Reads ``"per_channel=false,mode=dynamic"`` by the types of the plug-in's fields.
+
+    Raises:
+        PluginError: an item that is not ``option=value``, an unknown option, a value of another type.
+    """
+    hints, options = _hints(plugin), dict[str, object]()
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise PluginError(f"quantizer {name_of(plugin)!r}: got {item!r}, expected option=value")
+        _field(plugin, name)
+        if name in options:
+            raise PluginError(f"quantizer {name_of(plugin)!r}: option {name} is given twice")
+        options[name] = _parse(plugin, name, value, hints[name])
+    return options
+
+
+def describe(plugin: object) -> str:
+    """The shortest text that says how a plug-in is configured: its name, and the options that are not at their default.
+
+    For options that have a spelling, :func:`pt2qa.plugins.resolve` makes the same plug-in from it.
+    """
+    changed = []
+    for field in _fields(plugin):
+        value, default = getattr(plugin, field.name), _default(field)
+        if default is not dataclasses.MISSING and value != default:
+            changed.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
+    return name_of(plugin) + (":" + ",".join(changed) if changed else "")
+
+
+def did_you_mean(got: object, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: near names as a question, or a full stop.
+
+    >>> did_you_mean("per_chanel", ["mode", "per_channel"])
+    "; did you mean 'per_channel'?"
+    >>> did_you_mean("x", ["mode"])
+    '.'
+    """
+    near = get_close_matches(str(got), list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+
+
+def name_of(plugin: object) -> str:
+    """The plug-in's name; its class's for an object that has none."""
+    return str(getattr(plugin, "name", type(plugin).__name__))
+
+
+def _fields(plugin: object) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(field for field in dataclasses.fields(plugin) if field.init)  # type: ignore[arg-type]  # ditto
+
+
+def _field(plugin: object, name: str) -> dataclasses.Field[Any]:
+    known = {field.name: field for field in _fields(plugin)}
+    if name not in known:
+        listed = ", ".join(f"{option.name} ({option.values})" for option in options_of(plugin))
+        raise PluginError(
+            f"quantizer {name_of(plugin)!r} has no option {name!r}{did_you_mean(name, known)} "
+            + (f"Its options: {listed}" if listed else "It has no options")
+        )
+    return known[name]
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _hints(plugin: object) -> dict[str, Any]:
+    try:
+        return get_type_hints(type(plugin))
+    except (NameError, TypeError, SyntaxError) as error:
+        raise PluginError(
+            f"quantizer {name_of(plugin)!r}: the types of its options cannot be read: {error}. "
+            "Import the types that the fields of a plug-in are annotated with at run time"
+        ) from error
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _choices(hint: Any) -> list[str]:
+    return [str(value) for part in _alternatives(hint) if get_origin(part) is Literal for value in get_args(part)]
+
+
+def _values(hint: Any) -> str:
+    words = []
+    for part in _alternatives(hint):
+        if get_origin(part) is Literal:
+            words += [str(value) for value in get_args(part)]
+        elif part is bool:
+            words += ["true", "false"]
+        elif part is type(None):
+            words.append("none")
+        else:
+            words.append("mapping" if _is_mapping(part) else getattr(part, "__name__", str(part)))
+    return "|".join(words)
+
+
+def _is_mapping(hint: Any) -> bool:
+    origin = get_origin(hint) or hint
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    return any(_fits_one(value, part) for part in _alternatives(hint))
+
+
+def _fits_one(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
+    if hint in (bool, str, type(None)):
+        return isinstance(value, hint)
+    if _is_mapping(hint):
+        return isinstance(value, Mapping)
+    return True
+
+
+def _parse(plugin: object, name: str, text: str, hint: Any) -> object:
+    spelled = False
+    for part in _alternatives(hint):
+        if part in (bool, int, float, str, type(None)) or get_origin(part) is Literal:
+            spelled = True
+            value = _read(text, part)
+            if value is not dataclasses.MISSING:
+                return value
+    who = f"quantizer {name_of(plugin)!r}: option {name}"
+    if not spelled:
+        raise PluginError(
+            f"{who} takes a {_values(hint)}, which has no spelling here; "
+            f"write pt2qa.quantizer({name_of(plugin)!r}, {name}=...) in Python"
+        )
+    raise PluginError(f"{who}: got {text!r}, expected {_values(hint)}{did_you_mean(text, _choices(hint))}")
+
+
+def _read(text: str, hint: Any) -> object:
+    """The text as one type, or MISSING where it is not one."""
+    if get_origin(hint) is Literal:
+        return next((value for value in get_args(hint) if str(value) == text), dataclasses.MISSING)
+    if hint is bool:
+        lower = text.lower()
+        return True if lower in _TRUE else False if lower in _FALSE else dataclasses.MISSING
+    if hint is type(None):
+        return None if text.lower() == "none" else dataclasses.MISSING
+    try:
+        return hint(text)
+    except ValueError:
+        return dataclasses.MISSING

@@ -1,0 +1,113 @@
+"""Finding plug-ins: by entry point, by text, by object."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.metadata import EntryPoint, entry_points
+
+from pt2qa.errors import PluginError
+from pt2qa.plugins.generic import GenericPlugin
+from pt2qa.plugins.options import did_you_mean, options_of, parse_options, with_options
+from pt2qa.plugins.protocol import QuantizerPlugin
+
+GROUP = "pt2qa.quantizers"
+
+
+def available() -> dict[str, QuantizerPlugin]:
+    """The installed plug-ins that load, by name, each with its default options.
+
+    >>> sorted(available())
+    ['x86', 'xnnpack']
+    """
+    return _load_all()[0]
+
+
+def unavailable() -> dict[str, str]:
+    """The installed plug-ins that do not load: name to reason. One broken plug-in never hides the others."""
+    return _load_all()[1]
+
+
+def quantizer(name: str, **options: object) -> QuantizerPlugin:
+    """An installed plug-in with some of its options set.
+
+    Args:
+        name: name of its entry point in the group ``pt2qa.quantizers``.
+        options: the plug-in's own; see ``pt2qa quantizers``.
+
+    Raises:
+        PluginError: no such plug-in, one that does not load, an unknown option, a value that the option does not take.
+
+    >>> quantizer("x86", reduce_range=True).name
+    'x86'
+    """
+    entries = _entries()
+    if name not in entries:
+        listed = ", ".join(entries) or f"none: no installed package has an entry point in the group {GROUP}"
+        raise PluginError(f"no quantizer is named {name!r}{did_you_mean(name, entries)} Installed: {listed}")
+    return with_options(_load(name, entries[name]), options)
+
+
+def resolve(spec: object) -> QuantizerPlugin:
+    """The plug-in that a user means.
+
+    Args:
+        spec: a name (``"xnnpack"``), a name with options (``"xnnpack:per_channel=false,mode=dynamic"``), a plug-in, or
+            any torchao ``Quantizer`` object.
+
+    Raises:
+        PluginError: it is none of these; the text says what it is.
+
+    >>> resolve("x86:reduce_range=true").name
+    'x86'
+    """
+    if isinstance(spec, str):
+        name, _, text = spec.partition(":")
+        plugin = quantizer(name.strip())
+        return with_options(plugin, parse_options(plugin, text))
+    if isinstance(spec, QuantizerPlugin) and not isinstance(spec, type):
+        return spec
+    return GenericPlugin(spec)
+
+
+def _load_all() -> tuple[dict[str, QuantizerPlugin], dict[str, str]]:
+    loaded, broken = dict[str, QuantizerPlugin](), dict[str, str]()
+    for name, entries in _entries().items():
+        try:
+            loaded[name] = _load(name, entries)
+        except PluginError as error:
+            broken[name] = str(error)
+    return loaded, broken
+
+
+def _entries() -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        same = found.setdefault(entry.name, [])
+        # An editable install and a stray build folder may both list the one plug-in.
+        if entry.value not in [other.value for other in same]:
+            same.append(entry)
+    return found
+
+
+def _load(name: str, entries: list[EntryPoint]) -> QuantizerPlugin:
+    if len(entries) > 1:
+        offers = " and ".join(_origin(entry) for entry in entries)
+        raise PluginError(f"quantizer {name!r} is offered by {offers}: uninstall one of them")
+    origin = _origin(entries[0])
+    try:
+        plugin = entries[0].load()
+    except Exception as error:
+        raise PluginError(f"quantizer {name!r} ({origin}) cannot be loaded: {type(error).__name__}: {error}") from error
+    if isinstance(plugin, type) or not (isinstance(plugin, QuantizerPlugin) and dataclasses.is_dataclass(plugin)):
+        raise PluginError(
+            f"quantizer {name!r} ({origin}) is no plug-in: got {plugin!r}, expected an instance of a frozen dataclass "
+            "with name, summary and build(graph, *, qat)"
+        )
+    if plugin.name != name:
+        raise PluginError(f"quantizer {name!r} ({origin}) calls itself {plugin.name!r}: the two names must be equal")
+    options_of(plugin)
+    return plugin
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.value} of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value

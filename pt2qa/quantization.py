@@ -1,0 +1,179 @@
+"""From a capture to a :class:`QuantizedPair`: prepare, calibrate, convert."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from pt2qa.calibration import calibrate, find_observers
+from pt2qa.capture import Capture
+from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
+from pt2qa.pairing import QuantizedPair
+from pt2qa.plugins import QuantizerPlugin, resolve
+from pt2qa.prepare_check import check_prepared
+from pt2qa.simulator import quant_ops
+from pt2qa.simulator.batches import Batch, read_batches
+
+
+def quantize(
+    capture: Capture,
+    quantizer: Any,
+    calibration: Iterable[Any],
+    *,
+    qat: bool = False,
+    train: Callable[[GraphModule], None] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> QuantizedPair:
+    """Prepares, calibrates and converts a captured model.
+
+    Args:
+        capture: what :func:`pt2qa.capture` returned; it is not changed.
+        quantizer: the name of a plug-in (``"xnnpack"``, ``"x86"``, ``"xnnpack:per_channel=true"``), a plug-in with
+            options (``pt2qa.quantizer("x86", reduce_range=True)``), or any torchao ``Quantizer`` object.
+        calibration: iterable of batches; read once.
+        qat: prepare for quantization-aware training.
+        train: with ``qat``, a function that trains the prepared graph in place, between prepare and calibration.  It
+            gets the graph in training mode; without it, the fake-quantize ops are calibrated only.
+        inputs_of: from an item of ``calibration`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: where stderr is a terminal.
+
+    Returns:
+        The pair of reference and quantized graph.  After QAT the reference holds the trained weights.
+
+    Raises:
+        QuantizeError: the quantizer failed or annotated nothing, prepare changed the model's numbers, calibration gave
+            no batch, or observers never saw a value.
+        BatchError: a batch does not fit the captured inputs.
+        PluginError: there is no such quantizer, or it was given options it does not have.
+    """
+    plugin = resolve(quantizer)
+    if train is not None and not qat:
+        raise QuantizeError("train was given without qat=True. Pass qat=True to train the prepared graph.")
+    float_graph = capture.module()
+    prepared = _prepare(plugin, float_graph, qat)
+    if not find_observers(prepared):
+        raise QuantizeError(
+            f"{plugin.name} annotated 0 of {_count_ops(float_graph)} ops: the model would stay in float. "
+            f"Check the quantizer's settings and module names{_nested(capture)}."
+        )
+
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        if not qat:
+            check_prepared(float_graph, prepared, args, kwargs, outputs, plugin.name)
+
+    if qat:
+        _check_fake_quantize_off(float_graph, prepared, capture, plugin.name)
+        _train(prepared, train)
+    calibrate(capture, prepared, read_batches(calibration, inputs_of), plugin.name, first=check, progress=progress)
+    reference, quantized = _convert(prepared, plugin.name)
+    result = QuantizedPair(
+        reference=reference,
+        quantized=quantized,
+        names=capture.names,
+        quantizer=plugin.name,
+        model=capture.model,
+        float_graph=float_graph,
+        capture=capture,
+        notes=_notes(capture),
+    )
+    try:
+        result.program  # noqa: B018  lowering finds now what would otherwise surface in the first analysis
+    except PairingError as error:
+        raise QuantizeError(f"{plugin.name}: {error}") from error
+    return result
+
+
+def _prepare(plugin: QuantizerPlugin, float_graph: GraphModule, qat: bool) -> GraphModule:
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
+
+    # prepare folds batch norms into the graph it is given, and QAT trains its parameters: work on a copy of both.
+    graph = copy.deepcopy(float_graph)
+    torchao_quantizer = plugin.build(graph, qat=qat)
+    try:
+        return (prepare_qat_pt2e if qat else prepare_pt2e)(graph, torchao_quantizer)  # type: ignore[no-any-return]
+    except Pt2qaError:
+        raise
+    except Exception as error:
+        raise QuantizeError(
+            f"{plugin.name} could not prepare the model: {type(error).__name__}: {str(error) or 'no message'}. "
+            "The traceback above this one shows the op it stumbled on."
+        ) from error
+
+
+def _count_ops(graph_module: GraphModule) -> int:
+    return sum(node.op == "call_function" for node in graph_module.graph.nodes)
+
+
+def _nested(capture: Capture) -> str:
+    count = len(capture.unanalysed)
+    return f"; {count} ops are inside nested graphs (cond, loops), which quantizers do not enter" if count else ""
+
+
+def _notes(capture: Capture) -> tuple[str, ...]:
+    notes = []
+    if capture.unanalysed:
+        shown = ", ".join(capture.unanalysed[:5]) + (" …" if len(capture.unanalysed) > 5 else "")
+        notes.append(f"not analysed, inside nested graphs: {len(capture.unanalysed)} ops ({shown})")
+    if capture.stateful:
+        names = ", ".join(capture.stateful)
+        notes.append(f"forward writes to {names}; every batch is compared from the captured state")
+    return tuple(notes)
+
+
+# -- quantization-aware training ---------------------------------------------------------------------------------------
+
+
+def _check_fake_quantize_off(float_graph: GraphModule, prepared: GraphModule, capture: Capture, name: str) -> None:
+    """Checks a QAT graph on the example inputs with fake quantization off; leaves it in eval mode."""
+    from torchao.quantization.pt2e import (
+        disable_fake_quant,
+        disable_observer,
+        enable_fake_quant,
+        enable_observer,
+        move_exported_model_to_eval,
+    )
+
+    move_exported_model_to_eval(prepared)
+    prepared.apply(disable_fake_quant).apply(disable_observer)
+    with torch.no_grad():
+        outputs = prepared(*capture.args, **capture.kwargs)
+        check_prepared(float_graph, prepared, capture.args, capture.kwargs, outputs, name)
+    prepared.apply(enable_fake_quant).apply(enable_observer)
+
+
+def _train(prepared: GraphModule, train: Callable[[GraphModule], None] | None) -> None:
+    if train is None:
+        return
+    from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
+
+    move_exported_model_to_train(prepared)
+    train(prepared)
+    move_exported_model_to_eval(prepared)
+
+
+# -- convert -----------------------------------------------------------------------------------------------------------
+
+
+def _convert(prepared: GraphModule, name: str) -> tuple[GraphModule, GraphModule]:
+    """Reference and quantized graph.
+
+    ``convert_pt2e`` is asked not to fold the weights: that graph holds the float weights and every quantize op, so that
+    taking the quantization out gives the reference, after QAT too, and folding the rest gives what it usually returns.
+    """
+    from torchao.quantization.pt2e.constant_fold import constant_fold
+    from torchao.quantization.pt2e.quantize_pt2e import _quant_node_constraint, convert_pt2e
+
+    try:
+        unfolded = convert_pt2e(prepared, fold_quantize=False)
+    except Exception as error:
+        raise QuantizeError(f"convert_pt2e failed for {name}: {type(error).__name__}: {error}.") from error
+    reference = quant_ops.strip_quantization(unfolded)
+    quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
+    quantized.meta.update(unfolded.meta)
+    constant_fold(quantized, _quant_node_constraint)
+    return reference, quantized

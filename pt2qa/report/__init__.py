@@ -1,0 +1,29 @@
+"""Reports: what an analysis found, as frozen facts that print, save and load.  Free of torch.
+
+Rows and reports are in :mod:`pt2qa.report.rows` and :mod:`pt2qa.report.model`; files in :mod:`pt2qa.report.storage`.
+"""
+
+from __future__ import annotations
+
+from pt2qa.report.base import Report
+from pt2qa.report.model import LayerReport, WeightReport
+from pt2qa.report.rows import UNQUANTIZED, Environment, LayerRow, Unpaired, WeightRow
+from pt2qa.report.storage import load, register, save
+
+__all__ = [
+    # reports
+    "LayerReport",
+    "WeightReport",
+    # their rows
+    "LayerRow",
+    "WeightRow",
+    "Unpaired",
+    "Environment",
+    "UNQUANTIZED",
+    # files
+    "load",
+    "save",
+    # a new kind of report
+    "Report",
+    "register",
+]

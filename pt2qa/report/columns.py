@@ -1,0 +1,119 @@
+"""Rows to columns and back, by reading the row class's own fields: files, pandas and CSV share this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pt2qa.errors import ReportError
+
+Row = TypeVar("Row")
+CellType = Literal["int", "float", "text", "shape"]
+
+CUSTOM: Final = "custom"
+"""The field that holds the user's metrics; each becomes a column ``custom/<name>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of a row class: its name, the type of its cells, the values it may take (empty: any)."""
+
+    name: str
+    type: CellType
+    choices: tuple[str, ...] = ()
+    extended: bool = False
+
+
+def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
+    """The columns of a row class in field order, without the user's metrics.
+
+    Raises:
+        TypeError: a field is of a type that columns cannot hold.
+    """
+    hints = get_type_hints(row_type)
+    return tuple(
+        _column(row_type, f.name, hints[f.name], f.metadata) for f in fields(row_type) if not _is_custom(f.name)
+    )
+
+
+def takes_custom(row_type: type[Any]) -> bool:
+    """Whether rows of this class carry the user's metrics."""
+    return any(_is_custom(f.name) for f in fields(row_type))
+
+
+def custom_names(rows: Iterable[Any]) -> tuple[str, ...]:
+    """The names of the user's metrics: those of the first row, since a report has one set of them."""
+    for row in rows:
+        return tuple(row.custom) if takes_custom(type(row)) else ()
+    return ()
+
+
+def check_custom(row_type: type[Any], rows: Sequence[Any]) -> None:
+    """Hold the rule that all rows carry the same metrics, under names that no column has.
+
+    Raises:
+        ReportError: names the row and the metrics that differ, or the name that is taken.
+    """
+    names = set(custom_names(rows))
+    for row in rows:
+        if set(row.custom) != names:
+            different = ", ".join(sorted(names ^ set(row.custom)))
+            raise ReportError(
+                f"row {row.name!r}: custom metrics differ from those of row {rows[0].name!r} ({different}); "
+                "give every row of a report the same metrics, nan where one is not defined"
+            )
+    if taken := sorted(names & {column.name for column in columns_of(row_type)}):
+        raise ReportError(f"custom metric {taken[0]!r}: a column of that name exists; give the metric another name")
+
+
+def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Rows as one list of cells a column; the user's metrics come last as ``custom/<name>``.
+
+    >>> from pt2qa.report.rows import Unpaired
+    >>> to_columns(Unpaired, [Unpaired(3, "relu", "quantized", "no handle")])["name"]
+    ['relu']
+    """
+    table = {column.name: [getattr(row, column.name) for row in rows] for column in columns_of(row_type)}
+    for name in custom_names(rows):
+        table[f"{CUSTOM}/{name}"] = [getattr(row, CUSTOM)[name] for row in rows]
+    return table
+
+
+def from_columns(row_type: type[Row], table: Mapping[str, Sequence[Any]]) -> tuple[Row, ...]:
+    """The rows that :func:`to_columns` took apart.  All columns must have one length."""
+    plain = [column.name for column in columns_of(row_type)]
+    custom = [name for name in table if name.startswith(f"{CUSTOM}/")]
+    own = takes_custom(row_type)
+    rows = []
+    for cells in zip(*(table[name] for name in plain + custom), strict=True):
+        values: dict[str, Any] = dict(zip(plain, cells, strict=False))
+        if own:
+            values[CUSTOM] = {
+                name.removeprefix(f"{CUSTOM}/"): cell for name, cell in zip(custom, cells[len(plain) :], strict=True)
+            }
+        rows.append(row_type(**values))
+    return tuple(rows)
+
+
+def cell(row: Any, column: str) -> Any:
+    """One cell by column name, the user's metrics by their own names."""
+    custom = getattr(row, CUSTOM, {})
+    return custom[column] if column in custom else getattr(row, column)
+
+
+def _is_custom(name: str) -> bool:
+    return name == CUSTOM
+
+
+def _column(row_type: type[Any], name: str, hint: Any, metadata: MappingProxyType[Any, Any]) -> Column:
+    extended = bool(metadata.get("extended", False))
+    if get_origin(hint) is Literal:
+        return Column(name, "text", get_args(hint), extended)
+    known: dict[Any, CellType] = {int: "int", float: "float", str: "text", tuple[int, ...]: "shape"}
+    if hint not in known:
+        raise TypeError(
+            f"{row_type.__name__}.{name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"
+        )
+    return Column(name, known[hint], (), extended)

@@ -1,0 +1,56 @@
+"""Rows as a data frame or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Any, Final
+
+from pt2qa.report.columns import CUSTOM, columns_of, to_columns
+from pt2qa.report.formats import shape
+
+if TYPE_CHECKING:
+    import pandas
+
+_DTYPES: Final = {"int": "int64", "float": "float64", "text": "str", "shape": "object"}
+
+
+def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas.DataFrame:
+    """A data frame in field order, the user's metrics last; ``zero_point`` as nullable Int64, shapes as tuples."""
+    # pandas takes longer to import than everything else here together, and only this function needs it.
+    import pandas
+
+    types = _types(row_type)
+    columns = {}
+    for name, cells in _wanted(row_type, rows, extended).items():
+        if name == "zero_point":
+            columns[name] = pandas.Series([None if isnan(value) else int(value) for value in cells], dtype="Int64")
+        else:
+            columns[name] = pandas.Series(cells, dtype=_DTYPES[types.get(name, "float")])
+    table: pandas.DataFrame = pandas.DataFrame(columns)
+    return table
+
+
+def csv_text(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> str:
+    """CSV with a header line; numbers in full precision, ``nan`` and ``inf`` as such, shapes as ``1x3x224x224``."""
+    table = _wanted(row_type, rows, extended)
+    types = _types(row_type)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table)
+    for cells in zip(*table.values(), strict=True):
+        named = zip(table, cells, strict=True)
+        writer.writerow([shape(value) if types.get(name) == "shape" else value for name, value in named])
+    return text.getvalue()
+
+
+def _types(row_type: type[Any]) -> dict[str, str]:
+    return {column.name: column.type for column in columns_of(row_type)}
+
+
+def _wanted(row_type: type[Any], rows: Sequence[Any], extended: bool) -> dict[str, list[Any]]:
+    left_out = set() if extended else {column.name for column in columns_of(row_type) if column.extended}
+    table = to_columns(row_type, rows)
+    return {name.removeprefix(f"{CUSTOM}/"): cells for name, cells in table.items() if name not in left_out}

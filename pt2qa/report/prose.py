@@ -1,0 +1,61 @@
+"""The text around the tables: wrapped lines, and lists that say how much they leave out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pt2qa.report.formats import clean
+from pt2qa.report.rows import Unpaired
+
+LISTED: Final = 5
+"""Entries that a list shows before it counts the rest."""
+
+
+def wrap(text: str, width: int, *, indent: str = "") -> str:
+    """One paragraph in lines of at most ``width``; further lines are indented."""
+    return "\n".join(textwrap.wrap(clean(text), width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def listed(title: str, entries: Sequence[str], width: int) -> str:
+    """A title and its entries, one a line; the entries past :data:`LISTED` are counted.  Nothing for no entries."""
+    if not entries:
+        return ""
+    lines = [wrap(f"{title}:", width)]
+    lines += [wrap(f"  {entry}", width, indent="    ") for entry in entries[:LISTED]]
+    if len(entries) > LISTED:
+        lines.append(f"  and {len(entries) - LISTED} more")
+    return "\n".join(lines)
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "batch", "batches"), counted(3, "row")
+    ('1 batch', '3 rows')
+    """
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Names grouped by why they are there, the most frequent reason first, each with its count and first name.
+
+    >>> by_reason([("relu", "zero reference"), ("add", "zero reference")])
+    ['zero reference: 2, such as relu']
+    """
+    groups: dict[str, list[str]] = {}
+    for name, reason in found:
+        groups.setdefault(reason or "no reason given", []).append(name)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [f"{reason}: {len(names)}, such as {names[0]}" for reason, names in ordered]
+
+
+def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
+    """One line for each node without a partner."""
+    return [f"{entry.name} ({entry.side}): {entry.reason or 'no reason given'}" for entry in unpaired]
+
+
+def sections(parts: Iterable[str]) -> str:
+    """Parts with a blank line between them, the empty ones left out."""
+    return "\n\n".join(part for part in parts if part)

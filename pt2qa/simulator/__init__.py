@@ -1,0 +1,1 @@
+"""One graph that computes the reference, the quantized model, or any choice of sites between."""

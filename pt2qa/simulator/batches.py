@@ -1,0 +1,130 @@
+"""Batches: what users hand over, as the flat list of values that a graph takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2qa.errors import BatchError
+
+Batch = Any
+"""A tensor, a tuple or list of positional inputs, or a dict of keyword inputs."""
+
+
+def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as the positional and keyword inputs of a graph.
+
+    A dict may name positional inputs too, by the names of forward's parameters, where it names them all.
+    """
+    if isinstance(batch, dict):
+        info = getattr(graph_module.graph._codegen, "pytree_info", None)
+        spec = getattr(info, "in_spec", None)
+        positional = info.orig_args[: spec.child(0).num_children] if info is not None and _takes_both(spec) else []
+        if positional and set(positional) <= set(batch):
+            rest = {name: value for name, value in batch.items() if name not in positional}
+            return tuple(batch[name] for name in positional), rest
+        return (), batch
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    return (batch,), {}
+
+
+def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[Batch]:
+    """The batches of an iterable of items.
+
+    Raises:
+        BatchError: ``batches`` is one batch and not an iterable of batches.
+    """
+    if isinstance(batches, (Tensor, dict)):
+        raise BatchError(
+            f"batches is a single {type(batches).__name__}; expected an iterable of batches. Pass [batch] for one."
+        )
+    for item in batches:
+        yield item if inputs_of is None else inputs_of(item)
+
+
+def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
+    """The values of a batch in the order of the graph's placeholders.
+
+    Raises:
+        BatchError: number, names, nesting, dtype or shape differ from what was captured.
+    """
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    args, kwargs = as_call(batch, graph_module)
+    spec = getattr(getattr(graph_module.graph._codegen, "pytree_info", None), "in_spec", None)
+    if _takes_both(spec):
+        expected = spec.child(0).num_children, list(spec.child(1).context)
+        kwargs = _ordered(kwargs, expected[1], batch)
+        if len(args) != expected[0]:
+            raise BatchError(
+                f"the batch has {len(args)} positional inputs; the model was captured with {expected[0]} positional "
+                f"inputs and the keywords {expected[1]}. If a batch holds targets too, pass "
+                "inputs_of=lambda item: item[0]."
+            )
+        values, given = pytree.tree_flatten((args, kwargs))
+        if given != spec:
+            raise BatchError(f"the batch is nested as {given}; the model was captured with {spec}.")
+    else:
+        values = pytree.tree_leaves((args, kwargs))
+    if len(values) != len(placeholders):
+        raise BatchError(f"the batch has {len(values)} inputs; the graph takes {len(placeholders)}.")
+    for node, value in zip(placeholders, values, strict=True):
+        _check(node.name, node.meta.get("val"), value)
+    return list(values)
+
+
+def _takes_both(spec: Any) -> bool:
+    """Whether a graph's inputs are a tuple of positional ones and a dict of keyword ones."""
+    return spec is not None and spec.num_children == 2 and spec.child(0).type is tuple and spec.child(1).type is dict
+
+
+def count_samples(values: list[Any]) -> int:
+    """Length of the first axis of the first tensor that has one; 1 where there is none."""
+    return next((int(value.shape[0]) for value in values if isinstance(value, Tensor) and value.dim()), 1)
+
+
+def _ordered(kwargs: dict[str, Any], expected: list[str], batch: Batch) -> dict[str, Any]:
+    if set(kwargs) != set(expected):
+        raise BatchError(
+            f"the batch has the keyword inputs {sorted(kwargs)}; the model was captured with {expected}. "
+            "A dict is read as keyword inputs; pass a tuple for positional ones."
+        )
+    return {name: kwargs[name] for name in expected}
+
+
+def _check(name: str, captured: Any, value: Any) -> None:
+    if not isinstance(captured, Tensor):
+        return
+    if not isinstance(value, Tensor):
+        raise BatchError(
+            f"input {name!r} is a {type(value).__name__}; expected a tensor of shape {tuple(captured.shape)}."
+        )
+    if value.dtype != captured.dtype:
+        raise BatchError(f"input {name!r} has dtype {value.dtype}; the model was captured with {captured.dtype}.")
+    static = [size if isinstance(size, int) else None for size in captured.shape]
+    fits = len(static) == value.dim() and all(
+        want in (None, got) for want, got in zip(static, value.shape, strict=True)
+    )
+    if not fits:
+        shape = tuple(size if isinstance(size, int) else str(size) for size in captured.shape)
+        raise BatchError(
+            f"input {name!r} has shape {tuple(value.shape)}; the model was captured for {shape}. To run other sizes, "
+            'capture with dynamic_shapes, for example {"x": {0: torch.export.Dim("batch")}}.'
+        )
+
+
+def snapshot_buffers(graph_module: torch.nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers, for graphs whose forward writes to them."""
+    return {name: buffer.clone() for name, buffer in graph_module.named_buffers()}
+
+
+def restore_buffers(graph_module: torch.nn.Module, saved: dict[str, Tensor]) -> None:
+    """Puts the copies back."""
+    with torch.no_grad():
+        for name, buffer in graph_module.named_buffers():
+            buffer.copy_(saved[name])

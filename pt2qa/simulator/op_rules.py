@@ -1,0 +1,85 @@
+"""What the lowering must know about ops: which write in place, which allocate their output, which extend a region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_ALLOCATING = {
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
+    *("linear", "addmm", "bmm", "matmul", "add", "sub", "mul", "div", "mean", "softmax", "layer_norm", "cat", "clamp"),
+    *("relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "gelu", "elu", "leaky_relu", "tanh"),
+    *("batch_norm", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d"),
+}
+"""Composite ATen ops and others whose output certainly shares no memory with an input."""
+
+_IN_PLACE = {"relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"}
+"""Unary ops that may overwrite a float input that nobody reads again; their in-place spelling gives equal bits."""
+
+_EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
+"""Ops that backends compute together with the op before them."""
+
+_RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "dropout"}
+"""Ops of which two calls may differ."""
+
+
+def op_name(target: Any) -> str:
+    """``aten.relu_.default`` → ``relu``; the name of any other callable."""
+    if isinstance(target, torch._ops.OpOverload):
+        return _plain(target.overloadpacket.__name__)
+    return _plain(str(getattr(target, "__name__", target)))
+
+
+def _plain(name: str) -> str:
+    """Without the underscore of the in-place spelling."""
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def mutates_first_argument(target: Any) -> bool:
+    """Whether the op writes to its first argument."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    arguments = target._schema.arguments
+    return bool(arguments and arguments[0].alias_info is not None and arguments[0].alias_info.is_write)
+
+
+def functional_spelling(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The overload that computes the same without writing: ``aten.relu_.default`` → ``aten.relu.default``."""
+    packet = getattr(getattr(torch.ops, target.namespace), _plain(target.overloadpacket.__name__), None)
+    overload = getattr(packet, target._overloadname, None)
+    return overload if isinstance(overload, torch._ops.OpOverload) and not overload._schema.is_mutable else None
+
+
+def in_place_spelling(target: Any) -> torch._ops.OpOverload | None:
+    """The in-place overload of a unary op in :data:`_IN_PLACE`."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or op_name(target) not in _IN_PLACE:
+        return None
+    packet = getattr(torch.ops.aten, target.overloadpacket.__name__ + "_", None)
+    overload = getattr(packet, target._overloadname, None)
+    return overload if isinstance(overload, torch._ops.OpOverload) else None
+
+
+def allocates(target: Any) -> bool:
+    """Whether the output certainly owns its memory."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and op_name(target) in _ALLOCATING
+
+
+def is_epilogue(name: str) -> bool:
+    """Whether an op belongs to the region of the op that feeds it."""
+    return name in _EPILOGUES
+
+
+def is_random(target: Any) -> bool:
+    """Whether two calls with equal arguments may differ."""
+    return op_name(target) in _RANDOM
+
+
+def may_share_memory(target: Any) -> bool:
+    """Whether the output may be a view of an input: declared as one, or a composite op that may return its input."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    if any(result.alias_info is not None for result in target._schema.returns):
+        return True
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    return bool(composite) and not allocates(target)

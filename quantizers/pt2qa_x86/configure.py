@@ -1,0 +1,84 @@
+"""From options to torchao's x86 quantizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+from torch.nn import functional
+from torchao.quantization.pt2e.quantizer import QuantizationConfig
+from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+    X86InductorQuantizer,
+    get_default_x86_inductor_quantization_config,
+    get_x86_inductor_linear_dynamic_fp16_config,
+)
+
+from pt2qa.errors import PluginError
+from pt2qa.plugins import Scope, called_modules, op_type
+from pt2qa_x86.plugin import QUANTIZED_OPS, X86
+
+
+def quantizer_for(plugin: X86, apart: Sequence[Scope[X86]], graph: GraphModule, qat: bool) -> X86InductorQuantizer:
+    """A quantizer with the plug-in's options, and those of each scope in order: it takes the first that fits."""
+    quantizer = X86InductorQuantizer()
+    config = _config(plugin, qat)
+    if plugin.mode == "static":
+        _set(quantizer.set_global, config)
+    else:
+        # As the global setting these would be put on convolutions, too, for which the backend has no such kernel.
+        _set(quantizer.set_function_type_qconfig, functional.linear, config)
+    for scope in apart:
+        config = None if scope.settings is None else _config(scope.settings, qat)
+        if scope.kind == "op type":
+            _set(quantizer.set_function_type_qconfig, _function(scope.name), config)
+            continue
+        settings = [(path, config) for path in scope.paths]
+        if scope.settings is not None and scope.settings.mode != "static":
+            # What is no linear in the module stays in float.
+            settings = [(path, config) for path in _linears(scope, graph)] + [(path, None) for path in scope.paths]
+        for path, own in settings:
+            if path not in quantizer.module_name_qconfig:  # what is set already comes from a deeper module
+                _set(quantizer.set_module_name_qconfig, path, own)
+    return quantizer
+
+
+def _config(settings: X86, qat: bool) -> QuantizationConfig:
+    if settings.mode == "weight_only":
+        return get_x86_inductor_linear_dynamic_fp16_config()
+    return get_default_x86_inductor_quantization_config(
+        is_qat=qat, is_dynamic=settings.mode == "dynamic", reduce_range=settings.reduce_range
+    )
+
+
+def _set(method: Callable[..., Any], *args: Any) -> None:
+    """Calls a setter of the quantizer.  It skips what it does not support and only warns; here that is an error."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        method(*args)
+    if said:
+        told = " ".join(str(warning.message) for warning in said)
+        raise PluginError(f"quantizer 'x86': torchao's quantizer refused {args[0]!r}: {told}")
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function or module class by which the quantizer knows an op: ``F.linear`` for ``linear``."""
+    known: Mapping[Callable[..., Any], object] = X86InductorQuantizer.module_function_to_aten_operator_type
+    return next(function for function, op in known.items() if str(op).split(".")[1] == name)
+
+
+def _linears(scope: Scope[X86], graph: GraphModule) -> list[str]:
+    """Paths of the modules inside a scope that call linear, and nothing else that settings would reach."""
+    called: dict[str, set[str]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and scope.holds(node) and op_type(node) in QUANTIZED_OPS:
+            called.setdefault(called_modules(node)[-1], set()).add(op_type(node))
+    linears = {path: ops - {"linear"} for path, ops in called.items() if "linear" in ops}
+    for path, others in linears.items():
+        if others:
+            raise PluginError(
+                f"quantizer 'x86': {scope.option}: this mode is for linear only, and {path!r} calls "
+                f"{', '.join(sorted(others))} beside it. Put the linear into a module of its own, or use None"
+            )
+    return list(linears)

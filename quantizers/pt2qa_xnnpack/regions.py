@@ -1,0 +1,91 @@
+"""From options to ExecuTorch's quantizer, region by region.
+
+A region is an op that XNNPACK quantizes together with its weight, its bias and the ReLU behind it. Settings belong to
+the op; weight, bias and ReLU follow it. The quantizer's own ``set_module_name`` asks each of them for its module: a
+weight has none, and a ReLU is often in another one, so that the region is refused and its convolution stays in float.
+Here each group of settings is a quantizer of its own, which sees the regions that have these settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+    XNNPACKQuantizer,
+    get_symmetric_quantization_config,
+)
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, Quantizer
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from pt2qa.plugins import Scope, op_type
+from pt2qa_xnnpack.plugin import DYNAMIC_OPS, QUANTIZED_OPS, XNNPACK
+
+
+def quantizer_for(plugin: XNNPACK, apart: Sequence[Scope[XNNPACK]], qat: bool) -> Quantizer:
+    """A quantizer that gives each region the settings of the first scope that holds it, else the plug-in's own."""
+    everywhere = XNNPACK(mode=plugin.mode, per_channel=plugin.per_channel)
+    groups = list(dict.fromkeys(scope.settings for scope in apart if scope.settings is not None))
+    if not apart:
+        return _plain(everywhere, qat)
+
+    def settings_of(node: Node) -> XNNPACK | None:
+        settings = next((scope.settings for scope in apart if scope.holds(node)), everywhere)
+        return None if settings is not None and _has_no_kernel(node, settings) else settings
+
+    def only(wanted: XNNPACK) -> Callable[[Node], bool]:
+        return lambda node: (start := _start(node)) is None or settings_of(start) == wanted
+
+    if everywhere in groups:
+        groups.remove(everywhere)
+    quantizers = [_plain(settings, qat).set_filter_function(only(settings)) for settings in (*groups, everywhere)]
+    return ComposableQuantizer([KeepFloat(lambda node: _unasked(node) and settings_of(node) is None), *quantizers])
+
+
+class KeepFloat(Quantizer):  # type: ignore[misc]  # torchao has no type information
+    """Settles that some ops stay in float, so that no quantizer after it annotates them.
+
+    It is for ops that XNNPACK's quantizer takes without asking its filter. Convolutions must not be among them: QAT's
+    prepare raises an IndexError at one that is annotated as having nothing to quantize.
+    """
+
+    def __init__(self, keep: Callable[[Node], bool]) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Marks the ops as settled; edits ``model``, as torchao asks of a quantizer."""
+        for node in model.graph.nodes:
+            if self.keep(node):
+                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Nothing to check: every graph can stay in float."""
+
+
+def _plain(settings: XNNPACK, qat: bool) -> XNNPACKQuantizer:
+    config = get_symmetric_quantization_config(
+        is_per_channel=settings.per_channel, is_qat=qat, is_dynamic=settings.mode == "dynamic"
+    )
+    return XNNPACKQuantizer().set_global(config)
+
+
+def _start(node: Node) -> Node | None:
+    """The op that starts the region a node may lie in; None for weights and everything that starts none."""
+    if op_type(node) == "relu" and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node if _starts_region(node) else None
+
+
+def _starts_region(node: Node) -> bool:
+    return node.op == "call_function" and op_type(node) in QUANTIZED_OPS
+
+
+def _unasked(node: Node) -> bool:
+    """Whether XNNPACK's quantizer annotates an op without asking its filter: outright, or by passing scales on."""
+    return op_type(node) in ("cat", "adaptive_avg_pool2d")
+
+
+def _has_no_kernel(node: Node, settings: XNNPACK) -> bool:
+    return settings.mode == "dynamic" and op_type(node) not in DYNAMIC_OPS

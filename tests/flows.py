@@ -1,0 +1,39 @@
+"""Shared steps of tests: a model through capture and a quantizer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pt2qa
+from tests.models import images, residual
+
+
+def quantized_pair(
+    model: nn.Module,
+    example: Any,
+    quantizer: Any = "xnnpack",
+    *,
+    batches: Iterable[Any] | None = None,
+    **options: Any,
+) -> pt2qa.QuantizedPair:
+    """Captures a model on ``example`` and quantizes it, calibrated on ``batches`` or on the example itself."""
+    capture_options = {key: options.pop(key) for key in ("dynamic_shapes", "strict") if key in options}
+    capture = pt2qa.capture(model.eval(), example, **capture_options)
+    return pt2qa.quantize(capture, quantizer, [example] if batches is None else batches, progress=False, **options)
+
+
+@functools.cache
+def residual_pair(quantizer: str = "xnnpack") -> pt2qa.QuantizedPair:
+    """The shared model, quantized once for all tests; analyses do not change a pair."""
+    return quantized_pair(residual(), images(), quantizer)
+
+
+def direct_sqnr(reference: Tensor, quantized: Tensor) -> float:
+    """SQNR in float64, written out once more."""
+    ref, quant = reference.double(), quantized.double()
+    return float(10 * torch.log10((ref**2).sum() / ((ref - quant) ** 2).sum()))

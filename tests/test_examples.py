@@ -1,0 +1,24 @@
+"""The examples run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pt2qa
+from examples import digits
+
+
+def test_digits_prints_and_saves_a_report_for_each_quantizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = digits.main(tmp_path / "reports", epochs=2)
+    printed = capsys.readouterr().out
+    assert list(reports) == ["xnnpack", "x86"]
+    for name, report in reports.items():
+        path = tmp_path / "reports" / f"{name}-layers.safetensors"
+        assert str(pt2qa.load(path)) == str(report)
+        assert str(report) in printed
+        assert f"pt2qa show {path}" in printed
+        assert report.sqnr > 20

@@ -1,0 +1,181 @@
+"""A flow file gives the command line its model and data, or one error that says what to change."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from pt2qa.errors import FlowError
+from pt2qa.flow import Inputs, load_flow
+
+HEAD = "import torch\nmodel = torch.nn.Linear(2, 3).eval()\nx = torch.zeros(4, 2)\n"
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def flow(tmp_path):
+    """Load a flow whose function has this body, after an import of torch, a model and an input ``x``."""
+
+    def load(body, name="flow"):
+        file = tmp_path / "demo.py"
+        lines = "\n".join(f"    {line}" for line in body.splitlines())
+        file.write_text(f"{HEAD}def flow():\n{lines}\n", encoding="utf-8")
+        return load_flow(f"{file}:{name}")
+
+    return load
+
+
+def test_three_things_make_a_flow(flow):
+    loaded = flow("return model, x, [x, x]")
+    assert isinstance(loaded.model, torch.nn.Linear)
+    assert (len(loaded.args), loaded.kwargs, loaded.dynamic_shapes) == (1, {}, None)
+    assert loaded.args[0].shape == (4, 2)
+    assert len(list(loaded.batches)) == len(list(loaded.batches)) == 2
+
+
+def test_example_inputs_are_a_tensor_a_tuple_or_a_dict(flow):
+    assert len(flow("return model, (x, x), [x]").args) == 2
+    loaded = flow("return model, {'input': x}, [{'input': x}]")
+    assert (loaded.args, list(loaded.kwargs)) == ((), ["input"])
+
+
+def test_a_dict_may_hold_dynamic_shapes(flow):
+    loaded = flow(
+        "n = torch.export.Dim('n')\n"
+        "return dict(model=model, example_inputs=x, batches=[x], dynamic_shapes={'input': {0: n}})"
+    )
+    assert list(loaded.dynamic_shapes) == ["input"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return model, x, [(x, 1), (x, 2)], lambda item: item[0]",
+        "return dict(model=model, example_inputs=x, batches=[(x, 1), (x, 2)], inputs_of=lambda item: item[0])",
+    ],
+    ids=["fourth", "dict"],
+)
+def test_inputs_of_takes_the_inputs_out_of_each_item_each_time_anew(flow, body):
+    batches = flow(body).batches
+    for _ in range(2):
+        assert [batch.shape for batch in batches] == [(4, 2), (4, 2)]
+    assert len(batches) == 2
+
+
+def test_inputs_of_a_loader_without_a_length_has_none():
+    class Endless:
+        def __iter__(self):
+            return iter([1, 2])
+
+    inputs = Inputs(Endless(), lambda item: -item)
+    assert list(inputs) == [-1, -2]
+    with pytest.raises(TypeError):
+        len(inputs)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    ["torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=2)", "(x, x)", "Again()", "Stream()"],
+)
+def test_loaders_that_start_over_are_taken(flow, batches):
+    loaded = flow(
+        "class Again:\n    def __iter__(self): return iter([x, x])\n"
+        "class Items(torch.utils.data.IterableDataset):\n    def __iter__(self): return iter([x, x])\n"
+        "def Stream(): return torch.utils.data.DataLoader(Items(), batch_size=None)\n"
+        f"return model, x, {batches}"
+    )
+    assert len(list(loaded.batches)) == len(list(loaded.batches)) == 2
+
+
+@pytest.mark.parametrize(
+    ("batches", "kind"),
+    [("(x for _ in range(3))", "generator"), ("iter([x])", "list_iterator"), ("zip([x], [x])", "zip")],
+)
+def test_an_iterator_that_ends_is_refused(flow, batches, kind):
+    with pytest.raises(FlowError) as caught:
+        flow(f"return model, x, {batches}")
+    assert f"batches: got {kind}, which can be gone through only once, but calibration and each analysis need" in str(
+        caught.value
+    )
+    assert "return a list, or a loader that starts over such as a DataLoader" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return model, x", r"demo\.py:flow returned a tuple of 2; expected \(model, example_inputs, batches\), or"),
+        ("return None", r"demo\.py:flow returned NoneType; expected \(model,"),
+        ("return [model, x, [x]]", r"demo\.py:flow returned list; expected \(model,"),
+        ("return {'model': model, 'batches': [x]}", "returned a dict without 'example_inputs'; expected model, "),
+        ("return {'modle': model}", "returned a dict with 'modle'; expected model, example_inputs, batches, inputs_of"),
+        ("return torch.nn.Linear, x, [x]", r"model: got type, expected a torch\.nn\.Module"),
+        ("return model, [x], [x]", "example_inputs: got list, expected a tensor, a tuple of positional inputs"),
+        ("return model, {1: x}, [x]", "example_inputs: got dict, expected"),
+        ("return model, x, x", "batches: got one Tensor, expected several batches; put it in a list"),
+        ("return model, x, {'input': x}", "batches: got one dict, expected several batches; put it in a list"),
+        ("return model, x, []", "batches: got an empty list, expected at least one batch"),
+        ("return model, x, 3", "batches: got int, expected a list or a DataLoader of batches$"),
+        ("return model, x, lambda: [x]", "batches: got function, expected a list or a DataLoader of batches; call it"),
+        ("return model, x, [x], 0", "inputs_of: got int, expected a function from a loader's item to a batch"),
+        ("\nraise ValueError('no data')", r"flow failed: ValueError: no data \(demo\.py, line 6\)"),
+        ("import sys\nsys.exit(3)", r"flow failed: SystemExit: 3 \(demo\.py, line 6\)"),
+        ("return (", r"demo\.py cannot be loaded: SyntaxError: .*\(demo\.py, line 5\)"),
+    ],
+)  # fmt: skip
+def test_what_a_flow_may_not_return(flow, body, message):
+    with pytest.raises(FlowError, match=message):
+        flow(body)
+
+
+def test_a_flow_that_cannot_be_imported_names_the_line(tmp_path):
+    file = tmp_path / "broken_flow.py"
+    file.write_text("x = 1\nimport no_such_module_at_all\n", encoding="utf-8")
+    with pytest.raises(FlowError, match=r"cannot be loaded: ModuleNotFoundError: .*no_such_module.*py, line 2\)"):
+        load_flow(f"{file}:flow")
+    assert "pt2qa_flow_broken_flow" not in sys.modules
+
+
+@pytest.mark.parametrize("where", ["flow.py", "flow.py:", ":flow", "flow.py:a b", "C:\\flow.py"])
+def test_where_must_name_a_file_and_a_function(where):
+    with pytest.raises(FlowError, match=r"expected FLOW\.py:function, for example examples/digits\.py:flow"):
+        load_flow(where)
+
+
+def test_a_missing_file_or_function_is_named(tmp_path, flow):
+    with pytest.raises(FlowError, match=r"gone\.py: no such file; expected a Python file with a function 'flow'"):
+        load_flow(f"{tmp_path / 'gone.py'}:flow")
+    with pytest.raises(FlowError, match=r"demo\.py has no function 'flaw'; did you mean 'flow'\?"):
+        flow("pass", name="flaw")
+    with pytest.raises(FlowError, match=r"demo\.py has no function 'zzz'; it has flow"):
+        flow("pass", name="zzz")
+    with pytest.raises(FlowError, match=r"demo\.py:x: expected a function that takes no arguments \("):
+        flow("pass", name="x")
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
+    with pytest.raises(FlowError, match=r"notes\.txt: not a Python file: its name must end in \.py"):
+        load_flow(f"{tmp_path / 'notes.txt'}:flow")
+
+
+def test_a_function_with_arguments_is_refused(tmp_path):
+    file = tmp_path / "demo.py"
+    file.write_text("def flow(size): ...\n", encoding="utf-8")
+    with pytest.raises(FlowError, match=r"takes no arguments \(missing a required argument: 'size'\)"):
+        load_flow(f"{file}:flow")
+
+
+def test_a_flow_imports_its_neighbours_and_defines_dataclasses(tmp_path):
+    (tmp_path / "neighbour_of_flow.py").write_text(HEAD, encoding="utf-8")
+    file = tmp_path / "demo.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from neighbour_of_flow import model, x\n"
+        "@dataclass\nclass Data:\n    batches: list\n"
+        "def flow():\n    return model, x, Data([x]).batches\n",
+        encoding="utf-8",
+    )
+    assert len(load_flow(f"{file}:flow").batches) == 1

@@ -1,0 +1,301 @@
+"""Plug-ins are found by entry point, configured by text or keyword, and refused with a reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+
+from pt2qa.errors import PluginError
+from pt2qa.plugins import (
+    GROUP,
+    GenericPlugin,
+    available,
+    describe,
+    options_of,
+    quantizer,
+    registry,
+    resolve,
+    unavailable,
+)
+
+
+@dataclass(frozen=True)
+class Toy:
+    name: ClassVar[str] = "toy"
+    summary: ClassVar[str] = "a plug-in of another package"
+
+    mode: Literal["static", "dynamic"] = "static"
+    per_channel: bool = field(default=True, metadata={"help": "a scale for each channel"})
+    bits: int | None = None
+    share: float = 0.5
+    label: str = ""
+    modules: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, graph: Any, *, qat: bool) -> Any:
+        return None
+
+
+TOY = Toy()
+NOT_A_PLUGIN = {"name": "toy"}
+
+
+class Nameless:
+    """Has a build, but is no dataclass with name and summary."""
+
+    def build(self, graph: Any, *, qat: bool) -> Any:
+        return None
+
+
+NAMELESS = Nameless()
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Makes these the only installed plug-ins."""
+
+    def _install(*named: tuple[str, str]) -> None:
+        entries = [EntryPoint(name, value, GROUP) for name, value in named]
+        monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+
+    return _install
+
+
+def told(action: Callable[[], object]) -> str:
+    with pytest.raises(PluginError) as caught:
+        action()
+    return str(caught.value)
+
+
+HERE = __name__
+
+
+def test_installed_plugins_are_found_with_their_default_options() -> None:
+    found = available()
+    assert set(found) >= {"x86", "xnnpack"}
+    assert unavailable() == {}
+    assert all(plugin.name == name and plugin.summary for name, plugin in found.items())
+
+
+def test_finding_plugins_imports_neither_torch_nor_a_backend() -> None:
+    code = (
+        "import sys; from pt2qa.plugins import available, resolve; available(); resolve('xnnpack:per_channel=false'); "
+        "print([name for name in ('torch', 'torchao', 'executorch') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_a_broken_plugin_is_reported_by_name_and_hides_no_other(install: Install) -> None:
+    install(("bad", "no_such_package_at_all:PLUGIN"), ("toy", f"{HERE}:TOY"))
+    assert set(available()) == {"toy"}
+    assert list(unavailable()) == ["bad"]
+    assert (
+        told(lambda: quantizer("bad"))
+        == unavailable()["bad"]
+        == (
+            "quantizer 'bad' (no_such_package_at_all:PLUGIN) cannot be loaded: "
+            "ModuleNotFoundError: No module named 'no_such_package_at_all'"
+        )
+    )
+    assert quantizer("toy").name == "toy"
+
+
+@pytest.mark.parametrize("attribute", ["NOT_A_PLUGIN", "Toy", "NAMELESS"])
+def test_what_is_no_plugin_is_said_to_be_none(install: Install, attribute: str) -> None:
+    install(("toy", f"{HERE}:{attribute}"))
+    text = told(lambda: quantizer("toy"))
+    assert text.startswith(f"quantizer 'toy' ({HERE}:{attribute}) is no plug-in: got ")
+    assert text.endswith("expected an instance of a frozen dataclass with name, summary and build(graph, *, qat)")
+
+
+def test_two_packages_with_one_name_are_refused(install: Install) -> None:
+    install(("toy", f"{HERE}:TOY"), ("toy", f"{HERE}:NAMELESS"))
+    assert told(lambda: quantizer("toy")) == (
+        f"quantizer 'toy' is offered by {HERE}:TOY and {HERE}:NAMELESS: uninstall one of them"
+    )
+
+
+def test_one_plugin_listed_twice_is_one_plugin(install: Install) -> None:
+    install(("toy", f"{HERE}:TOY"), ("toy", f"{HERE}:TOY"))
+    assert quantizer("toy") == TOY
+
+
+def test_a_plugin_that_goes_by_another_name_is_refused(install: Install) -> None:
+    install(("toys", f"{HERE}:TOY"))
+    assert told(lambda: quantizer("toys")).endswith("calls itself 'toy': the two names must be equal")
+
+
+def test_an_unknown_name_lists_near_names_and_what_is_installed() -> None:
+    text = told(lambda: quantizer("xnpack"))
+    assert text.startswith("no quantizer is named 'xnpack'; did you mean 'xnnpack'? Installed: ")
+    assert told(lambda: quantizer("zzz")).startswith("no quantizer is named 'zzz'. Installed: ")
+
+
+def test_nothing_installed_is_said(install: Install) -> None:
+    install()
+    assert told(lambda: quantizer("x86")) == (
+        "no quantizer is named 'x86'. Installed: none: no installed package has an entry point in the group "
+        "pt2qa.quantizers"
+    )
+
+
+def test_options_are_set_by_keyword(install: Install) -> None:
+    install(("toy", f"{HERE}:TOY"))
+    assert quantizer("toy", mode="dynamic", bits=4) == Toy(mode="dynamic", bits=4)
+    assert Toy() == TOY
+
+
+def test_an_unknown_option_lists_near_names_and_all_options(install: Install) -> None:
+    install(("toy", f"{HERE}:TOY"))
+    assert told(lambda: quantizer("toy", perchannel=True)) == (
+        "quantizer 'toy' has no option 'perchannel'; did you mean 'per_channel'? Its options: mode (static|dynamic), "
+        "per_channel (true|false), bits (int|none), share (float), label (str), modules (mapping)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "statc"}, "option mode: got 'statc', expected static|dynamic; did you mean 'static'?"),
+        ({"mode": True}, "option mode: got True, expected static|dynamic."),
+        ({"per_channel": "false"}, "option per_channel: got 'false', expected true|false."),
+        ({"per_channel": 1}, "option per_channel: got 1, expected true|false."),
+        ({"bits": True}, "option bits: got True, expected int|none."),
+        ({"bits": 4.0}, "option bits: got 4.0, expected int|none."),
+        ({"share": "half"}, "option share: got 'half', expected float."),
+        ({"label": None}, "option label: got None, expected str."),
+        ({"modules": ["fc"]}, "option modules: got ['fc'], expected mapping."),
+    ],
+)
+def test_a_value_of_another_type_is_refused(install: Install, options: dict[str, Any], text: str) -> None:
+    install(("toy", f"{HERE}:TOY"))
+    assert told(lambda: quantizer("toy", **options)) == f"quantizer 'toy': {text}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "plugin"),
+    [
+        ("toy", Toy()),
+        ("toy:", Toy()),
+        ("toy:per_channel=false,mode=dynamic", Toy(per_channel=False, mode="dynamic")),
+        (" toy : per_channel = No , bits = 4 ", Toy(per_channel=False, bits=4)),
+        ("toy:bits=none,share=1,label=x=y", Toy(share=1.0, label="x=y")),
+    ],
+)
+def test_text_is_read_by_the_types_of_the_options(install: Install, spec: str, plugin: Toy) -> None:
+    install(("toy", f"{HERE}:TOY"))
+    assert resolve(spec) == plugin
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("toy:dynamic", "quantizer 'toy': got 'dynamic', expected option=value"),
+        ("toy:bits=four", "quantizer 'toy': option bits: got 'four', expected int|none."),
+        (
+            "toy:mode=dynmic",
+            "quantizer 'toy': option mode: got 'dynmic', expected static|dynamic; did you mean 'dynamic'?",
+        ),
+        ("toy:bits=1,bits=2", "quantizer 'toy': option bits is given twice"),
+        (
+            "toy:modules=fc",
+            "quantizer 'toy': option modules takes a mapping, which has no spelling here; "
+            "write pt2qa.quantizer('toy', modules=...) in Python",
+        ),
+    ],
+)
+def test_text_that_cannot_be_read_is_refused(install: Install, spec: str, text: str) -> None:
+    install(("toy", f"{HERE}:TOY"))
+    assert told(lambda: resolve(spec)) == text
+
+
+@pytest.mark.parametrize("plugin", [Toy(), Toy(per_channel=False, bits=4, mode="dynamic"), Toy(share=0.25)])
+def test_a_description_resolves_to_the_same_plugin(install: Install, plugin: Toy) -> None:
+    install(("toy", f"{HERE}:TOY"))
+    assert resolve(describe(plugin)) == plugin
+    assert describe(Toy(per_channel=False, bits=4)) == "toy:per_channel=false,bits=4"
+
+
+def test_options_say_what_they_take() -> None:
+    option = options_of(Toy())[1]
+    assert (option.name, option.values, option.default, option.help) == (
+        "per_channel",
+        "true|false",
+        True,
+        "a scale for each channel",
+    )
+
+
+def test_a_plugin_object_is_taken_as_it_is() -> None:
+    plugin = Toy(bits=4)
+    assert resolve(plugin) is plugin
+
+
+def test_a_torchao_quantizer_object_is_taken_as_it_is() -> None:
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    own = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    plugin = resolve(own)
+    assert isinstance(plugin, GenericPlugin)
+    assert (plugin.name, plugin.build(torch.fx.GraphModule({}, torch.fx.Graph()), qat=False)) == (
+        "X86InductorQuantizer",
+        own,
+    )
+    assert plugin.summary.endswith("x86_inductor_quantizer.X86InductorQuantizer, as it was configured")
+
+
+def test_a_quantizer_for_the_other_kind_of_training_is_refused() -> None:
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    own = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config(is_qat=True))
+    graph = torch.fx.GraphModule({}, torch.fx.Graph())
+    assert resolve(own).build(graph, qat=True) is own
+    assert told(lambda: resolve(own).build(graph, qat=False)) == (
+        "X86InductorQuantizer was configured with is_qat=True, but qat=False is asked for: "
+        "configure it with is_qat=False, or quantize with qat=True"
+    )
+
+
+def test_a_quantizer_class_is_refused() -> None:
+    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import X86InductorQuantizer
+
+    assert told(lambda: resolve(X86InductorQuantizer)) == (
+        "got the class torchao.quantization.pt2e.quantizer.x86_inductor_quantizer.X86InductorQuantizer, expected an "
+        "instance of it: write X86InductorQuantizer() and configure it"
+    )
+    assert "write Toy() and configure it" in told(lambda: resolve(Toy))
+
+
+def test_a_quantizer_of_another_package_is_refused() -> None:
+    base = type("Quantizer", (), {"__module__": "torch.ao.quantization.quantizer.quantizer"})
+    foreign = type("OldQuantizer", (base,), {"__module__": "old_backend"})()
+    text = told(lambda: resolve(foreign))
+    assert text.startswith(
+        "got a old_backend.OldQuantizer, expected a torchao.quantization.pt2e.quantizer.quantizer.Quantizer: "
+        "it derives from torch.ao.quantization.quantizer.quantizer.Quantizer. pt2qa prepares with torchao"
+    )
+
+
+def test_something_that_only_looks_like_a_quantizer_is_refused() -> None:
+    class Lookalike:
+        def annotate(self, model: Any) -> Any:
+            return model
+
+    assert "it does not derive from it. pt2qa prepares with torchao" in told(lambda: resolve(Lookalike()))
+
+
+@pytest.mark.parametrize("spec", [None, 8, ["xnnpack"], {"name": "x86"}])
+def test_anything_else_is_refused(spec: object) -> None:
+    assert told(lambda: resolve(spec)) == (
+        f"got {spec!r} (builtins.{type(spec).__name__}), expected the name of a quantizer plug-in, a plug-in, or a "
+        "torchao Quantizer object"
+    )

@@ -1,0 +1,181 @@
+"""Prepare, calibrate, convert: what can go wrong is an error that says what and what to do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+import pt2qa
+from pt2qa.simulator import quant_ops
+from tests.flows import quantized_pair, residual_pair
+from tests.models import Linears, SharedConv, images, residual
+
+EXAMPLE = (torch.ones(4, 16),)
+
+
+def test_the_reference_is_the_float_model_and_the_quantized_graph_is_folded() -> None:
+    pair = residual_pair()
+    assert torch.allclose(pair.reference(images()), residual()(images()), atol=1e-5)
+    assert not any(quant_ops.is_quantization(node) for node in pair.reference.graph.nodes)
+    dtypes = {str(value.dtype) for value in pair.quantized.state_dict().values()}
+    assert "torch.int8" in dtypes
+    assert pair.quantizer == "xnnpack"
+    assert pair.model == "Residual"
+
+
+def test_quantize_changes_neither_the_model_nor_the_capture() -> None:
+    model = residual()
+    state = copy.deepcopy(model.state_dict())
+    capture = pt2qa.capture(model, images())
+    before = capture.module()(images())
+
+    def train(graph: GraphModule) -> None:
+        optimizer = torch.optim.SGD(graph.parameters(), 0.1)
+        graph(images()).square().mean().backward()
+        optimizer.step()
+
+    pt2qa.quantize(capture, "xnnpack", [images()], qat=True, train=train, progress=False)
+    pt2qa.quantize(capture, "xnnpack", [images()], progress=False)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(capture.module()(images()), before)
+
+
+def test_any_torchao_quantizer_object_works() -> None:
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    pair = quantized_pair(residual(), images(), quantizer)
+    assert pair.quantizer == "XNNPACKQuantizer"
+    assert pt2qa.compare_layers(pair, [images()], progress=False).sqnr > 20
+
+
+def test_targets_in_the_loader_are_left_out_with_inputs_of() -> None:
+    capture = pt2qa.capture(residual(), images())
+    loader = [(images(), torch.tensor([0, 1]))]
+    pair = pt2qa.quantize(capture, "xnnpack", loader, inputs_of=lambda item: item[0], progress=False)
+    report = pt2qa.compare_layers(pair, loader, inputs_of=lambda item: item[0], progress=False)
+    assert report.samples == 2
+    with pytest.raises(pt2qa.BatchError, match=r"the batch has 2 positional inputs; captured with 1.*inputs_of"):
+        pt2qa.quantize(capture, "xnnpack", loader, progress=False)
+
+
+def test_qat_trains_what_becomes_the_reference() -> None:
+    seen: list[bool] = []
+
+    def train(graph: GraphModule) -> None:
+        optimizer = torch.optim.SGD(graph.parameters(), 1e-2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            graph(images()).square().mean().backward()
+            optimizer.step()
+        seen.append(True)
+
+    pair = quantized_pair(residual(), images(), "xnnpack", qat=True, train=train)
+    assert seen == [True]
+    assert not torch.allclose(pair.reference(images()), residual()(images()), atol=1e-3)
+    assert pt2qa.compare_layers(pair, [images()], progress=False).sqnr > 10
+    with pytest.raises(pt2qa.QuantizeError, match="train was given without qat=True"):
+        quantized_pair(residual(), images(), "xnnpack", train=train)
+
+
+# -- trap 3 -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_conv_used_twice_with_one_batch_norm_is_right() -> None:
+    torch.manual_seed(0)
+    model = SharedConv(same_norm=True)
+    nn.init.uniform_(model.bn1.weight, 2, 3)
+    example = (images(), images(seed=1))
+    pair = quantized_pair(model, example)
+    assert torch.allclose(pair.reference(*example), model(*example), atol=1e-4)
+    names = [row.name for row in pt2qa.compare_layers(pair, [example], progress=False).rows]
+    assert {"conv/conv2d", "conv/conv2d_1"} <= set(names)
+
+
+def test_one_conv_with_two_batch_norms_blames_prepare_and_not_int8() -> None:
+    torch.manual_seed(0)
+    model = SharedConv(same_norm=False)
+    nn.init.constant_(model.bn1.weight, 3.0)
+    nn.init.constant_(model.bn2.weight, 0.2)
+    example = (images(), images(seed=1))
+    try:
+        pair = quantized_pair(model, example)
+    except pt2qa.QuantizeError as error:
+        assert "prepare changed the model before any quantization" in str(error)  # noqa: PT017
+        assert "first at conv/conv2d" in str(error)  # noqa: PT017
+    else:  # a torchao that folds them rightly
+        assert torch.allclose(pair.reference(*example), model(*example), atol=1e-4)
+
+
+# -- traps 15 and 16 --------------------------------------------------------------------------------------------------
+
+
+def test_a_quantizer_that_annotates_nothing_is_an_error() -> None:
+    class NoLinears(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin()
+
+    with pytest.raises(pt2qa.QuantizeError, match="xnnpack annotated 0 of 1 ops: the model would stay in float"):
+        quantized_pair(NoLinears(), EXAMPLE)
+
+
+def test_forward_under_no_grad_is_quantized_all_the_same() -> None:
+    class NoGrad(Linears):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().forward(x)
+
+    coverage = {entry.op: entry for entry in quantized_pair(NoGrad(), EXAMPLE).coverage}
+    assert coverage["linear"].quantized == 2
+
+
+def test_no_calibration_batch_is_an_error() -> None:
+    capture = pt2qa.capture(Linears().eval(), EXAMPLE)
+    with pytest.raises(pt2qa.QuantizeError, match="calibration gave no batch, so no scale is known"):
+        pt2qa.quantize(capture, "xnnpack", [], progress=False)
+    exhausted: Iterator[tuple[Tensor]] = iter([])
+    with pytest.raises(pt2qa.QuantizeError, match="an iterator that was read before is empty"):
+        pt2qa.quantize(capture, "xnnpack", exhausted, progress=False)
+    with pytest.raises(pt2qa.BatchError, match=r"batches is a single Tensor; expected an iterable.*Pass \[batch\]"):
+        pt2qa.quantize(capture, "xnnpack", torch.randn(4, 16), progress=False)
+
+
+def test_observers_that_never_saw_a_value_are_named() -> None:
+    dim = torch.export.Dim("batch", min=0)
+    capture = pt2qa.capture(Linears().eval(), EXAMPLE, dynamic_shapes=({0: dim},))
+    with pytest.raises(
+        pt2qa.QuantizeError, match=r"observers never saw a value in 1 calibration batches: .*second/linear"
+    ):
+        pt2qa.quantize(capture, "xnnpack", [torch.empty(0, 16)], progress=False)
+
+
+def test_a_quantizer_that_raises_is_named_with_its_reason() -> None:
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    class Broken(Quantizer):
+        def annotate(self, model: GraphModule) -> GraphModule:
+            raise IndexError("list index out of range")
+
+        def validate(self, model: GraphModule) -> None:
+            return None
+
+    with pytest.raises(
+        pt2qa.QuantizeError, match="Broken could not prepare the model: IndexError: list index out of"
+    ) as e:
+        quantized_pair(Linears(), EXAMPLE, Broken())
+    assert isinstance(e.value.__cause__, IndexError)
+
+
+def test_ragged_batches_need_a_dynamic_dimension_and_the_error_says_so() -> None:
+    """Traps 11 and 32."""
+    capture = pt2qa.capture(Linears().eval(), EXAMPLE)
+    with pytest.raises(pt2qa.BatchError, match=r"shape \[3, 16\]; captured with \[4, 16\].*dynamic_shapes"):
+        pt2qa.quantize(capture, "xnnpack", [EXAMPLE, (torch.randn(3, 16),)], progress=False)
