@@ -274,8 +274,9 @@ def _check_weights(pair: QuantizedPair) -> None:
         match = error_sums(constant.reference, constant.quantized.to(constant.reference.dtype)).sqnr
         if match < WEIGHT_MATCH_DB:
             raise PairingError(
-                f"the quantized {pair.sites[constant.site].kind} of {constant.reader} matches its float value at {match:.1f} "
-                f"dB; expected at least {WEIGHT_MATCH_DB:.0f} dB. Pass a reference and a quantized graph made from one model."
+                f"the quantized {pair.sites[constant.site].kind} of {constant.reader} matches its float value at "
+                f"{match:.1f} dB; expected at least {WEIGHT_MATCH_DB:.0f} dB. Pass a reference and a quantized graph "
+                "made from one model."
             )
 
 

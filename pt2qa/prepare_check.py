@@ -44,8 +44,8 @@ def check_prepared(
     raise QuantizeError(
         f"prepare changed the model before any quantization: its output matches the float model at {match:.1f} dB only "
         f"(expected at least {PREPARE_MATCH_DB:.0f} dB){where}. "
-        f"This is {quantizer}'s or torchao's rewriting, not int8: no calibration can mend it. A convolution whose weights "
-        "are used twice with batch norms that differ is the usual cause; give each use its own weights."
+        f"This is {quantizer}'s or torchao's rewriting, not int8: no calibration can mend it. A convolution whose "
+        "weights are used twice with batch norms that differ is the usual cause; give each use its own weights."
     )
 
 
@@ -66,7 +66,7 @@ def _smallest_match(expected: Any, actual: Any) -> float:
 
 
 def _first_changed(float_graph: GraphModule, prepared: GraphModule, values: list[Any]) -> str:
-    """Names the first op whose value prepare changed; a conv with a folded batch norm is held against the batch norm."""
+    """Names the first op whose value prepare changed; a conv with a folded batch norm is held against the norm."""
     after_folding = {
         handle_of(node.args[0]): handle_of(node)
         for node in float_graph.graph.nodes

@@ -84,7 +84,7 @@ def _starts_region(node: Node) -> bool:
 
 def _unasked(node: Node) -> bool:
     """Whether XNNPACK's quantizer annotates an op without asking its filter: outright, or by passing scales on."""
-    return op_type(node) in ("cat", "adaptive_avg_pool2d")
+    return _starts_region(node) and op_type(node) in ("cat", "adaptive_avg_pool2d")
 
 
 def _has_no_kernel(node: Node, settings: XNNPACK) -> bool:

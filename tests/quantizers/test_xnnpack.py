@@ -201,6 +201,35 @@ def test_settings_of_one_module_do_not_need_its_relu_in_it() -> None:
     assert outcome.inputs_of("relu") == [FLOAT]  # fused: nothing between the convolution and its ReLU
 
 
+def test_a_convolution_called_twice_is_quantized_at_its_first_call_only() -> None:
+    """XNNPACK's quantizer takes a weight that is annotated for a region that is; the docstring warns of it."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.conv(torch.sigmoid(self.conv(x)))
+            return result
+
+    assert quantized(XNNPACK(), Twice()).weights_of("conv2d") == [CHANNEL, FLOAT]
+
+
+def test_an_input_named_like_an_op_is_no_op() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, cat: Tensor) -> Tensor:
+            result: Tensor = self.conv(cat)
+            return result
+
+    outcome = quantized(XNNPACK(mode="dynamic", modules={"conv": {"mode": "static"}}), Named())
+    assert outcome.inputs_of("conv2d") == [TENSOR, CHANNEL, FLOAT]
+
+
 def test_qat_takes_all_options() -> None:
     plugin = XNNPACK(modules={"blocks.0": None, "head.1": {"per_channel": False}, "head.3": {"mode": "dynamic"}})
     outcome = quantized(plugin, qat=True)

@@ -81,7 +81,17 @@ def _stale_readers(node: Node, argument: Node, graph: Graph) -> list[tuple[Node,
         for other in graph.nodes
         if storage is not None and storage_of(other) == storage and position[other] < position[node]
     ]
-    return [(other, user) for other in older for user in other.users if position[user] > position[node]]
+    return [
+        (other, user)
+        for other in older
+        for user in other.users
+        if position[user] > position[node] and not _overwrites(user, other)
+    ]
+
+
+def _overwrites(node: Node, value: Node) -> bool:
+    """Whether all that an op does with a value is to write over it: ``torch.export`` ends so a write to a buffer."""
+    return node.target is _ATEN.copy_.default and node.args[0] is value and node.args[1] is not value
 
 
 def _rewrite(
@@ -99,10 +109,19 @@ def _rewrite(
         _renew_values(node, storage)
         graph.erase_node(node)
     finally:
-        for unread in [*reversed(writer.made), *(old for old, _ in reversed(readers))]:
-            if not unread.users and unread.graph is graph and unread in graph.nodes and in_place_argument(unread) is None:
-                graph.erase_node(unread)
+        _drop_unread([*writer.made, *(old for old, _ in readers)])
     return f"computed out of place, for {len(readers)} later read{'s' * (len(readers) > 1)} of the tensor that it changes"
+
+
+def _drop_unread(nodes: list[Node]) -> None:
+    """Erases those of the nodes that nothing reads any more, and what only they read."""
+    waiting, gone = list(nodes), set()
+    while waiting:
+        node = waiting.pop()
+        if node not in gone and node.op == "call_function" and not node.users and not node.is_impure():
+            waiting.extend(node.all_input_nodes)
+            gone.add(node)
+            node.graph.erase_node(node)
 
 
 def _renew_values(written: Node, storage: int | None) -> None:
