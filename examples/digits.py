@@ -101,5 +101,13 @@ def main(folder: Path = Path("demo-reports"), epochs: int = 6) -> dict[str, pt2q
     return reports
 
 
+def flow() -> tuple[nn.Module, Tensor, list[Tensor]]:
+    """The same for the command line: ``pt2qa analyze examples/digits.py:flow -o reports``."""
+    pictures, labels = digits()
+    model = train(pictures[:TRAINING], labels[:TRAINING], epochs=6)
+    batches = list(pictures[: 8 * BATCH].split(BATCH))
+    return model, batches[0], batches
+
+
 if __name__ == "__main__":
     main()

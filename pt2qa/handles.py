@@ -92,8 +92,8 @@ def handle_of(node: Node) -> int | None:
 def assign_handles(program: ExportedProgram) -> None:
     """Numbers every user input and every op of a program from 0 in graph order, in place.
 
-    The ops of a nested graph (of ``cond``, ``while_loop``, ``map``, ``scan``) follow the op that owns it.  Parameters and
-    buffers get none: in QAT torchao copies their metadata to new ops, which would then claim the same handle.
+    The ops of a nested graph (of ``cond``, ``while_loop``, ``map``, ``scan``) follow the op that owns it.  Parameters
+    and buffers get none: in QAT torchao copies their metadata to new ops, which would then claim the same handle.
     """
     inputs = set(user_inputs(program))
     count = 0
@@ -114,8 +114,8 @@ def assign_handles(program: ExportedProgram) -> None:
 def restore_input_handles(source: GraphModule | ExportedProgram) -> None:
     """Gives the inputs of a graph their handles back, in place.
 
-    Inputs come first in a graph, so input number i has handle i.  ``torch.export.save`` writes no metadata of inputs, and
-    re-export with ``strict=True`` drops it; ops keep theirs in both.
+    Inputs come first in a graph, so input number i has handle i.  ``torch.export.save`` writes no metadata of inputs,
+    and re-export with ``strict=True`` drops it; ops keep theirs in both.
     """
     for handle, node in enumerate(user_inputs(source)):
         node.meta = {**node.meta, CUSTOM: {**_custom(node), KEY: handle}}
@@ -152,11 +152,11 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
 def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
     """What to call the ops of a graph, by handle.
 
-    A name is the module path, the op and, from the second one on, an ordinal: ``fc/linear``, ``rnn/linear_1``, ``add`` at
-    the root.  Outputs of an op with several are ``rnn/lstm[0]``; ops in a nested graph follow its owner:
-    ``block/cond.true/linear``.  Ordinals count in the order of handles, so that nothing depends on the names of nodes or
-    on in-place spelling.  Take the names from the captured program: a graph that lost ops on the way (folded batch
-    norms) counts differently.
+    A name is the module path, the op and, from the second one on, an ordinal: ``fc/linear``, ``rnn/linear_1``, ``add``
+    at the root.  Outputs of an op with several are ``rnn/lstm[0]``; ops in a nested graph follow its owner:
+    ``block/cond.true/linear``.  Ordinals count in the order of handles, so that nothing depends on the names of nodes
+    or on in-place spelling.  Take the names from the captured program: a graph that lost ops on the way counts
+    differently.
 
     Args:
         source: a graph with handles.
@@ -191,7 +191,7 @@ def op_of(target: Callable[..., Any] | str) -> str:
     elif isinstance(target, OpOverloadPacket):
         name = target._qualified_op_name.rpartition("::")[2]
     elif isinstance(target, HigherOrderOperator):
-        return target.name().removesuffix("_impl")
+        return str(target.name()).removesuffix("_impl")
     else:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     return name.strip("_") if name.startswith("__") else name.removesuffix("_")
@@ -233,7 +233,7 @@ class _Namer:
         owner = self._by_node.get(placed.owner) if placed.owner is not None else None
         if node.op == "placeholder":
             stem = str(node.target)
-        elif node.target is operator.getitem and node.args[0] in self._by_node:
+        elif node.target is operator.getitem and isinstance(node.args[0], Node) and node.args[0] in self._by_node:
             producer = self._by_node[node.args[0]]
             stem, module, module_type = f"{producer.name}[{node.args[1]}]", producer.module, producer.module_type
         elif owner is not None:

@@ -87,7 +87,7 @@ class OpCoverage:
     quantized: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QuantizedPair:
     """What every analysis takes: a reference, its quantized graph, and how their parts belong together.
 
@@ -108,9 +108,13 @@ class QuantizedPair:
     quantizer: str = "unknown quantizer"
     model: str = "model"
     float_graph: GraphModule | None = None
-    capture: Capture | None = field(default=None, repr=False)
+    capture: Capture | None = None
     notes: tuple[str, ...] = ()
-    _verified: set[str] = field(default_factory=set, repr=False, compare=False)
+    _verified: set[str] = field(default_factory=set, compare=False)
+
+    def __repr__(self) -> str:
+        sites = f"{len(self.sites)} sites in {len(self.regions)} regions"
+        return f"<QuantizedPair of {self.model} by {self.quantizer}: {sites}>"
 
     @functools.cached_property
     def program(self) -> Program:
@@ -145,7 +149,7 @@ class QuantizedPair:
     @functools.cached_property
     def environment(self) -> Environment:
         """Versions and the model's fingerprint, for reports."""
-        return Environment.here(fingerprint(self.reference))
+        return Environment.here(fingerprint(self.reference if self.float_graph is None else self.float_graph))
 
     def values(self, batch: Batch) -> list[Any]:
         """A batch as the flat inputs of the simulator.
@@ -381,7 +385,7 @@ def _digest(values: Sequence[Any]) -> str:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _first_difference(pair: QuantizedPair, values: list[Any]) -> str:

@@ -13,7 +13,7 @@ from pt2qa.calibration import calibrate, find_observers
 from pt2qa.capture import Capture
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.pairing import QuantizedPair
-from pt2qa.plugins import QuantizerPlugin, resolve
+from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.prepare_check import check_prepared
 from pt2qa.simulator import quant_ops
 from pt2qa.simulator.batches import Batch, read_batches
@@ -75,7 +75,7 @@ def quantize(
         reference=reference,
         quantized=quantized,
         names=capture.names,
-        quantizer=plugin.name,
+        quantizer=describe(plugin) + (" after QAT" if qat else ""),
         model=capture.model,
         float_graph=float_graph,
         capture=capture,

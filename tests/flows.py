@@ -35,5 +35,5 @@ def residual_pair(quantizer: str = "xnnpack") -> pt2qa.QuantizedPair:
 
 def direct_sqnr(reference: Tensor, quantized: Tensor) -> float:
     """SQNR in float64, written out once more."""
-    ref, quant = reference.double(), quantized.double()
+    ref, quant = reference.detach().double(), quantized.detach().double()
     return float(10 * torch.log10((ref**2).sum() / ((ref - quant) ** 2).sum()))

@@ -69,6 +69,22 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), function(*args, **kwargs))
 
 
+def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a model returns for its example inputs, gradients off.
+
+    Raises:
+        CaptureError: it fails on them.
+    """
+    try:
+        with torch.no_grad():
+            return run(model, args, kwargs)
+    except Exception as error:
+        raise CaptureError(
+            f"the model fails on its example inputs, before any export: {type(error).__name__}: {error}. Call "
+            "model(*args, **kwargs) to see where."
+        ) from error
+
+
 def check_stateless(
     model: nn.Module, state: State, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, ...]:
@@ -85,12 +101,13 @@ def check_stateless(
         CaptureError: what forward leaves in its buffers changes what the next run returns.
     """
     changed = state.changed()
-    found = compare_outputs(eager, run(model, args, kwargs)) if changed else None
+    found = compare_outputs(eager, run_eager(model, args, kwargs)) if changed else None
     state.restore()
     if found is not None:
         raise CaptureError(
-            f"the model keeps state: forward changes its buffers {_listed(changed)}, and {found.leaf} {found.what} between two "
-            "runs of one input. pt2qa compares runs of one input: take the state as an input and return the new one."
+            f"the model keeps state: forward changes its buffers {_listed(changed)}, and {found.leaf} {found.what} "
+            "between two runs of one input. pt2qa compares runs of one input: take the state as an input and return "
+            "the new one."
         )
     return changed
 
@@ -116,21 +133,29 @@ def check_agreement(
     Raises:
         CaptureError: they disagree; the message tells whether the model agrees with itself.
     """
-    found = compare_outputs(eager, run(program, args, kwargs))
-    if found is None:
-        return
-    own = compare_outputs(eager, run(model, args, kwargs))
+    with torch.no_grad():
+        captured = run(program, args, kwargs)
+        found = compare_outputs(eager, captured)
+        if found is None:
+            return
+        own = compare_outputs(eager, run(model, args, kwargs))
+        state.restore()
+    # torch.export traces with gradients on; without them torch.nn's transformer layers take another path, which writes
+    # zeros where a mask covers the input.
+    traced = run(model, args, kwargs)
     state.restore()
+    if own is None and compare_outputs(traced, captured) is None:
+        return
     if own is not None:
         raise CaptureError(
-            f"the model disagrees with itself: {own.leaf} {own.what} between two runs of one input in eval mode. It is random "
-            "(torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. pt2qa compares runs of one "
-            "input: make forward deterministic."
+            f"the model disagrees with itself: {own.leaf} {own.what} between two runs of one input in eval mode. It is "
+            "random (torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. pt2qa compares "
+            "runs of one input: make forward deterministic."
         )
     raise CaptureError(
-        f"the captured program does not compute what the model computes: {found.leaf} {found.what} on the example inputs. "
-        "Values that forward reads from outside, branches on values and writes to views of a tensor are the usual causes. "
-        "Try the other strict=, and compare torch.export.export(model, args).module() with the model."
+        f"the captured program does not compute what the model computes: {found.leaf} {found.what} on the example "
+        "inputs. Values that forward reads from outside, branches on values and writes to views of a tensor are the "
+        "usual causes. Try the other strict=, and compare torch.export.export(model, args).module() with the model."
     )
 
 
@@ -158,7 +183,8 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     'output.logits[1]'
     """
     parts = [
-        f".{key.key}" if isinstance(key, pytree.MappingKey) and str(key.key).isidentifier() else str(key) for key in path
+        f".{key.key}" if isinstance(key, pytree.MappingKey) and str(key.key).isidentifier() else str(key)
+        for key in path
     ]
     return "output" + "".join(parts)
 

@@ -102,10 +102,14 @@ def in_place_argument(node: Node) -> Node | None:
 
 def storage_of(node: Node) -> int | None:
     """Which memory a node's value had when the model was traced; None where it is no plain tensor."""
-    value = node.meta.get("val")
+    return memory_of(node.meta.get("val"))
+
+
+def memory_of(value: object) -> int | None:
+    """A number for the memory of a tensor, the same for its views; None for anything else."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)
 
 
 def _shares_memory_with(node: Node) -> list[Node]:
@@ -123,7 +127,7 @@ def _shares_memory_with(node: Node) -> list[Node]:
 def _arguments(node: Node, *, write: bool) -> list[Node]:
     """The nodes at those arguments of an op that its schema marks as written, or as aliased at all."""
     assert isinstance(node.target, OpOverload)
-    found = []
+    found: list[Node] = []
     for i, argument in enumerate(node.target._schema.arguments):
         alias = argument.alias_info
         if alias is None or (write and not alias.is_write):

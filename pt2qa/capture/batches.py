@@ -1,8 +1,8 @@
 """Whether a batch fits a captured program (trap 32).
 
-Graphs with fixed sizes compute nonsense for other sizes, or fail deep inside: ``view`` and ``expand`` carry the captured
-numbers.  torch's own check, ``_guards_fn``, is a node in the graph that quantizers have to step around and whose message
-does not say what to do; so the graphs are made without it, and batches are checked here.
+Graphs with fixed sizes compute nonsense for other sizes, or fail deep inside: ``view`` and ``expand`` carry the
+captured numbers.  torch's own check, ``_guards_fn``, is a node that stays in the graph through prepare and convert, and
+whose message does not say what to do; so graphs are made without it, and batches are checked here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -93,15 +92,15 @@ def _check_nesting(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict
     if given != captured:
         for i, (a, b) in enumerate(zip(given.child(0).children(), captured.child(0).children(), strict=True)):
             if a != b:
-                raise BatchError(f"args[{i}] is nested as {a}; captured with {b}.")
+                raise BatchError(f"args[{i}] is {_nesting(a)}; captured with {_nesting(b)}.")
         for name, a, b in zip(kwargs, given.child(1).children(), captured.child(1).children(), strict=True):
             if a != b:
-                raise BatchError(f"kwargs[{name!r}] is nested as {a}; captured with {b}.")
+                raise BatchError(f"kwargs[{name!r}] is {_nesting(a)}; captured with {_nesting(b)}.")
 
 
 def _check_tensor(name: str, value: Any, expected: Tensor) -> None:
     if not isinstance(value, Tensor):
-        raise BatchError(f"{name} is a {type(value).__name__}; captured with a tensor of shape {_shape(expected)}.")
+        raise BatchError(f"{name} is {value!r}; captured with a tensor of shape {_shape(expected)}.")
     if value.dtype != expected.dtype:
         raise BatchError(f"{name} has dtype {value.dtype}; captured with {expected.dtype}. Convert the batch.")
     if value.device.type != expected.device.type:
@@ -111,11 +110,12 @@ def _check_tensor(name: str, value: Any, expected: Tensor) -> None:
         for size, captured in zip(value.shape, expected.shape, strict=False)
     )
     if not fits:
-        axes = [i for i, (a, b) in enumerate(zip(value.shape, expected.shape, strict=False)) if a != b]
         hint = ""
         if value.dim() == expected.dim():
-            key = str(name).partition("(")[2].removesuffix(")")
-            dims = ", ".join(f"{i}: torch.export.Dim.AUTO" for i in axes if isinstance(expected.shape[i], int))
+            key = name.partition("(")[2].removesuffix(")")
+            # A symbolic size must not be compared: that would pin it down in the program.
+            fixed = [i for i, size in enumerate(expected.shape) if isinstance(size, int) and size != value.shape[i]]
+            dims = ", ".join(f"{i}: torch.export.Dim.AUTO" for i in fixed)
             hint = f" To allow other sizes, capture with dynamic_shapes={{{key!r}: {{{dims}}}, ...}}."
         raise BatchError(f"{name} has shape {list(value.shape)}; captured with {_shape(expected)}.{hint}")
 
@@ -123,7 +123,9 @@ def _check_tensor(name: str, value: Any, expected: Tensor) -> None:
 def _check_constant(name: str, value: Any, expected: Any) -> None:
     if isinstance(value, Tensor) or type(value) is not type(expected) or value != expected:
         shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise BatchError(f"{name} is {shown}; captured with {expected!r}, which is part of the graph. Capture anew for it.")
+        raise BatchError(
+            f"{name} is {shown}; captured with {expected!r}, which is part of the graph. Capture anew for it."
+        )
 
 
 def _check_size(
@@ -136,17 +138,24 @@ def _check_size(
             raise BatchError(f"{what}; expected {int(value)} ({expression}), because {others}.")
         return
     allowed = program.range_constraints.get(expression)
-    if allowed is not None and not allowed.lower <= size <= allowed.upper:
+    # Like torch: a range that starts at 2 only says that sizes 0 and 1 were not traced on their own.
+    if allowed is not None and not (size <= allowed.upper and (size >= allowed.lower or allowed.lower <= 2)):
         raise BatchError(f"{what}; captured for sizes from {allowed.lower} to {_upper(allowed.upper)}.")
     if value.is_Symbol:
         known[value] = (size, what)
         return
-    (symbol,) = value.free_symbols if len(value.free_symbols) == 1 else (None,)
-    solutions = sympy.solve(sympy.Eq(value, size), symbol) if symbol is not None else []
-    if symbol is not None and not any(solution.is_integer for solution in solutions):
-        raise BatchError(f"{what}; captured for sizes of the form {expression}.")
-    if symbol is not None:
-        known[symbol] = (int(next(solution for solution in solutions if solution.is_integer)), what)
+    if len(value.free_symbols) == 1:
+        # torch derives sizes by a * symbol + b only.
+        (symbol,) = value.free_symbols
+        offset = value.subs(symbol, 0)
+        solution = (size - offset) / (value.subs(symbol, 1) - offset)
+        if not solution.is_integer:
+            raise BatchError(f"{what}; captured for sizes of the form {expression}.")
+        known[symbol] = (int(solution), what)
+
+
+def _nesting(spec: pytree.TreeSpec) -> str:
+    return "a single value" if spec.is_leaf() else f"nested as {spec}"
 
 
 def _upper(bound: Any) -> str:

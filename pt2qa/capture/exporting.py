@@ -14,6 +14,7 @@ from pt2qa.errors import CaptureError
 
 _DOCS = "https://docs.pytorch.org/docs/stable/export.html"
 _SHOWN = 5
+_LINES = 3
 
 
 def check_model(model: object) -> nn.Module:
@@ -24,18 +25,19 @@ def check_model(model: object) -> nn.Module:
     """
     if isinstance(model, ExportedProgram):
         raise CaptureError(
-            "model is an ExportedProgram; expected the nn.Module that it was made from. Pass that module, or program.module()."
+            "model is an ExportedProgram; expected the nn.Module that it was made from. Pass that module, or "
+            "program.module()."
         )
     if not isinstance(model, nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}; expected an nn.Module in eval mode.")
-    # On a graph from torch.export the flag says nothing, and eval() raises NotImplementedError.
-    training = [] if isinstance(model, GraphModule) else [name for name, part in model.named_modules() if part.training]
+    # On a graph from torch.export the flag says nothing, and eval() raises NotImplementedError (trap 37).
+    training = [] if _is_exported(model) else [name for name, part in model.named_modules() if part.training]
     if training:
         names = ", ".join(repr(name) if name else "the model itself" for name in training[:_SHOWN])
         more = f" and {len(training) - _SHOWN} more" if len(training) > _SHOWN else ""
         raise CaptureError(
-            f"{len(training)} modules are in training mode: {names}{more}. Call model.eval() first, for quantization-aware "
-            "training too: pt2qa.quantize(..., qat=True) trains the exported graph."
+            f"{len(training)} modules are in training mode: {names}{more}. Call model.eval() first, for "
+            "quantization-aware training too: pt2qa.quantize(..., qat=True) trains the exported graph."
         )
     return model
 
@@ -50,7 +52,11 @@ def export(
     """
     with warnings.catch_warnings():
         # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is no state.
-        warnings.filterwarnings("ignore", message=r"The tensor attributes? (self\.\S*_flat_weights\S*,? ?(and )?)+ .*assigned")
+        warnings.filterwarnings(
+            "ignore", message=r"The tensor attributes? (self\.\S*_flat_weights\S*,? ?(and )?)+ .*assigned"
+        )
+        # Dynamo looks at the .grad of what a cond or a loop reads.
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         try:
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:
@@ -60,11 +66,19 @@ def export(
                 else "strict=True, which analyses the Python of the forward instead of running it"
             )
             raise CaptureError(
-                f"torch.export.export failed with {type(error).__name__}: {_first_line(error)}\n"
+                f"torch.export.export failed with {type(error).__name__}: {_first_lines(error)}\n"
                 f"Try {other}. What a forward may do is described at {_DOCS}; torch's whole message is above this one."
             ) from error
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "no message"
+def _is_exported(model: nn.Module) -> bool:
+    """Whether a model is a graph of operators only."""
+    return isinstance(model, GraphModule) and all(
+        node.op != "call_module" or node.target == "_guards_fn" for node in model.graph.nodes
+    )
+
+
+def _first_lines(error: Exception) -> str:
+    """What an error says at first: torch adds pages of advice to it."""
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines[:_LINES]) if lines else "no message"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -26,20 +26,20 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
     >>> as_call({"x": 1}, None)
     ((), {'x': 1})
     """
-    if isinstance(args, dict):
+    if isinstance(args, Mapping):
         if kwargs is not None:
             raise CaptureError(
-                "args is a dict, which means keyword inputs, and kwargs is given too. Pass positional inputs as a tuple "
-                "in args, or everything in one dict."
+                "args is a dict, which means keyword inputs, and kwargs is given too. Pass positional inputs as a "
+                "tuple in args, or everything in one dict."
             )
-        args, kwargs = (), args
+        args, kwargs = (), dict(args)
     if isinstance(args, Tensor):
         args = (args,)
     if not isinstance(args, tuple):
         hint = "Pass tuple(args)." if isinstance(args, list) else "Pass (value,) for one input that is no tensor."
         raise CaptureError(
-            f"args is a {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of keyword inputs. "
-            f"{hint}"
+            f"args is a {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of keyword "
+            f"inputs. {hint}"
         )
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
@@ -67,15 +67,15 @@ def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         if share_memory(a, b):
             what = "are the same tensor" if a is b else "share memory"
             raise CaptureError(
-                f"example inputs {first} and {second} {what}; expected separate tensors, because torch.export would make one "
-                f"input of both. Pass {second}.clone()."
+                f"example inputs {first} and {second} {what}; expected separate tensors, because torch.export would "
+                f"make one input of both. Pass {second}.clone()."
             )
     for kind, name, state in _state(model):
         for leaf, value in inputs:
             if share_memory(state, value):
                 raise CaptureError(
-                    f"example input {leaf} shares memory with the model's {kind} {name!r}; expected a separate tensor, because "
-                    f"torch.export would take one for the other. Pass {leaf}.detach().clone()."
+                    f"example input {leaf} shares memory with the model's {kind} {name!r}; expected a separate tensor, "
+                    f"because torch.export would take one for the other. Pass {leaf}.detach().clone()."
                 )
 
 

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
-from pt2qa.capture.agreement import State, check_agreement, check_stateless, run
+from pt2qa.capture.agreement import State, check_agreement, check_stateless, run_eager
 from pt2qa.capture.aliases import Aliases
 from pt2qa.capture.batches import check_inputs
 from pt2qa.capture.changes import Change
@@ -51,8 +51,8 @@ class Capture:
     def module(self) -> GraphModule:
         """A fresh graph to run or to prepare.
 
-        It shares parameters and buffers with the model, except for the buffers that it writes to.  It does not check the
-        sizes of its inputs: see :meth:`check_batch`.  Copy it (``copy.deepcopy``) before training it.
+        It shares parameters and buffers with the model, except for the buffers that it writes to: copy it
+        (``copy.deepcopy``) before training it.  It carries no check of its inputs: see :meth:`check_batch`.
         """
         module = self.program.module(check_guards=False)
         for name, nested in list(module.named_children()):
@@ -124,12 +124,13 @@ def capture(
         The capture.
 
     Raises:
-        CaptureError: the model is in training mode, example inputs share memory, ``torch.export`` failed, or the program
-            computes something else than the model.
+        CaptureError: the model is in training mode, example inputs share memory, ``torch.export`` failed, or the
+            program computes something else than the model.
 
-    >>> import torch, pt2qa.capture
+    >>> import torch
+    >>> from pt2qa.capture import capture
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-    >>> captured = pt2qa.capture.capture(model, torch.zeros(1, 4))
+    >>> captured = capture(model, torch.zeros(1, 4))
     >>> [op.name for op in captured.names.values()]
     ['input', '0/linear', '1/relu', '2/linear']
     """
@@ -140,7 +141,7 @@ def capture(
     state = State(model)
     # Runs draw different random numbers from each other, so that a random model shows; the caller's stay as they are.
     with torch.random.fork_rng(devices=[]):
-        eager = run(model, args, kwargs)
+        eager = run_eager(model, args, kwargs)
         stateful = check_stateless(model, state, eager, args, kwargs)
         try:
             program = export(model, args, kwargs, dynamic_shapes, strict)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from pt2qa.compare.selection import Block, find_blocks, selected_steps
 from pt2qa.errors import BatchError, SelectionError
-from pt2qa.metrics import ErrorSums, Metric, NoiseSums, error_sums, noise_sums
+from pt2qa.metrics import ErrorSums, Metric, NoiseSums, sums_of_row
 from pt2qa.pairing import QuantizedPair
 from pt2qa.report import LayerReport, LayerRow
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
@@ -203,7 +203,7 @@ class _Comparison:
                     updates.append(update)
 
         reference, quantized = self.pair.simulator.lockstep(
-            values, visit, groups=self.groups, rounding=self.with_isolated, clamped=True
+            values, visit, groups=self.groups, rounding=self.with_isolated, clamped=True, pieces=not self.metrics
         )
         for update in updates:
             update()
@@ -219,16 +219,12 @@ class _Comparison:
         if reference.shape != quantized.shape:
             row.problem = f"shapes differ: {tuple(reference.shape)} and {tuple(quantized.shape)}"
             return None
-        sums = error_sums(reference, quantized)
-        finite = not sums.excluded and not sums.nonfinite
-        signal = sums.signal if finite else None
-        isolated, rounding = NoiseSums(), NoiseSums()
-        if self.with_isolated or row.is_block:
-            isolated = self._isolated(row, event, reference, signal)
-        if self.with_isolated and event.rounded is not None:
-            rounding = noise_sums(reference, event.rounded, signal)
+        others = self._others(row, event, reference)
+        sums, noises = sums_of_row(reference, quantized, tuple(others.values()))
+        noise = dict(zip(others, noises, strict=True))
+        isolated, rounding = noise.get("isolated", NoiseSums()), noise.get("rounding", NoiseSums())
         custom = {name: metric.update(reference, quantized) for name, metric in row.custom.items()}
-        dtype, shape = str(reference.dtype).removeprefix("torch."), tuple(reference.shape)
+        dtype, shape = str(reference.dtype).removeprefix("torch."), event.shape
 
         def update() -> None:
             row.sums, row.isolated, row.rounding = (
@@ -244,15 +240,17 @@ class _Comparison:
 
         return update
 
-    @staticmethod
-    def _isolated(row: _Row, event: Event, reference: Tensor, signal: float | None) -> NoiseSums:
-        if row.group is None:
-            other: Any = event.rounded if event.rounded is not None else reference
-        else:
-            other = event.isolated.get(row.group)
-        if not isinstance(other, Tensor) or other.shape != reference.shape:
-            return NoiseSums()
-        return noise_sums(reference, other, signal)
+    def _others(self, row: _Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
+        """What else is held against the reference: the isolated and the rounded value, where they are asked for."""
+        others: dict[str, Tensor] = {}
+        if self.with_isolated or row.is_block:
+            alone = event.rounded if row.group is None else event.isolated.get(row.group)
+            alone = reference if alone is None and row.group is None else alone
+            if isinstance(alone, Tensor) and alone.shape == reference.shape:
+                others["isolated"] = alone
+        if self.with_isolated and event.rounded is not None:
+            others["rounding"] = event.rounded
+        return others
 
     def _add_outputs(self, reference: Any, quantized: Any) -> None:
         pairs = list(zip(pytree.tree_leaves(_plain(reference)), pytree.tree_leaves(_plain(quantized)), strict=True))

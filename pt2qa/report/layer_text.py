@@ -164,7 +164,7 @@ def _advice(report: LayerReport) -> str:
     if worst is None:
         return ""
     if worst.isolated_sqnr < LOW_SQNR:
-        return f"Look at {worst.name} first: no layer loses more by its own quantization."
+        return f"Look at {worst.name} first: no layer loses more by the rounding of its own inputs, weights and output."
     if report.sqnr < LOW_SQNR and isnan(worst.isolated_sqnr):
         return "Look where SQNR drops, in graph order."
     if report.sqnr < LOW_SQNR:

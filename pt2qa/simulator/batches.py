@@ -22,9 +22,9 @@ def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], d
     A dict may name positional inputs too, by the names of forward's parameters, where it names them all.
     """
     if isinstance(batch, dict):
-        info = getattr(graph_module.graph._codegen, "pytree_info", None)
-        spec = getattr(info, "in_spec", None)
-        positional = info.orig_args[: spec.child(0).num_children] if info is not None and _takes_both(spec) else []
+        spec = _call_spec(graph_module)
+        codegen: Any = graph_module.graph._codegen
+        positional = codegen.pytree_info.orig_args[: spec.child(0).num_children] if spec is not None else []
         if positional and set(positional) <= set(batch):
             rest = {name: value for name, value in batch.items() if name not in positional}
             return tuple(batch[name] for name in positional), rest
@@ -56,8 +56,8 @@ def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
     """
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     args, kwargs = as_call(batch, graph_module)
-    spec = getattr(getattr(graph_module.graph._codegen, "pytree_info", None), "in_spec", None)
-    if _takes_both(spec):
+    spec = _call_spec(graph_module)
+    if spec is not None:
         expected = spec.child(0).num_children, list(spec.child(1).context)
         kwargs = _ordered(kwargs, expected[1], batch)
         if len(args) != expected[0]:
@@ -78,9 +78,11 @@ def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
     return list(values)
 
 
-def _takes_both(spec: Any) -> bool:
-    """Whether a graph's inputs are a tuple of positional ones and a dict of keyword ones."""
-    return spec is not None and spec.num_children == 2 and spec.child(0).type is tuple and spec.child(1).type is dict
+def _call_spec(graph_module: GraphModule) -> Any:
+    """The input spec of a graph that takes a tuple of positional and a dict of keyword inputs, else None."""
+    spec: Any = getattr(getattr(graph_module.graph._codegen, "pytree_info", None), "in_spec", None)
+    takes_both = spec is not None and spec.num_children == 2
+    return spec if takes_both and spec.child(0).type is tuple and spec.child(1).type is dict else None
 
 
 def count_samples(values: list[Any]) -> int:

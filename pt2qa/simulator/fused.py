@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 19
-"""Elements of one pass: 2 MiB of float32, which stays in the cache between the five steps."""
+CHUNK = 1 << 18
+"""Elements of one pass: 1 MiB of float32, which stays in the cache between the five steps."""
 _EXACT_BOUND = 1 << 23
 """Integers up to this, and their sums with a zero point, are exact in float32."""
 
@@ -27,7 +27,14 @@ def is_exact(quant_min: int, quant_max: int, zero_point: int) -> bool:
 
 
 def quantize_dequantize(
-    x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, *, in_place: bool = False
+    x: Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    out: Tensor | None = None,
+    clamped: list[int] | None = None,
 ) -> Tensor:
     """``dequantize(quantize(x))`` with one scale for the whole tensor.
 
@@ -37,7 +44,8 @@ def quantize_dequantize(
         zero_point: the integer that stands for 0.0.
         quant_min: smallest integer.
         quant_max: largest integer.
-        in_place: overwrite ``x`` and return it, for values that nobody reads again.
+        out: float32 tensor of the shape of ``x`` to write to; ``x`` itself where nobody reads it again.
+        clamped: where given, the number of values that the clamp moves is appended to it.
 
     Returns:
         float32 tensor of the shape of ``x``.
@@ -46,37 +54,33 @@ def quantize_dequantize(
     tensor([ 0.5000,  3.5000, -4.0000])
     """
     low, high = quant_min - zero_point, quant_max - zero_point
-    out = x if in_place else torch.empty_like(x)
-    inverse = 1.0 / scale
+    out = torch.empty_like(x) if out is None else out
+    inverse, moved = 1.0 / scale, 0
     zero = x.new_zeros(())
     for source, target in _flat_chunks(x, out):
         torch.mul(source, inverse, out=target)
-        target.round_().nan_to_num_(nan=-zero_point).clamp_(low, high)
+        target.round_().nan_to_num_(nan=-zero_point)
+        if clamped is not None:
+            moved += _outside(target, low, high)
+        target.clamp_(low, high)
         torch.add(zero, target, alpha=scale, out=target)
+    if clamped is not None:
+        clamped.append(moved)
     return out
 
 
-def count_clamped(x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int) -> int:
-    """How many values of ``x`` lie, once rounded, outside ``quant_min .. quant_max``: those that the clamp moves.
-
-    >>> count_clamped(torch.tensor([0.26, 9.0, -4.0]), 0.5, 0, -8, 7)
-    1
-    """
-    low, high, inverse = quant_min - zero_point, quant_max - zero_point, 1.0 / scale
-    if not x.numel():
+def _outside(steps: Tensor, low: int, high: int) -> int:
+    """How many of the rounded values the clamp will move."""
+    if not steps.numel():
         return 0
-    bounds = torch.stack(torch.aminmax(x)).mul_(inverse).round_().tolist()
-    if bounds[0] >= low and bounds[1] <= high:
-        return 0
-    clamped = 0
-    for chunk in x.reshape(-1).split(_CHUNK):
-        steps = (chunk * inverse).round_()
-        clamped += int(((steps < low) | (steps > high)).sum())
-    return clamped
+    smallest, largest = torch.stack(torch.aminmax(steps)).tolist()
+    below = int(torch.count_nonzero(steps < low)) if smallest < low else 0
+    above = int(torch.count_nonzero(steps > high)) if largest > high else 0
+    return below + above
 
 
 def _flat_chunks(x: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Chunks of both tensors; tensors of another layout than one dense block are taken whole."""
-    if x.numel() <= _CHUNK or not (x.is_contiguous() and out.is_contiguous()):
+    if x.numel() <= CHUNK or not (x.is_contiguous() and out.is_contiguous()):
         return [(x, out)]
-    return list(zip(x.view(-1).split(_CHUNK), out.view(-1).split(_CHUNK), strict=True))
+    return list(zip(x.view(-1).split(CHUNK), out.view(-1).split(CHUNK), strict=True))

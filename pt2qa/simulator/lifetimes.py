@@ -35,7 +35,7 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
         steps, last, given, [(step.out, step.twin) for step in steps if step.twin is not None]
     )
     for step in steps:
-        if len(step.reads) == 1 and (step.in_place is not None or step.site is not None):
+        if step.in_place is not None or step.site is not None:
             step.reuse = step.index in overwrite
             step.reuse_all_on = step.index in overwrite_all_on
 
@@ -51,6 +51,12 @@ def slots_in(template: Any) -> list[int]:
     if isinstance(template, (list, tuple)):
         return [slot for item in template for slot in slots_in(item)]
     return []
+
+
+def _written_slot(step: Step) -> int:
+    """The slot that the in-place spelling of a step writes to; -1 where its first argument is no slot."""
+    first = step.args[0] if step.args else None
+    return first.number if isinstance(first, Slot) else -1
 
 
 def _overwritable(
@@ -74,8 +80,10 @@ def _overwritable(
     for slot, index in last.items():
         last_of_family[root(slot)] = max(last_of_family[root(slot)], index)
     foreign = {root(slot) for slot in given}
-    return {
-        step.index
-        for step in steps
-        if step.reads and root(step.reads[0]) not in foreign and last_of_family[root(step.reads[0])] == step.index
-    }
+    found = set()
+    for step in steps:
+        family = root(_written_slot(step))
+        read_once = [root(slot) for slot in step.reads].count(family) == 1
+        if read_once and family not in foreign and last_of_family[family] == step.index:
+            found.add(step.index)
+    return found

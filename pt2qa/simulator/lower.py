@@ -332,11 +332,12 @@ class _Lowering:
         handle = handle_of(node)
         known = self.names.get(handle) if handle is not None else None
         function = self._function(node)
+        in_place = op_rules.in_place_spelling(function)
         mutates = op_rules.mutates_first_argument(node.target)
         if mutates and isinstance(node.target, torch._ops.OpOverload):
             functional = op_rules.functional_spelling(node.target)
             if functional is not None and not has_living_alias(node, self.order):
-                function, mutates = functional, False
+                function, in_place, mutates = functional, node.target, False
         args, kwargs = (self._template(part, node, handle, mutates) for part in (node.args, node.kwargs))
         slots = list(dict.fromkeys(slots_in((args, kwargs))))
         constant_numbers = {constant.slot for constant in self.constants}
@@ -362,7 +363,7 @@ class _Lowering:
                 handle=-1 if handle is None else handle,
                 module_stack=_module_stack(node),
                 mutates=mutates,
-                in_place=op_rules.in_place_spelling(function),
+                in_place=in_place,
             )
         )
         if op_rules.mutates_first_argument(node.target):

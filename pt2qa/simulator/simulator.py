@@ -12,13 +12,18 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2qa.simulator.fused import count_clamped
+from pt2qa.simulator import op_rules
+from pt2qa.simulator.fused import CHUNK
 from pt2qa.simulator.program import Program, Slot, Step
+from pt2qa.simulator.site_functions import is_elementwise
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """What one step made, while all of it is still in memory.
+
+    The value of a large site comes in flat pieces, one event each, so that it is rounded and measured while it is in
+    the cache; ``shape`` is the shape of the whole.
 
     Attributes:
         step: an op, or an activation site.
@@ -26,7 +31,8 @@ class Event:
         quantized: value in the quantized run; at a site the value after rounding.
         isolated: by group number, the value when the group runs quantized on the reference's inputs.
         rounded: at a site, the reference value rounded; None elsewhere.
-        clamped: at a site with fixed bounds, how many values of the quantized run the clamp moved; None elsewhere.
+        shape: shape of the reference value; () where it is no tensor.
+        clamped: at a fused site, how many values of the quantized run the clamp moved; None elsewhere.
     """
 
     step: Step
@@ -34,6 +40,7 @@ class Event:
     quantized: Any
     isolated: dict[int, Any] = field(default_factory=dict)
     rounded: Tensor | None = None
+    shape: tuple[int, ...] = ()
     clamped: int | None = None
 
 
@@ -89,20 +96,22 @@ class Simulator:
         groups: Sequence[Collection[int]] = (),
         rounding: bool = False,
         clamped: bool = False,
+        pieces: bool = False,
     ) -> tuple[Any, Any]:
         """Reference and quantized model side by side, every value handed to ``visit`` and dropped when it is read up.
 
         Args:
             values: the inputs, flat.
-            visit: called once for every step, in graph order; it must not keep or change the tensors.
+            visit: called for every step, in graph order; it must not keep or change the tensors.
             groups: sets of op step numbers that are also run quantized on the reference's inputs.
             rounding: whether to round every site's reference value too (groups need it, it is then on).
             clamped: whether to count the values that each site's clamp moves.
+            pieces: whether large sites may come in pieces.
 
         Returns:
             The outputs of the reference and of the quantized model.
         """
-        return _Lockstep(self, groups, rounding or bool(groups), clamped).run(values, visit)
+        return _Lockstep(self, groups, rounding or bool(groups), clamped, pieces).run(values, visit)
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
@@ -125,17 +134,24 @@ class Simulator:
         function = step.in_place if reuse and step.in_place is not None else step.function
         return function(*_bind(step.args, env), **(_bind(step.kwargs, env) if step.kwargs else {}))
 
-    def _quantize(self, step: Step, value: Tensor, reuse: bool) -> Tensor:
+    def _quantize(self, step: Step, value: Tensor, reuse: bool, clamped: list[int] | None = None) -> Tensor:
         function = step.function if self._fused or step.converted is None else step.converted
-        return function(value, in_place=reuse and self._fused)  # type: ignore[no-any-return]
+        return function(value, out=value if reuse and self._fused else None, clamped=clamped)  # type: ignore[no-any-return]
+
+    def in_pieces(self, step: Step, values: Sequence[Tensor]) -> bool:
+        """Whether a site with these inputs may be computed piece by piece."""
+        large = values[0].numel() > CHUNK and all(value.is_contiguous() for value in values)
+        return large and self._fused and is_elementwise(step.function)
 
 
 class _Lockstep:
     """The state of one side-by-side run."""
 
-    def __init__(self, simulator: Simulator, groups: Sequence[Collection[int]], rounding: bool, clamped: bool) -> None:
+    def __init__(
+        self, simulator: Simulator, groups: Sequence[Collection[int]], rounding: bool, clamped: bool, pieces: bool
+    ) -> None:
         self.simulator, self.program = simulator, simulator.program
-        self.rounding, self.clamped = rounding, clamped
+        self.rounding, self.clamped, self.pieces = rounding, clamped, pieces
         self.groups = [frozenset(group) for group in groups]
         self.groups_of: dict[int, list[int]] = defaultdict(list)
         for number, group in enumerate(self.groups):
@@ -144,6 +160,7 @@ class _Lockstep:
         self.site_source = {site.result: site.source for site in self.program.sites if site.result != site.source}
         self.isolated: dict[tuple[int, int], Any] = {}
         self.rounded: dict[int, Tensor] = {}
+        self.allocating = {step.index for step in self.program.steps if op_rules.allocates(step.function)}
         self.drop_isolated, self.drop_rounded = self._lifetimes()
         self.read_inside = {key for keys in self.drop_isolated.values() for key in keys}
 
@@ -181,11 +198,10 @@ class _Lockstep:
         reference, quantized = simulator._environment(values, False), simulator._environment(values, True)
         with torch.no_grad():
             for step in program.steps:
-                visit(
-                    self._site(step, reference, quantized)
-                    if step.site is not None
-                    else self._op(step, reference, quantized)
-                )
+                if step.site is not None:
+                    self._site(step, reference, quantized, visit)
+                else:
+                    visit(self._op(step, reference, quantized))
                 for slot in step.releases:
                     reference[slot] = quantized[slot] = None
                 for key in self.drop_isolated.get(step.index, ()):
@@ -194,28 +210,55 @@ class _Lockstep:
                     self.rounded.pop(slot, None)
             return _bind(program.outputs, reference), _bind(program.outputs, quantized)
 
-    def _site(self, step: Step, reference: list[Any], quantized: list[Any]) -> Event:
-        simulator, source = self.simulator, step.reads[0]
+    def _site(self, step: Step, reference: list[Any], quantized: list[Any], visit: Callable[[Event], None]) -> None:
+        """Rounds a value in all runs that read it."""
+        source = step.reads[0]
         ref, quant = reference[source], quantized[source]
-        clamped = self._count_clamped(step, quant) if self.clamped else None
-        rounded = None
-        if self.rounding:
-            twin = self.rounded.get(step.twin) if step.twin is not None else None
-            rounded = self.rounded[step.out] = twin if twin is not None else simulator._quantize(step, ref, False)
-        if step.twin is not None and quantized[step.twin] is not None:
-            result = quantized[step.twin]
-        elif quant is ref and rounded is not None:
-            result = rounded
-        else:
-            result = simulator._quantize(step, quant, step.reuse_all_on and quant is not ref)
-        reference[step.out], quantized[step.out] = ref, result
-        isolated = {}
+        reference[step.out] = ref
+        reuse = step.reuse_all_on and quant is not ref
         producer = self.program.producers.get(source)
-        for group in self.groups_of.get(producer, ()) if producer is not None else ():
-            value = self.isolated.get((group, source))
-            if value is not None:
-                isolated[group] = self._keep(group, step, simulator._quantize(step, value, False))
-        return Event(step, ref, result, isolated, rounded, clamped)
+        groups = self.groups_of.get(producer, ()) if producer is not None else ()
+        isolated = {group: self.isolated[group, source] for group in groups if (group, source) in self.isolated}
+        inputs = [quant, *([ref] if self.rounding else []), *isolated.values()]
+        reuses = [
+            reuse,
+            *([False] if self.rounding else []),
+            *[step.reuse_all_on and producer in self.allocating] * len(isolated),
+        ]
+        if not (self.pieces and self.simulator.in_pieces(step, inputs)):
+            clamped: list[int] = []
+            results = [
+                self.simulator._quantize(step, value, own, clamped if self.clamped and not number else None)
+                for number, (value, own) in enumerate(zip(inputs, reuses, strict=True))
+            ]
+            visit(self._site_event(step, ref, results, isolated, tuple(ref.shape), clamped))
+        else:
+            results = [value if own else torch.empty_like(value) for value, own in zip(inputs, reuses, strict=True)]
+            flat = [tensor.view(-1).split(CHUNK) for tensor in (ref, *inputs, *results)]
+            for ref_piece, *rest in zip(*flat, strict=True):
+                clamped = []
+                into = rest[len(inputs) :]
+                for number, (value, out) in enumerate(zip(rest, into, strict=False)):
+                    step.function(value, out=out, clamped=clamped if self.clamped and not number else None)
+                visit(self._site_event(step, ref_piece, into, isolated, tuple(ref.shape), clamped))
+        quantized[step.out] = results[0]
+        if self.rounding:
+            self.rounded[step.out] = results[1]
+        for group, value in zip(isolated, results[len(results) - len(isolated) :], strict=True):
+            self._keep(group, step, value)
+
+    def _site_event(
+        self,
+        step: Step,
+        reference: Tensor,
+        results: Sequence[Tensor],
+        isolated: dict[int, Any],
+        shape: tuple[int, ...],
+        clamped: list[int],
+    ) -> Event:
+        rounded = results[1] if self.rounding else None
+        by_group = dict(zip(isolated, results[len(results) - len(isolated) :], strict=True))
+        return Event(step, reference, results[0], by_group, rounded, shape, clamped[0] if clamped else None)
 
     def _op(self, step: Step, reference: list[Any], quantized: list[Any]) -> Event:
         simulator = self.simulator
@@ -230,7 +273,7 @@ class _Lockstep:
             result = simulator._call(step, quantized, reuse)
             ref = simulator._call(step, reference, step.reuse and self._is_private(step, reference, quantized))
         reference[step.out], quantized[step.out] = ref, result
-        return Event(step, ref, result, isolated)
+        return Event(step, ref, result, isolated, shape=tuple(ref.shape) if isinstance(ref, Tensor) else ())
 
     def _keep(self, group: int, step: Step, value: Any) -> Any:
         """Stores an isolated value where its group reads it again."""
@@ -255,15 +298,9 @@ class _Lockstep:
         return all(reference[slot] is quantized[slot] for slot in (*step.reads, *step.constants))
 
     def _is_private(self, step: Step, reference: list[Any], quantized: list[Any]) -> bool:
-        """Whether overwriting the first input in one run leaves the other run and the rounded values alone."""
+        """Whether overwriting the first input in one run leaves the other run alone."""
         slot = step.reads[0]
-        return reference[slot] is not quantized[slot] and quantized[slot] is not self.rounded.get(slot)
-
-    def _count_clamped(self, step: Step, value: Any) -> int | None:
-        params = self.program.sites[step.site].params if step.site is not None else None
-        if params is None or not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
-            return None
-        return count_clamped(value, params.scale, params.zero_point, params.quant_min, params.quant_max)
+        return reference[slot] is not quantized[slot]
 
 
 def _bind(template: Any, env: Sequence[Any]) -> Any:

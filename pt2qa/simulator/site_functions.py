@@ -15,7 +15,12 @@ from pt2qa.simulator.fused import is_exact, quantize_dequantize
 from pt2qa.simulator.program import QuantParams
 
 SiteFunction = Callable[..., Any]
-"""``(x, *, in_place=False) -> dequantized x``."""
+"""``(x, *, out=None, clamped=None) -> dequantized x``; see :func:`pt2qa.simulator.fused.quantize_dequantize`."""
+
+
+def is_elementwise(function: SiteFunction) -> bool:
+    """Whether a site may be computed in pieces: its parameters do not depend on the whole tensor."""
+    return isinstance(function, functools.partial) and function.func is _static
 
 
 def fused_site(quantize: Node, params: QuantParams) -> SiteFunction | None:
@@ -46,14 +51,14 @@ def converted_site(quantize: Node, dequantize: Node, tensor: Callable[[Node], An
     choose = quant_ops.chosen_by(quantize)
     if choose is not None:
 
-        def dynamic(x: Tensor, *, in_place: bool = False) -> Any:
+        def dynamic(x: Tensor, *, out: Tensor | None = None, clamped: list[int] | None = None) -> Any:
             chosen = _call(choose, x)
             return _call(dequantize, _call(quantize, x, *chosen, skip=3), *chosen, skip=3)
 
         return dynamic
     forth, back = torch.fx.map_arg((quantize.args[1:], dequantize.args[1:]), tensor)
 
-    def static(x: Tensor, *, in_place: bool = False) -> Any:
+    def static(x: Tensor, *, out: Tensor | None = None, clamped: list[int] | None = None) -> Any:
         return _call(dequantize, _call(quantize, x, *forth, skip=len(quantize.args)), *back, skip=len(dequantize.args))
 
     return static
@@ -65,10 +70,10 @@ def _call(node: Node, *values: Any, skip: int = 1) -> Any:
     return function(*values, *node.args[skip:], **node.kwargs)
 
 
-def _static(scale: float, zero_point: int, low: int, high: int, x: Tensor, *, in_place: bool = False) -> Tensor:
-    return quantize_dequantize(x, scale, zero_point, low, high, in_place=in_place)
+def _static(scale: float, zero_point: int, low: int, high: int, x: Tensor, **options: Any) -> Tensor:
+    return quantize_dequantize(x, scale, zero_point, low, high, **options)
 
 
-def _dynamic(choose: Callable[[Tensor], Any], low: int, high: int, x: Tensor, *, in_place: bool = False) -> Tensor:
+def _dynamic(choose: Callable[[Tensor], Any], low: int, high: int, x: Tensor, **options: Any) -> Tensor:
     scale, zero_point = choose(x)
-    return quantize_dequantize(x, float(scale), int(zero_point), low, high, in_place=in_place)
+    return quantize_dequantize(x, float(scale), int(zero_point), low, high, **options)

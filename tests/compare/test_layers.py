@@ -335,7 +335,7 @@ def test_an_interrupt_keeps_the_batches_that_were_finished() -> None:
 def test_a_fused_op_that_is_not_exact_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = quantized_pair(Linears(), (torch.randn(4, 16),))
     monkeypatch.setattr(
-        "pt2qa.simulator.site_functions.quantize_dequantize", lambda x, *args, in_place: x + 0.001, raising=True
+        "pt2qa.simulator.site_functions.quantize_dequantize", lambda x, *args, **options: x + 0.001, raising=True
     )
     report = layers(pair, [(torch.randn(4, 16),)])
     assert any("the fused quantize ops differ from the converted ops" in note for note in report.notes)

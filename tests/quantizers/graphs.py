@@ -25,7 +25,8 @@ class Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.bn(self.conv(x)))
+        result: Tensor = self.relu(self.bn(self.conv(x)))
+        return result
 
 
 class Merge(nn.Module):
@@ -47,7 +48,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks[0](x)
-        return self.head(self.pool(self.merge(x, self.blocks[1](x))))
+        scores: Tensor = self.head(self.pool(self.merge(x, self.blocks[1](x))))
+        return scores
 
 
 class Attention(nn.Module):
@@ -98,7 +100,8 @@ def _encoding(node: Any) -> str:
 
 def export(model: nn.Module | None = None, shape: tuple[int, ...] = IMAGE, *, strict: bool = False) -> GraphModule:
     """The captured graph of a model in eval mode."""
-    graph: Any = torch.export.export((model or Net()).eval(), (torch.randn(shape),), strict=strict).module()
+    graph = torch.export.export((model or Net()).eval(), (torch.randn(shape),), strict=strict).module()
+    assert isinstance(graph, GraphModule)
     return graph
 
 

@@ -194,7 +194,8 @@ def test_settings_of_one_module_do_not_need_its_relu_in_it() -> None:
             self.conv, self.act = nn.Conv2d(3, 4, 1), nn.ReLU()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.act(self.conv(x))
+            result: Tensor = self.act(self.conv(x))
+            return result
 
     outcome = quantized(XNNPACK(modules={"conv": {"per_channel": False}}), Apart())
     assert outcome.weights_of("conv") == [TENSOR]

@@ -12,20 +12,33 @@ import gzip
 import importlib.util
 import math
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation by which torchvision's models expect pictures in 0..1 to be normalised."""
-LITE = ((127 / 255,) * 3, (128 / 255,) * 3)
-"""The same of EfficientNet-Lite."""
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """How a model was trained to see pictures.
+
+    Attributes:
+        mean, std: of each colour, for values in 0..1.
+        resampling: Pillow's name of the filter that resizes.
+    """
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resampling: Literal["BILINEAR", "BICUBIC"]
+
+
+TORCHVISION = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "BILINEAR")
+LITE = Preprocessing((127 / 255,) * 3, (128 / 255,) * 3, "BICUBIC")
 MNIST = (0.1307, 0.3081)
 """Mean and standard deviation of MNIST."""
 
@@ -70,18 +83,18 @@ def _declare(schema: str) -> torch.library.Library | None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def pictures(count: int = 20, normalisation: tuple[Sequence[float], Sequence[float]] = IMAGENET) -> Tensor:
-    """The first of foolbox's 20 ImageNet pictures: float32 of shape (count, 3, 224, 224), normalised.
+def pictures(preprocessing: Preprocessing = TORCHVISION) -> Tensor:
+    """foolbox's 20 ImageNet pictures: float32 of shape (20, 3, 224, 224), normalised.
 
     The shorter side is resized to 256, the middle 224 × 224 is kept.
     """
-    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in normalisation)
-    return (_raw_pictures()[:count] - mean) / std
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (preprocessing.mean, preprocessing.std))
+    return (_cropped(preprocessing.resampling) - mean) / std
 
 
-def labels(count: int = 20) -> list[int]:
+def labels() -> list[int]:
     """The ImageNet classes of :func:`pictures`, 0..999, which stand in the file names."""
-    return [int(path.stem.split("_")[2]) for path in _picture_files()[:count]]
+    return [int(path.stem.split("_")[2]) for path in _picture_files()]
 
 
 def _picture_files() -> list[Path]:
@@ -89,7 +102,7 @@ def _picture_files() -> list[Path]:
 
 
 @functools.cache
-def _raw_pictures() -> Tensor:
+def _cropped(resampling: str) -> Tensor:
     from PIL import Image
 
     cropped = []
@@ -98,7 +111,7 @@ def _raw_pictures() -> Tensor:
             factor = 256 / min(picture.size)
             width, height = (round(side * factor) for side in picture.size)
             left, top = (width - 224) // 2, (height - 224) // 2
-            resized = picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+            resized = picture.convert("RGB").resize((width, height), Image.Resampling[resampling])
             cropped.append(np.asarray(resized.crop((left, top, left + 224, top + 224)), dtype=np.float32) / 255)
     return torch.from_numpy(np.stack(cropped)).permute(0, 3, 1, 2).contiguous()
 
@@ -134,7 +147,7 @@ def healthy_resnet(name: str) -> nn.Module:
             norm.weight.uniform_(0.5, 1.5)
             norm.bias.normal_(0, 0.2)
             norm.momentum = None  # averages over what it sees
-        model.train()(pictures(8))
+        model.train()(pictures()[:8])
     return model.eval()  # type: ignore[no-any-return]
 
 

@@ -40,7 +40,9 @@ def remove_dead_code(program: ExportedProgram) -> tuple[Change, ...]:
 
 def _unread_write(graph_module: GraphModule) -> Node | None:
     """An in-place op whose result nobody reads, under any name."""
-    candidates = [node for node in graph_module.graph.nodes if not node.users and in_place_argument(node) is not None]
+    candidates: list[Node] = [
+        node for node in graph_module.graph.nodes if not node.users and in_place_argument(node) is not None
+    ]
     if not candidates:
         return None
     aliases = Aliases(graph_module)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pt2qa.handles import assign_handles, handle_of, names_of, walk
 
@@ -37,6 +39,15 @@ def read_instead(program: ExportedProgram, old: Node, new: Node, users: list[Nod
                 for spec in program.graph_signature.output_specs:
                     if isinstance(spec.arg, TensorArgument) and spec.arg.name == old.name:
                         spec.arg = TensorArgument(name=new.name)
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two traced tensors have the same dtype and shape, without pinning down dynamic sizes."""
+    return (
+        a.dtype == b.dtype
+        and a.dim() == b.dim()
+        and all(statically_known_true(x == y) for x, y in zip(a.shape, b.shape, strict=True))
+    )
 
 
 def drop_attribute(graph_module: GraphModule, reader: Node) -> None:

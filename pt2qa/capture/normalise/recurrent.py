@@ -8,7 +8,9 @@ has decompositions of it into linears; running them with ``run_decompositions`` 
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,8 +22,6 @@ from torch.utils import _pytree as pytree
 
 from pt2qa.capture.changes import Change
 from pt2qa.capture.normalise.editing import names_by_node, read_instead
-from pt2qa.errors import CaptureError
-from pt2qa.handles import op_of
 
 _RULE = "recurrent op"
 
@@ -61,22 +61,18 @@ def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple
 
 def _trace(node: Node, name: str) -> GraphModule:
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    nodes = [leaf for leaf in flat if isinstance(leaf, Node)]
-    values = [leaf.meta["val"] for leaf in nodes]
-    if any(not isinstance(size, int) for value in values[:1] for size in value.shape):
-        raise CaptureError(
-            f"{name} has an input of shape {tuple(values[0].shape)}; expected a fixed one, because decompose={op_of(node.target)!r} "  # type: ignore[arg-type]
-            "writes out every step of the sequence. Capture without dynamic_shapes, or without decompose."
-        )
+    values = [leaf.meta["val"] for leaf in flat if isinstance(leaf, Node)]
 
     def run(*tensors: Tensor) -> object:
         given = iter(tensors)
         args, kwargs = pytree.tree_unflatten([next(given) if isinstance(leaf, Node) else leaf for leaf in flat], spec)
         return decomposition_table[node.target](*args, **kwargs)  # type: ignore[index]
 
-    # With MKL-DNN on, torch decomposes an LSTM into another opaque op.
-    with torch.backends.mkldnn.flags(enabled=False):
-        return make_fx(run, pre_dispatch=True)(*values)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TF32 acceleration")  # which nobody asked for
+        # With MKL-DNN on, torch decomposes an LSTM into another opaque op.
+        with torch.backends.mkldnn.flags(enabled=False):
+            return make_fx(run, pre_dispatch=True)(*values)
 
 
 def _replace(program: ExportedProgram, graph_module: GraphModule, node: Node, body: GraphModule) -> int:
@@ -90,14 +86,16 @@ def _replace(program: ExportedProgram, graph_module: GraphModule, node: Node, bo
             if inner.op != "call_function":
                 continue
             copy = graph.node_copy(inner, values.__getitem__)
-            origin = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace", "torch_fn") if key in node.meta}
-            copy.meta = {**origin, "val": inner.meta["val"]}
+            copy.meta = {
+                key: node.meta[key] for key in ("nn_module_stack", "stack_trace", "torch_fn") if key in node.meta
+            }
+            copy.meta["val"] = inner.meta["val"]
             values[inner] = copy
             linears += inner.target is torch.ops.aten.linear.default
     results = pytree.tree_leaves(body.graph.output_node().args)
     for user in list(node.users):
         assert user.target is operator.getitem
-        read_instead(program, user, values[results[user.args[1]]])
+        read_instead(program, user, values[results[cast(int, user.args[1])]])
         graph.erase_node(user)
     graph.erase_node(node)
     graph.eliminate_dead_code()

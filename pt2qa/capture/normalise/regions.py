@@ -22,8 +22,8 @@ _RULE = "nested region"
 def inline_regions(program: ExportedProgram) -> tuple[Change, ...]:
     """Moves the ops of grad-mode regions, and of autocast regions that are off, to where the region stood, in place.
 
-    In QAT gradients then flow through what was under ``no_grad``.  Autocast regions that are on compute in another dtype
-    and stay nested.
+    In QAT gradients then flow through what was under ``no_grad``.  Autocast regions that are on compute in another
+    dtype and stay nested.
     """
     changes = []
     while found := _find(program):
@@ -31,7 +31,11 @@ def inline_regions(program: ExportedProgram) -> tuple[Change, ...]:
         name = names_by_node(program)[region]
         count = sum(node.op == "call_function" for node in nested_graphs(region, graph_module)[0][1].graph.nodes)
         _inline(program, graph_module, region)
-        kind = "no_grad or enable_grad" if op_of(region.target) == "wrap_with_set_grad_enabled" else "switched-off autocast"
+        kind = (
+            "no_grad or enable_grad"
+            if op_of(region.target) == "wrap_with_set_grad_enabled"
+            else "switched-off autocast"
+        )
         changes.append(Change(_RULE, name, f"its {count} ops now stand in the graph around the {kind} region"))
     return tuple(changes)
 

@@ -1,9 +1,9 @@
 """Says of every op which module class or function it came from, one call apart from the other (traps 14, 28).
 
-Quantizers that match *source partitions* (x86 above all) read ``source_fn_stack``, which only ``strict=True`` writes, or
-else guess from ``nn_module_stack``: then two calls of one module make a single partition, a subclass of ``Conv2d`` is no
-``Conv2d``, and ``F.conv2d`` has no class at all.  In strict mode a padded ``Conv2d`` makes two partitions, one without a
-convolution.  Here both modes get one entry an op, with the class that stands for what the op computes.
+Quantizers that match *source partitions* (x86 above all) read ``source_fn_stack``, which only ``strict=True`` writes,
+or else guess from ``nn_module_stack``: then two calls of one module make a single partition, a subclass of ``Conv2d``
+is no ``Conv2d``, and ``F.conv2d`` has no class at all.  In strict mode a ``Conv2d`` with circular padding makes two
+partitions, one without a convolution.  Here both modes get one entry an op: the class that stands for what it computes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,11 @@ def _write(graph_module: GraphModule, renamed: list[tuple[Node, str]], calls: Co
         if node.op != "call_function":
             node.meta.pop("source_fn_stack", None)
             continue
-        if node.target is operator.getitem and isinstance(node.args[0], Node) and "source_fn_stack" in node.args[0].meta:
+        if (
+            node.target is operator.getitem
+            and isinstance(node.args[0], Node)
+            and "source_fn_stack" in node.args[0].meta
+        ):
             node.meta["source_fn_stack"] = list(node.args[0].meta["source_fn_stack"])
             continue
         caller = _calling_class(node)
@@ -118,21 +122,22 @@ def _write(graph_module: GraphModule, renamed: list[tuple[Node, str]], calls: Co
 
 def _source(node: Node, caller: type[nn.Module] | None) -> Any:
     """The class or function that stands for an op."""
-    kinds = _CLASSES.get(node.target)  # type: ignore[arg-type]
+    kinds = _CLASSES.get(node.target) if isinstance(node.target, OpOverload) else None
     if caller is not None and caller not in _SINGLE and not issubclass(caller, (*_SINGLE, *_OPEN)):
         return caller
     if kinds is not None:
         return caller if caller in kinds else _by_rank(node, kinds)
-    if node.target in _OPERATORS:
-        return _OPERATORS[node.target] if _takes_two_tensors(node) else node.target  # type: ignore[index]
+    if isinstance(node.target, OpOverload) and node.target in _OPERATORS:
+        return _OPERATORS[node.target] if _takes_two_tensors(node) else node.target
     if caller is not None and issubclass(caller, _OPEN):
         return caller
     name = op_of(node.target)
     if not isinstance(node.target, OpOverload):
-        return name
+        # Not "add", which stands for an addition of tensors: this one is of sizes, or a higher-order op.
+        return f"{type(node.target).__name__}.{name}"
     # Another overload of an op that quantizers know by its class would be taken for it, and fail.
     function = None if name in _NAMED else getattr(torch, name, getattr(F, name, None))
-    return function if getattr(function, "__module__", None) else node.target
+    return function if callable(function) and getattr(function, "__module__", None) else node.target
 
 
 def _by_rank(node: Node, kinds: tuple[type[nn.Module], ...]) -> type[nn.Module]:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa.capture.aliases import Aliases
 from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import graph_modules, names_by_node, read_instead
+from pt2qa.capture.normalise.editing import alike, graph_modules, names_by_node, read_instead
 
 _RULE = "add of zero"
 _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
@@ -22,8 +22,8 @@ _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 def remove_added_zeros(program: ExportedProgram) -> tuple[Change, ...]:
     """Lets the users of ``add(x, 0)`` read ``x``, where shape and dtype are the same, in place.
 
-    Equal in every number; the sign of a zero is kept where the addition would have made ``-0.0`` to ``0.0``.  An addition
-    whose result or operand is written to in place later on makes a copy that is needed: it stays.
+    Equal in every number; the sign of a zero is kept where the addition would have made ``-0.0`` to ``0.0``.  An
+    addition whose result or operand is written to in place later on makes a copy that is needed: it stays.
     """
     changes = []
     for graph_module in graph_modules(program):
@@ -32,7 +32,7 @@ def remove_added_zeros(program: ExportedProgram) -> tuple[Change, ...]:
             if _is_needed_copy(node, graph_module):
                 continue
             changes.append(Change(_RULE, names_by_node(program)[node], "removed: what reads it now reads its operand"))
-            read_instead(program, node, node.args[0])  # type: ignore[arg-type]
+            read_instead(program, node, node.args[0])
             graph_module.graph.erase_node(node)
         if found:
             graph_module.recompile()
@@ -46,12 +46,7 @@ def _adds_zero(node: Node) -> bool:
     if not isinstance(operand, Node) or isinstance(zero, (Node, complex)) or zero != 0:
         return False
     before, after = operand.meta.get("val"), node.meta.get("val")
-    return (
-        isinstance(before, Tensor)
-        and isinstance(after, Tensor)
-        and before.dtype == after.dtype
-        and before.shape == after.shape
-    )
+    return isinstance(before, Tensor) and isinstance(after, Tensor) and alike(before, after)
 
 
 def _is_needed_copy(node: Node, graph_module: GraphModule) -> bool:

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios within one run, held against the bars of ``docs/design.md``."""

@@ -1,0 +1,43 @@
+"""``make bench``: prints every ratio beside its bar, and fails where one is missed.
+
+Times are the best of several rounds.  Each round runs everything that is compared once, so that a machine that slows
+down slows all of it; memory is the peak of resident memory beyond what was there before, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+
+from tabulate import tabulate
+
+from tests.benchmarks.bars import Result
+from tests.benchmarks.layers import measure_memory, measure_times
+from tests.benchmarks.startup import measure_startup
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement; the best counts")
+    parser.add_argument("--only", choices=["times", "memory", "startup"], help="one part of it")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    results: list[Result] = []
+    if arguments.only in (None, "startup"):
+        results += measure_startup(arguments.rounds)
+    if arguments.only in (None, "times"):
+        for model in ("resnet50", "mobilenet_v2"):
+            results += measure_times(model, arguments.rounds)
+    if arguments.only in (None, "memory"):
+        results += measure_memory()
+    rows = [(r.what, r.shown, r.bar_shown, "" if r.met is None else "yes" if r.met else "NO") for r in results]
+    print(tabulate(rows, headers=["what", "measured", "bar", "met"], tablefmt="github"))
+    missed = [result.what for result in results if result.met is False]
+    if missed:
+        print(f"\nmissed: {'; '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
