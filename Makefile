@@ -45,8 +45,9 @@ format: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/ruff" format .
 	cd "$(ROOT)" && "$(BIN)/ruff" check --fix .
 
+# One thread a process: tests run side by side, and more threads than cores would wait for each other.
 test: $(VENV)/.installed
-	cd "$(ROOT)" && "$(BIN)/python" -m pytest -m "not zoo"
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto -m "not zoo"
 
 zoo: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -m pytest -m zoo

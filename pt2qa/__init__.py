@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pt2qa.capture import Capture, capture
     from pt2qa.compare import compare_layers, compare_weights
     from pt2qa.errors import (
         BatchError,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         SelectionError,
         SimulationError,
     )
+    from pt2qa.export import Capture, capture
     from pt2qa.metrics import Metric
     from pt2qa.pairing import QuantizedPair, pair
     from pt2qa.plugins import quantizer
@@ -34,8 +34,8 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     # from a float model to a pair
-    "capture": "pt2qa.capture",
-    "Capture": "pt2qa.capture",
+    "capture": "pt2qa.export",
+    "Capture": "pt2qa.export",
     "quantizer": "pt2qa.plugins",
     "quantize": "pt2qa.quantization",
     "pair": "pt2qa.pairing",

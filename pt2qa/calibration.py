@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from tqdm import tqdm
 
-from pt2qa.capture import Capture
 from pt2qa.errors import QuantizeError
+from pt2qa.export import Capture
 from pt2qa.prepare_check import prepared_names
 from pt2qa.simulator.batches import Batch, as_call
 

@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pt2qa.capture import Capture
 from pt2qa.errors import PairingError, SimulationError
+from pt2qa.export import Capture
 from pt2qa.handles import OpName, handle_of, names_of
 from pt2qa.metrics import error_sums
 from pt2qa.report.rows import Environment, Unpaired

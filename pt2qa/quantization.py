@@ -10,8 +10,8 @@ import torch
 from torch.fx import GraphModule
 
 from pt2qa.calibration import calibrate, find_observers
-from pt2qa.capture import Capture
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
+from pt2qa.export import Capture
 from pt2qa.pairing import QuantizedPair
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.prepare_check import check_prepared

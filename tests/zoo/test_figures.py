@@ -18,14 +18,15 @@ pytestmark = pytest.mark.zoo
         # selections, orders or crops give up to 18 dB on MobileNetV2; hence the tolerance.
         ("mobilenet_v2", "xnnpack", 13.5, 1.0),
         ("mobilenet_v2", "x86", 16.8, 1.0),
+        ("mobilenet_v2", "xnnpack:per_channel=false", 10.0, 1.0),
         ("efficientnet_lite0", "xnnpack", 7.4, 1.5),
         ("efficientnet_lite0", "x86", 17.4, 1.0),
         # 250 of the 5,000 digits calibrate.
         ("digit_net", "xnnpack", 39.8, 1.0),
         ("digit_net", "x86", 43.0, 1.0),
-        # Synthetic vowels; real speech has a wider range of loudness and gave 32.
-        ("speech_encoder", "xnnpack", 34.0, 3.0),
-        ("speech_encoder", "x86", 35.0, 3.0),
+        # Only the last linear is quantized; how many steps its input has depends on the utterances.
+        ("speech_encoder", "xnnpack", 32.0, 5.0),
+        ("speech_encoder", "x86", 32.0, 5.0),
     ],
 )
 def test_output_sqnr(model: str, quantizer: str, expected: float, tolerance: float) -> None:

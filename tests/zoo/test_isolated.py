@@ -37,9 +37,12 @@ FRAGILE = {
     ("efficientnet_lite0", "xnnpack"): {"_blocks.0._project_conv/conv2d"},
     ("efficientnet_lite0", "x86"): set(),
 }
-"""The convs of the pretrained models that int8 does hurt, all but the last two by an outlier: the range that calibration
-chose for the ReLU6 before them fits one of the 20 pictures and not the others.  The stem's of EfficientNet-Lite0 reads a
-ReLU6 that shares its scale with the conv before it, so that 0..6 has nine integers (trap 34)."""
+"""The convs of the pretrained models that int8 does hurt, because of what they read.
+
+MobileNetV2: in the last blocks one of the 20 pictures has values up to 6 behind the depthwise convs where the others stay
+below 3.  The observers of blocks 10 and 13 clip it, those of 14 to 16 stretch the scale for it.  EfficientNet-Lite0: the
+ReLU6 in front shares its scale with a conv that gives -101..97, so that 0..6 has nine steps (trap 34).
+"""
 
 
 def quantize_dequantize(x: Tensor, params: QuantParams) -> Tensor:
@@ -125,9 +128,9 @@ def test_torchao_compares_folded_convs_with_convs_before_the_batch_norm(model: s
     }
     ours = {row.handle: row.isolated_sqnr for row in compute_rows(layers_of(model, quantizer)) if row.op == "conv2d"}
     assert theirs.keys() == ours.keys()
-    assert statistics.median(theirs.values()) < 1.5
-    assert max(theirs.values()) < 6
-    assert statistics.median(ours.values()) > 30
+    assert statistics.median(theirs.values()) < 1
+    assert max(theirs.values()) < 4
+    assert statistics.median(ours.values()) > 28
     assert all(ours[number] > theirs[number] + 10 for number in ours)
 
 

@@ -1,4 +1,4 @@
-"""On real models nothing gets lost: every conv and linear is paired and quantized, and the numbers are the graphs' own."""
+"""On real models nothing gets lost: every conv and linear is paired and quantized, the numbers are the graphs' own."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def test_text_fits_the_screen_and_names_the_worst_layer(
     assert max(map(len, lines)) <= 100
     (worst,) = report.worst(1)
     assert worst.isolated_sqnr == np.nanmin([row.isolated_sqnr for row in report.rows])
-    first = next(line for before, line in zip(lines, lines[1:], strict=False) if before.startswith("---"))
+    first = next(line for before, line in itertools.pairwise(lines) if before.startswith("---"))
     assert first.split()[0] == worst.name
     summary = " ".join(report.summary().split())
     assert f"Worst layer by itself: {worst.name}, isolated SQNR {worst.isolated_sqnr:.1f} dB" in summary

@@ -80,10 +80,11 @@ def test_one_scale_for_the_tensor_kills_channels_that_per_channel_keeps() -> Non
     # Trap 12: folding scales channels apart, the small ones round to nothing while the SQNR of the whole stays high.
     per_channel, per_tensor = weights_of(PER_CHANNEL), weights_of(PER_TENSOR)
     dead = [sum(row.dead_channels for row in rows.values()) for rows in (per_channel, per_tensor)]
-    assert dead[1] > dead[0] + 50, dead
-    depthwise = per_tensor["features.1.conv.0.0"]
-    assert depthwise.dead_channels >= 1
-    assert depthwise.worst_channel_sqnr == 0
-    assert depthwise.sqnr > 20
+    assert dead[0] == 0
+    assert dead[1] >= 5, dead
+    for row in per_tensor.values():
+        if row.dead_channels:
+            assert row.worst_channel_sqnr == 0
+            assert row.sqnr > 30
     worse = [n for n, row in per_tensor.items() if row.worst_channel_sqnr < per_channel[n].worst_channel_sqnr - 10]
-    assert len(worse) >= 45, len(worse)
+    assert len(worse) >= 25, len(worse)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pt2qa.capture.agreement import State, compare_outputs, leaf_name
+from pt2qa.export.agreement import State, compare_outputs, leaf_name
 
 NAN, INF = math.nan, math.inf
 

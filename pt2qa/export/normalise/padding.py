@@ -10,8 +10,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import graph_modules, names_by_node
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.editing import graph_modules, names_by_node
 
 _RULE = "padding"
 _EXPLICIT = {

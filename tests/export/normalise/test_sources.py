@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.export import export
 from torch.nn import functional as F
 
-from pt2qa.capture import Change, capture
-from tests.capture.models import (
+from pt2qa.export import Change, capture
+from tests.export.models import (
     QUANTIZERS,
     Forward,
     Residual,

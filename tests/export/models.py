@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pt2qa.capture import Capture, capture
+from pt2qa.export import Capture, capture
 from pt2qa.handles import handle_of
 from pt2qa.metrics import error_sums
 

@@ -10,9 +10,9 @@ import operator
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2qa.capture.aliases import Aliases, in_place_argument
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import graph_modules, names_by_node
+from pt2qa.export.aliases import Aliases, in_place_argument
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.editing import graph_modules, names_by_node
 
 _RULE = "dead code"
 

@@ -12,8 +12,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import drop_attribute, graph_modules, names_by_node, read_instead
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.editing import drop_attribute, graph_modules, names_by_node, read_instead
 from pt2qa.handles import nested_graphs, op_of
 
 _RULE = "nested region"

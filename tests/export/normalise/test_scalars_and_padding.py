@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.export import export
 
-from pt2qa.capture import capture
-from tests.capture.models import QUANTIZERS, Forward, annotated_names, converted, image, prepared, quantized_sqnr, rules
+from pt2qa.export import capture
+from tests.export.models import QUANTIZERS, Forward, annotated_names, converted, image, prepared, quantized_sqnr, rules
 
 
 def embedding() -> nn.Module:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2qa.capture.aliases import Aliases
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import alike, graph_modules, names_by_node, read_instead
+from pt2qa.export.aliases import Aliases
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.editing import alike, graph_modules, names_by_node, read_instead
 
 _RULE = "add of zero"
 _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)

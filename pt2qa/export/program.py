@@ -14,15 +14,15 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
-from pt2qa.capture.agreement import State, check_agreement, check_stateless, run_eager
-from pt2qa.capture.aliases import Aliases
-from pt2qa.capture.batches import check_inputs
-from pt2qa.capture.changes import Change
-from pt2qa.capture.exporting import check_model, export
-from pt2qa.capture.inputs import as_call, refuse_aliases
-from pt2qa.capture.normalise import decompose_recurrent, normalise
-from pt2qa.capture.normalise.recurrent import RECURRENT
 from pt2qa.errors import CaptureError
+from pt2qa.export.agreement import State, check_agreement, check_stateless, run_eager
+from pt2qa.export.aliases import Aliases
+from pt2qa.export.batches import check_inputs
+from pt2qa.export.changes import Change
+from pt2qa.export.exporting import check_model, export
+from pt2qa.export.inputs import as_call, refuse_aliases
+from pt2qa.export.normalise import decompose_recurrent, normalise
+from pt2qa.export.normalise.recurrent import RECURRENT
 from pt2qa.handles import OpName, assign_handles, handle_of, names_of, walk
 
 
@@ -128,7 +128,7 @@ def capture(
             program computes something else than the model.
 
     >>> import torch
-    >>> from pt2qa.capture import capture
+    >>> from pt2qa.export import capture
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
     >>> captured = capture(model, torch.zeros(1, 4))
     >>> [op.name for op in captured.names.values()]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import pt2qa
-from pt2qa.capture import Capture, capture
 from pt2qa.errors import BatchError, CaptureError
-from tests.capture.models import QUANTIZERS, Forward, Residual, converted, image, rules
+from pt2qa.export import Capture, capture
+from tests.export.models import QUANTIZERS, Forward, Residual, converted, image, rules
 
 
 class Counting(nn.Module):

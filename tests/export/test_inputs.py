@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2qa.capture import capture
-from pt2qa.capture.inputs import as_call, leaf_names, share_memory
 from pt2qa.errors import CaptureError
+from pt2qa.export import capture
+from pt2qa.export.inputs import as_call, leaf_names, share_memory
 
 
 class Cell(nn.Module):

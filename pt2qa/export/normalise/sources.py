@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import graph_modules, names_by_node
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.editing import graph_modules, names_by_node
 from pt2qa.handles import module_of, op_of
 
 _ATEN = torch.ops.aten

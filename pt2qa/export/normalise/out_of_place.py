@@ -14,8 +14,8 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from pt2qa.capture.aliases import in_place_argument, storage_of
-from pt2qa.capture.normalise.editing import alike
+from pt2qa.export.aliases import in_place_argument, storage_of
+from pt2qa.export.normalise.editing import alike
 from pt2qa.handles import op_of
 
 _ATEN = torch.ops.aten

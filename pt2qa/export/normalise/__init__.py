@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.dead_code import remove_dead_code
-from pt2qa.capture.normalise.padding import write_out_padding
-from pt2qa.capture.normalise.recurrent import decompose_recurrent
-from pt2qa.capture.normalise.regions import inline_regions
-from pt2qa.capture.normalise.scalars import keep_scalars
-from pt2qa.capture.normalise.sources import write_sources
-from pt2qa.capture.normalise.writes import make_writes_functional
-from pt2qa.capture.normalise.zeros import remove_added_zeros
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.dead_code import remove_dead_code
+from pt2qa.export.normalise.padding import write_out_padding
+from pt2qa.export.normalise.recurrent import decompose_recurrent
+from pt2qa.export.normalise.regions import inline_regions
+from pt2qa.export.normalise.scalars import keep_scalars
+from pt2qa.export.normalise.sources import write_sources
+from pt2qa.export.normalise.writes import make_writes_functional
+from pt2qa.export.normalise.zeros import remove_added_zeros
 
 PASSES = (
     inline_regions,

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from pt2qa.capture import capture
-from tests.capture.models import Forward, annotated_names, image, prepared, quantized_sqnr, rules
+from pt2qa.export import capture
+from tests.export.models import Forward, annotated_names, image, prepared, quantized_sqnr, rules
 
 
 def convs(**more: nn.Module) -> dict[str, nn.Module]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from pt2qa.capture import Capture, capture, check_inputs
 from pt2qa.errors import BatchError
+from pt2qa.export import Capture, capture, check_inputs
 
 
 class Pair(nn.Module):

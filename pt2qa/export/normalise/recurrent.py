@@ -20,8 +20,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import names_by_node, read_instead
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.editing import names_by_node, read_instead
 
 _RULE = "recurrent op"
 

@@ -17,8 +17,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from pt2qa.capture.inputs import leaf_names
 from pt2qa.errors import BatchError
+from pt2qa.export.inputs import leaf_names
 
 
 def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:

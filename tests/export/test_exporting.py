@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from pt2qa.capture import capture
 from pt2qa.errors import CaptureError
+from pt2qa.export import capture
 
 
 def test_a_model_in_training_mode_is_refused() -> None:

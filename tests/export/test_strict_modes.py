@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.export import export
 
-from pt2qa.capture import capture
-from tests.capture.models import QUANTIZERS, annotated
+from pt2qa.export import capture
+from tests.export.models import QUANTIZERS, annotated
 from tests.zoo.models import efficientnet_lite0, torchvision_models
 
 pytestmark = pytest.mark.zoo

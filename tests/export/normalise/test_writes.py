@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from pt2qa.capture import capture
+from pt2qa.export import capture
 from pt2qa.metrics import error_sums
-from tests.capture.models import QUANTIZERS, Forward, converted, image, quantized_sqnr, rules
+from tests.export.models import QUANTIZERS, Forward, converted, image, quantized_sqnr, rules
 
 
 def slice_scaled(m: nn.Module, x: Tensor) -> Any:

@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pt2qa.capture.aliases import in_place_argument, memory_of, storage_of
-from pt2qa.capture.changes import Change
-from pt2qa.capture.normalise.editing import graph_modules, names_by_node, read_instead
-from pt2qa.capture.normalise.out_of_place import Unsupported, Writer, traced_value
+from pt2qa.export.aliases import in_place_argument, memory_of, storage_of
+from pt2qa.export.changes import Change
+from pt2qa.export.normalise.editing import graph_modules, names_by_node, read_instead
+from pt2qa.export.normalise.out_of_place import Unsupported, Writer, traced_value
 from pt2qa.handles import op_of
 
 _RULE = "partial write"

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from pt2qa.capture import capture
 from pt2qa.errors import CaptureError
+from pt2qa.export import capture
 from pt2qa.handles import names_of
-from tests.capture.models import QUANTIZERS, Forward, annotated_names, image, quantized_sqnr, rules
+from tests.export.models import QUANTIZERS, Forward, annotated_names, image, quantized_sqnr, rules
 
 LINEARS = {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}
 
