@@ -102,7 +102,7 @@ plans = st.builds(
 
 
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(plan=plans)
 def test_random_graphs_are_simulated_exactly_and_completely(quantizer: str, plan: Plan) -> None:
     torch.manual_seed(0)

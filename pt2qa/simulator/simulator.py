@@ -223,7 +223,7 @@ class _Lockstep:
         reuses = [
             reuse,
             *([False] if self.rounding else []),
-            *[step.reuse_all_on and producer in self.allocating] * len(isolated),
+            *[step.reuse_all_on and self._allocated(source)] * len(isolated),
         ]
         if not (self.pieces and self.simulator.in_pieces(step, inputs)):
             clamped: list[int] = []
@@ -283,6 +283,8 @@ class _Lockstep:
 
     def _run_isolated(self, step: Step, group: int, reference: list[Any]) -> Any:
         env = list(self.simulator._on)
+        # A group's own value that nobody reads again may be overwritten; the reference's values may not.
+        reuse = step.reuse_all_on and self._inside(group, step.reads[0]) and self._allocated(step.reads[0])
         for slot in step.reads:
             if self._inside(group, slot):
                 env[slot] = self.isolated[group, slot]
@@ -292,7 +294,11 @@ class _Lockstep:
                 env[slot] = reference[slot]
             if step.mutates and isinstance(env[slot], Tensor):
                 env[slot] = env[slot].clone()
-        return self.simulator._call(step, env, False)
+        return self.simulator._call(step, env, reuse)
+
+    def _allocated(self, slot: int) -> bool:
+        """Whether a value certainly owns its memory."""
+        return self.program.producers.get(slot) in self.allocating
 
     def _reads_the_same(self, step: Step, reference: list[Any], quantized: list[Any]) -> bool:
         return all(reference[slot] is quantized[slot] for slot in (*step.reads, *step.constants))

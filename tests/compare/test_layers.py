@@ -197,7 +197,7 @@ def test_whole_blocks_run_on_the_references_inputs() -> None:
     inside |= {s.index for s in pair.sites if s.name == "0/add"}
     noise = signal = 0.0
     for batch in BATCHES:
-        alone, reference = pair.simulator.run([batch], on=inside)[0], pair.reference(batch)
+        alone, reference = pair.simulator.run([batch], on=inside)[0], pair.reference(batch).detach()
         noise += float(((alone.double() - reference.double()) ** 2).sum())
         signal += float((reference.double() ** 2).sum())
     assert second.isolated_sqnr == pytest.approx(10 * math.log10(signal / noise), abs=1e-6)

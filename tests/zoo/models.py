@@ -125,7 +125,7 @@ def mobilenet_v2() -> nn.Module:
 
 
 def efficientnet_lite0() -> nn.Module:
-    """EfficientNet-Lite0 with ImageNet weights: 49 convs of a subclass of ``Conv2d``, with batch norms, and a linear."""
+    """EfficientNet-Lite0 with ImageNet weights: 49 convs of a subclass of ``Conv2d``, batch norms, a linear."""
     folder("efficientnet_lite_pytorch")
     from efficientnet_lite_pytorch import EfficientNet
 

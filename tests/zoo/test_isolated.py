@@ -39,9 +39,9 @@ FRAGILE = {
 }
 """The convs of the pretrained models that int8 does hurt, because of what they read.
 
-MobileNetV2: in the last blocks one of the 20 pictures has values up to 6 behind the depthwise convs where the others stay
-below 3.  The observers of blocks 10 and 13 clip it, those of 14 to 16 stretch the scale for it.  EfficientNet-Lite0: the
-ReLU6 in front shares its scale with a conv that gives -101..97, so that 0..6 has nine steps (trap 34).
+MobileNetV2: in the last blocks one of the 20 pictures has values up to 6 behind the depthwise convs, where most stay
+below 3.  The observers of blocks 10 and 13 clip it, those of 14 to 16 stretch the scale for it.  EfficientNet-Lite0:
+the ReLU6 in front shares its scale with a conv that gives -101..97, so that 0..6 has nine steps (trap 34).
 """
 
 
