@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import pandas
 import pytest
 
 import pt2qa
@@ -54,7 +53,7 @@ def test_code_runs_and_prints_what_the_page_shows(
 ) -> None:
     """Blocks of one page share their names; a text block shows what the Python block before it prints."""
     monkeypatch.chdir(tmp_path)
-    pandas.set_option("display.width", 120, "display.max_columns", None)
+    monkeypatch.setenv("COLUMNS", "100")
     module = ModuleType(f"page_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     printed = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -115,10 +116,13 @@ def memory_of(value: object) -> int | None:
 def _shares_memory_with(node: Node) -> list[Node]:
     if node.op != "call_function":
         return []
-    if not isinstance(node.target, OpOverload) or node.target._schema.name.rpartition("::")[2] in _RETURNS_ITS_INPUT:
+    if node.target is operator.getitem or isinstance(node.target, HigherOrderOperator):
         # getitem hands on what it is given; of a nested graph nothing is known.
-        known = isinstance(node.target, (OpOverload, HigherOrderOperator)) or node.target.__name__ == "getitem"  # type: ignore[union-attr]
-        return list(node.all_input_nodes) if known else []
+        return list(node.all_input_nodes)
+    if not isinstance(node.target, OpOverload):
+        return []
+    if node.target._schema.name.rpartition("::")[2] in _RETURNS_ITS_INPUT:
+        return list(node.all_input_nodes)
     storage = storage_of(node)
     traced = [other for other in node.all_input_nodes if storage is not None and storage_of(other) == storage]
     return _arguments(node, write=False) + traced

@@ -21,8 +21,7 @@ from pt2qa.export.batches import check_inputs
 from pt2qa.export.changes import Change
 from pt2qa.export.exporting import check_model, export
 from pt2qa.export.inputs import as_call, refuse_aliases
-from pt2qa.export.normalise import decompose_recurrent, normalise
-from pt2qa.export.normalise.recurrent import RECURRENT
+from pt2qa.export.normalise import RECURRENT, normalise
 from pt2qa.handles import OpName, assign_handles, handle_of, names_of, walk
 
 
@@ -147,7 +146,7 @@ def capture(
             program = export(model, args, kwargs, dynamic_shapes, strict)
         finally:
             state.restore()
-        changes = decompose_recurrent(program, kinds) + normalise(program)
+        changes = normalise(program, kinds)
         assign_handles(program)
         program.validate()
         captured = Capture(program, args, kwargs, strict, type(model).__name__, changes, stateful)

@@ -5,12 +5,14 @@ Each takes a program, edits it in place and returns what it did.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch.export import ExportedProgram
 
 from pt2qa.export.changes import Change
 from pt2qa.export.normalise.dead_code import remove_dead_code
 from pt2qa.export.normalise.padding import write_out_padding
-from pt2qa.export.normalise.recurrent import decompose_recurrent
+from pt2qa.export.normalise.recurrent import RECURRENT, decompose_recurrent
 from pt2qa.export.normalise.regions import inline_regions
 from pt2qa.export.normalise.scalars import keep_scalars
 from pt2qa.export.normalise.sources import write_sources
@@ -18,7 +20,6 @@ from pt2qa.export.normalise.writes import make_writes_functional
 from pt2qa.export.normalise.zeros import remove_added_zeros
 
 PASSES = (
-    inline_regions,
     make_writes_functional,
     remove_added_zeros,
     remove_dead_code,
@@ -26,11 +27,23 @@ PASSES = (
     write_out_padding,
     write_sources,
 )
-"""In this order: what is inlined is normalised too, what is dead is not, and sources are written for what is left."""
+"""In this order, after everything is inlined: dead code is not worth a rewrite, and sources are of what is left."""
 
-__all__ = ["PASSES", "decompose_recurrent", "normalise"]
+__all__ = ["PASSES", "RECURRENT", "normalise"]
 
 
-def normalise(program: ExportedProgram) -> tuple[Change, ...]:
-    """Runs every pass on a program, in place."""
-    return tuple(change for run in PASSES for change in run(program))
+def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[Change, ...]:
+    """Runs every pass on a program, in place.
+
+    Args:
+        program: the program.
+        decompose: kinds of recurrent ops to take apart, keys of :data:`RECURRENT`.
+
+    Returns:
+        What the passes did.
+    """
+    changes = list(inline_regions(program))
+    changes += decompose_recurrent(program, decompose)
+    for run in PASSES:
+        changes += run(program)
+    return tuple(changes)

@@ -140,7 +140,7 @@ def _looked_at(node: Node) -> Node | None:
     """What a view looks at, or the argument of an in-place op; None for a node with memory of its own."""
     parent = node.args[0] if node.op == "call_function" and node.args else None
     if node.target is operator.getitem and isinstance(parent, Node):
-        parent = parent.args[0]
+        parent = parent.args[0] if parent.args else None
     if not isinstance(parent, Node) or storage_of(parent) is None or storage_of(parent) != storage_of(node):
         return None
     return parent

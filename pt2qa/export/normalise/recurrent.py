@@ -44,9 +44,6 @@ def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple
     Args:
         program: the program.
         kinds: keys of :data:`RECURRENT`.
-
-    Raises:
-        CaptureError: the op has no fixed sequence length, so it cannot be unrolled.
     """
     targets = {target for kind in kinds for target in RECURRENT[kind]}
     graph_module = program.graph_module
@@ -54,12 +51,12 @@ def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple
     changes = []
     for node in wanted:
         name = names_by_node(program)[node]
-        linears = _replace(program, graph_module, node, _trace(node, name))
+        linears = _replace(program, graph_module, node, _trace(node))
         changes.append(Change(_RULE, name, f"taken apart into {linears} linears and the ops between them"))
     return tuple(changes)
 
 
-def _trace(node: Node, name: str) -> GraphModule:
+def _trace(node: Node) -> GraphModule:
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     values = [leaf.meta["val"] for leaf in flat if isinstance(leaf, Node)]
 
@@ -80,7 +77,6 @@ def _replace(program: ExportedProgram, graph_module: GraphModule, node: Node, bo
     graph = graph_module.graph
     operands = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
     values: dict[Node, Node] = dict(zip(body.graph.find_nodes(op="placeholder"), operands, strict=True))
-    linears = 0
     with graph.inserting_before(node):
         for inner in body.graph.nodes:
             if inner.op != "call_function":
@@ -91,13 +87,14 @@ def _replace(program: ExportedProgram, graph_module: GraphModule, node: Node, bo
             }
             copy.meta["val"] = inner.meta["val"]
             values[inner] = copy
-            linears += inner.target is torch.ops.aten.linear.default
     results = pytree.tree_leaves(body.graph.output_node().args)
     for user in list(node.users):
         assert user.target is operator.getitem
         read_instead(program, user, values[results[cast(int, user.args[1])]])
         graph.erase_node(user)
     graph.erase_node(node)
-    graph.eliminate_dead_code()
+    for made in reversed(list(values.values())):
+        if not made.users and made.op == "call_function" and made not in operands:
+            graph.erase_node(made)
     graph_module.recompile()
-    return linears
+    return sum(inner.target is torch.ops.aten.linear.default for inner in body.graph.nodes)

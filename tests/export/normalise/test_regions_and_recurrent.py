@@ -85,6 +85,13 @@ def test_recurrent_ops_are_taken_apart_in_both_modes_trap_25(kind: type[nn.RNNBa
     assert sum(op.op == "linear" for op in captured.names.values()) == 9
 
 
+def test_an_lstm_under_no_grad_is_taken_apart_too_traps_15_and_25() -> None:
+    model = Forward(torch.no_grad()(lambda m, x: m.rnn(x)[0]), rnn=nn.LSTM(8, 4))
+    captured = capture(model, torch.randn(2, 3, 8), decompose="lstm")
+    assert [change.rule for change in captured.changes[:2]] == ["nested region", "recurrent op"]
+    assert "dead code" not in dict(rules(captured))
+
+
 def test_only_the_recurrent_op_changes_trap_36() -> None:
     """``run_decompositions`` would also rewrite batch norms, flattens and in-place ops."""
 

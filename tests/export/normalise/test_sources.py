@@ -18,6 +18,7 @@ from tests.export.models import (
     image,
     prepared,
     quantized_sqnr,
+    quantizer,
     rules,
 )
 
@@ -70,6 +71,19 @@ def test_both_modes_annotate_the_same_ops_traps_14_and_28(make: Any, name: str) 
     found = [annotated(capture(model, x, strict=strict).module(), name) for strict in (False, True)]
     assert found[0]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_qat_annotates_what_it_annotates_of_a_strict_export(strict: bool) -> None:
+    model, x = Residual(), image()
+    graphs = (capture(model, x, strict=strict).module(), export(model, (x,), strict=True).module(check_guards=False))
+    found = []
+    for graph in graphs:
+        quantizer("x86", qat=True).annotate(graph)
+        nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+        found.append([str(node.target) for node in nodes if "quantization_annotation" in node.meta])
+    assert found[0] == found[1]
+    assert "aten.batch_norm.default" in found[0]
 
 
 def test_without_capture_a_shared_relu_stops_x86_trap_14() -> None:

@@ -53,6 +53,13 @@ def many_writes(m: nn.Module, x: Tensor) -> Any:
     return m.b(y), tail
 
 
+def masked_values_replaced(m: nn.Module, x: Tensor) -> Any:
+    y = m.a(x)
+    flat = y.flatten(1)
+    flat[flat > 0.5] = 0.5
+    return m.b(y)
+
+
 FORWARDS = [
     slice_scaled,
     channel_zeroed,
@@ -60,6 +67,7 @@ FORWARDS = [
     older_view_read_later,
     copied_from_another,
     many_writes,
+    masked_values_replaced,
 ]
 
 
