@@ -50,7 +50,7 @@ test: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto -m "not zoo"
 
 zoo: $(VENV)/.zoo
-	cd "$(ROOT)" && "$(BIN)/python" -m pytest -m zoo
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -m zoo
 
 bench: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -m tests.benchmarks

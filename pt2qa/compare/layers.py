@@ -225,6 +225,8 @@ class _Comparison:
         isolated, rounding = noise.get("isolated", NoiseSums()), noise.get("rounding", NoiseSums())
         custom = {name: metric.update(reference, quantized) for name, metric in row.custom.items()}
         dtype, shape = str(reference.dtype).removeprefix("torch."), event.shape
+        # A closure over the event would keep its tensors alive until the batch is done.
+        clamped = event.clamped
 
         def update() -> None:
             row.sums, row.isolated, row.rounding = (
@@ -234,8 +236,8 @@ class _Comparison:
             )
             row.custom = custom
             row.dtype, row.shape = dtype, shape if row.shape is None else row.shape
-            if event.clamped is not None:
-                row.clamped += event.clamped
+            if clamped is not None:
+                row.clamped += clamped
                 row.clamped_of += sums.count
 
         return update

@@ -243,7 +243,7 @@ class _Lowering:
                 f"{self._reader_name(node)}: a value is dequantized with other parameters than it was quantized with"
             )
         alone = node in self.written_dequantizes
-        if alone:
+        if alone and self._is_read_after(node, value):
             self.notes.append(
                 f"{self._reader_name(next(iter(node.users)))}: an in-place op writes to a quantized value or a view of "
                 "it; convert copies quantized values, so other readers miss the write"
@@ -252,6 +252,12 @@ class _Lowering:
         if key not in self.site_slots:
             self.site_slots[key] = self._activation_site(value, node, exact=matching and not node.kwargs, alone=alone)
         return self.site_slots[key]
+
+    def _is_read_after(self, dequantize: Node, value: _Integers) -> bool:
+        """Whether the value that a dequantize node stands for is read through another one later."""
+        source = value.node.args[0]
+        readers = [*value.node.users, *(source.users if isinstance(source, Node) else ())]
+        return any(self.order[reader] > self.order[dequantize] for reader in readers)
 
     def _apply(self, node: Node, value: Any) -> Any:
         """Runs a quantization node on a constant."""

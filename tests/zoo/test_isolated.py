@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa.simulator.program import QuantParams
 from tests.zoo.pairs import (
     QUANTIZERS,
     ComputeVisitor,
@@ -45,7 +44,7 @@ the ReLU6 in front shares its scale with a conv that gives -101..97, so that 0..
 """
 
 
-def quantize_dequantize(x: Tensor, params: QuantParams) -> Tensor:
+def quantize_dequantize(x: Tensor, params: Any) -> Tensor:
     """What torch's own ops make of a value; nothing of pt2qa but the parameters."""
     ops = torch.ops.quantized_decomposed
     bounds = (params.quant_min, params.quant_max, getattr(torch, params.dtype))
