@@ -5,8 +5,8 @@ split, or merging the sums of several batches gives what one update with everyth
 
 Precision and speed.  A float32 dot product over millions of elements loses four digits, and a float64 copy of every
 tensor costs more than the model.  So float32 tensors are reduced one cache full at a time with torch's pairwise float32
-sum, and the sums of the chunks are added in float64: 2e-8 relative to an all-float64 computation (1e-7 dB).  Values
-whose squares leave the range of float32, infinities, NaN and every other dtype take the exact route: float64
+sum, and the sums of the chunks are added in float64: within 1e-7 relative of an all-float64 computation (3e-7 dB).
+Values whose squares leave the range of float32, infinities, NaN and every other dtype take the exact route: float64
 throughout.
 """
 

@@ -80,7 +80,7 @@ class Simulator:
                     env[step.out] = self._call(step, env, reuse)
                 elif all_off or not (all_on or step.site in chosen):
                     env[step.out] = env[source]
-                elif step.twin is not None and (all_on or program.producers[step.twin] in self._steps_on(chosen)):
+                elif step.twin is not None and (all_on or program.steps[program.producers[step.twin]].site in chosen):
                     env[step.out] = env[step.twin]
                 else:
                     env[step.out] = self._quantize(step, env[source], step.reuse_all_on if all_on else step.reuse)
@@ -114,9 +114,6 @@ class Simulator:
         return _Lockstep(self, groups, rounding or bool(groups), clamped, pieces).run(values, visit)
 
     # -- pieces --------------------------------------------------------------------------------------------------
-
-    def _steps_on(self, chosen: Collection[int]) -> set[int]:
-        return {step.index for step in self.program.steps if step.site in chosen}
 
     def _environment(self, values: Sequence[Any], on: bool | Collection[int]) -> list[Any]:
         env = list(self._on if on is True else self._off)
