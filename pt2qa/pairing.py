@@ -29,6 +29,7 @@ from pt2qa.simulator.batches import (
     restore_buffers,
     snapshot_buffers,
 )
+from pt2qa.simulator.lockstep import lockstep
 from pt2qa.simulator.lower import lower
 from pt2qa.simulator.program import Program, Region, Site
 from pt2qa.simulator.simulator import Simulator, graph_values, tensors_equal
@@ -407,7 +408,7 @@ def _first_difference(pair: QuantizedPair, values: list[Any]) -> str:
         if not tensors_equal(event.quantized, wanted[0]):
             found.append(event.step.name)
 
-    pair.simulator.lockstep(values, compare)
+    lockstep(pair.simulator, values, compare)
     where = f"first at {found[0]}" if found else "at the outputs"
     return (
         f"the simulator does not compute what the converted graph computes: they differ {where}. "

@@ -82,9 +82,10 @@ def test_chunked_equals_whole(cuts: list[int], seed: int) -> None:
     for start, end in itertools.pairwise(bounds):
         sums = sums.update(reference[start:end], quantized[start:end])
     whole = error_sums(reference, quantized)
-    for name in ("count", "atol", "ref_min", "ref_max", "quant_min", "quant_max"):
+    for name in ("count", "ref_min", "ref_max", "quant_min", "quant_max"):
         assert getattr(sums, name) == getattr(whole, name)
-    for name in ("sqnr", "mse", "l1", "cosine", "ref_mean", "quant_mean"):
+    # small chunks subtract in float64, large ones in float32
+    for name in ("sqnr", "mse", "l1", "atol", "cosine", "ref_mean", "quant_mean"):
         assert getattr(sums, name) == pytest.approx(getattr(whole, name), rel=1e-6, abs=1e-7)
 
 
@@ -128,7 +129,7 @@ def test_zero_reference_has_no_sqnr_and_says_why() -> None:
     for size in (4, 5000):
         sums = error_sums(torch.zeros(size), torch.full((size,), 0.5))
         assert math.isnan(sums.sqnr)
-        assert sums.mse == 0.25
+        assert sums.mse == pytest.approx(0.25, rel=1e-12)
         assert sums.reason == "the reference is all zero"
 
 

@@ -17,8 +17,8 @@ from pt2qa.metrics import ErrorSums, Metric, NoiseSums, sums_of_row
 from pt2qa.pairing import QuantizedPair
 from pt2qa.report import LayerReport, LayerRow
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
+from pt2qa.simulator.lockstep import Event, lockstep
 from pt2qa.simulator.program import QuantParams, Step
-from pt2qa.simulator.simulator import Event
 
 
 def compare_layers(
@@ -202,8 +202,14 @@ class _Comparison:
                 if update is not None:
                     updates.append(update)
 
-        reference, quantized = self.pair.simulator.lockstep(
-            values, visit, groups=self.groups, rounding=self.with_isolated, clamped=True, pieces=not self.metrics
+        reference, quantized = lockstep(
+            self.pair.simulator,
+            values,
+            visit,
+            groups=self.groups,
+            rounding=self.with_isolated,
+            ranges=True,
+            pieces=not self.metrics,
         )
         for update in updates:
             update()
@@ -220,7 +226,7 @@ class _Comparison:
             row.problem = f"shapes differ: {tuple(reference.shape)} and {tuple(quantized.shape)}"
             return None
         others = self._others(row, event, reference)
-        sums, noises = sums_of_row(reference, quantized, tuple(others.values()))
+        sums, noises = sums_of_row(reference, quantized, tuple(others.values()), event.ranges)
         noise = dict(zip(others, noises, strict=True))
         isolated, rounding = noise.get("isolated", NoiseSums()), noise.get("rounding", NoiseSums())
         custom = {name: metric.update(reference, quantized) for name, metric in row.custom.items()}

@@ -12,13 +12,33 @@ details keep the bits equal:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 19
-"""Elements of one pass: 2 MiB of float32, which stays in the cache between the five steps."""
+from pt2qa.metrics import CHUNK, Range, value_range
+
 _EXACT_BOUND = 1 << 23
 """Integers up to this, and their sums with a zero point, are exact in float32."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of the values that a site rounds, and what it finds out.
+
+    Attributes:
+        source: their range before rounding, where it is known beforehand.
+        count: whether to count those that the clamp moves.
+        clamped: how many of them the clamp moved.
+        range: their range after rounding; None until there is one.
+    """
+
+    source: Range | None = None
+    count: bool = True
+    clamped: int = 0
+    range: Range | None = None
 
 
 def is_exact(quant_min: int, quant_max: int, zero_point: int) -> bool:
@@ -34,7 +54,7 @@ def quantize_dequantize(
     quant_max: int,
     *,
     out: Tensor | None = None,
-    clamped: list[int] | None = None,
+    seen: Seen | None = None,
 ) -> Tensor:
     """``dequantize(quantize(x))`` with one scale for the whole tensor.
 
@@ -45,7 +65,7 @@ def quantize_dequantize(
         quant_min: smallest integer.
         quant_max: largest integer.
         out: float32 tensor of the shape of ``x`` to write to; ``x`` itself where nobody reads it again.
-        clamped: where given, the number of values that the clamp moves is appended to it.
+        seen: where given, what the values were is written to it; finding out costs about what it saves.
 
     Returns:
         float32 tensor of the shape of ``x``.
@@ -55,29 +75,53 @@ def quantize_dequantize(
     """
     low, high = quant_min - zero_point, quant_max - zero_point
     out = torch.empty_like(x) if out is None else out
-    inverse, moved = 1.0 / scale, 0
+    inverse = 1.0 / scale
     zero = x.new_zeros(())
     for source, target in _flat_chunks(x, out):
+        steps = _step_range(source, inverse, seen.source) if seen is not None and source.numel() else None
         torch.mul(source, inverse, out=target)
-        target.round_().nan_to_num_(nan=-zero_point)
-        if clamped is not None:
-            moved += _outside(target, low, high)
-        target.clamp_(low, high)
+        target.round_()
+        # A NaN or a value to clamp shows in the range, so that most tensors need no pass for them.
+        if steps is None or not (low <= steps[0] and steps[1] <= high):
+            if steps is None or np.isnan(steps[0]):
+                target.nan_to_num_(nan=-zero_point)
+            if seen is not None and seen.count:
+                seen.clamped += _count_outside(target, low, high, steps)
+            target.clamp_(low, high)
         torch.add(zero, target, alpha=scale, out=target)
-    if clamped is not None:
-        clamped.append(moved)
+        if seen is not None and steps is not None:
+            found = value_range(target) if np.isnan(steps[0]) else _dequantized(steps, low, high, scale)
+            seen.range = found if seen.range is None else _union(seen.range, found)
     return out
 
 
-def _outside(steps: Tensor, low: int, high: int) -> int:
-    """How many of the rounded values the clamp will move."""
-    if not steps.numel():
-        return 0
-    smallest, largest = torch.stack(torch.aminmax(steps)).tolist()
-    if smallest >= low and largest <= high:
-        return 0
-    # Three float passes: comparisons make booleans, which cost more to write and to count.
-    return int(torch.count_nonzero(steps - steps.clamp(low, high)))
+def _step_range(x: Tensor, inverse: float, known: Range | None) -> Range:
+    """Smallest and largest of the rounded steps before the clamp: rounding keeps the order of values."""
+    smallest, largest = value_range(x) if known is None else known
+    with np.errstate(over="ignore"):
+        return _rounded(smallest, inverse), _rounded(largest, inverse)
+
+
+def _rounded(value: float, inverse: float) -> float:
+    return float(np.rint(np.float32(value) * np.float32(inverse)))
+
+
+def _dequantized(steps: Range, low: int, high: int, scale: float) -> Range:
+    smallest, largest = (float(np.float32(min(max(step, low), high)) * np.float32(scale)) + 0.0 for step in steps)
+    return smallest, largest
+
+
+def _union(left: Range, right: Range) -> Range:
+    return min(left[0], right[0]), max(left[1], right[1])
+
+
+def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> int:
+    """How many of the rounded values the clamp will move; ``found`` is their range, nan where it is not known."""
+    # Float passes: comparisons make booleans, which cost more to write and to count.  Sums of ones are exact.
+    smallest, largest = found if found is not None else (np.nan, np.nan)
+    above = 0.0 if largest <= high else float(torch.sub(steps, high).clamp_(0, 1).sum())
+    below = 0.0 if smallest >= low else float(torch.sub(steps, low).clamp_(-1, 0).sum())
+    return int(above - below)
 
 
 def _flat_chunks(x: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -15,7 +15,7 @@ _ALLOCATING = {
 """Composite ATen ops and others whose output certainly shares no memory with an input."""
 
 _IN_PLACE = {"relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"}
-"""Unary ops that may overwrite a float input that nobody reads again; their in-place spelling gives equal bits."""
+"""Unary pointwise ops whose in-place spelling gives equal bits."""
 
 _EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
 """Ops that backends compute together with the op before them."""
@@ -53,11 +53,16 @@ def functional_spelling(target: torch._ops.OpOverload) -> torch._ops.OpOverload 
 
 def in_place_spelling(target: Any) -> torch._ops.OpOverload | None:
     """The in-place overload of a unary op in :data:`_IN_PLACE`."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or op_name(target) not in _IN_PLACE:
+    if not is_pointwise(target):
         return None
     packet = getattr(torch.ops.aten, target.overloadpacket.__name__ + "_", None)
     overload = getattr(packet, target._overloadname, None)
     return overload if isinstance(overload, torch._ops.OpOverload) else None
+
+
+def is_pointwise(target: Any) -> bool:
+    """Whether a unary op computes each element by itself."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and op_name(target) in _IN_PLACE
 
 
 def allocates(target: Any) -> bool:

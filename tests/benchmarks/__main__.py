@@ -1,7 +1,8 @@
 """``make bench``: prints every ratio beside its bar, and fails where one is missed.
 
 Times are the best of several rounds.  Each round runs everything that is compared once, so that a machine that slows
-down slows all of it; memory is the peak of resident memory beyond what was there before, each in a process of its own.
+down slows all of it; memory is the peak of resident memory beyond what was there before.  Each model has a process of
+its own: whether the C library gives freed memory back to the system decides how long a forward takes.
 """
 
 from __future__ import annotations

@@ -44,6 +44,21 @@ def torchao_flow(pair: pt2qa.QuantizedPair, batch: torch.Tensor) -> Any:
 
 def measure_times(model: str, rounds: int) -> list[Result]:
     """Ratios to one float forward of the captured graph, batch 8."""
+    seconds = _in_own_process("times", model, str(rounds))
+    ratio = {name: value / seconds["float"] for name, value in seconds.items()}
+    cumulative, everything = BARS[model]
+    return [
+        Result(f"{model}: float forward, batch 8", seconds["float"], "s"),
+        Result(f"{model}: converted graph", ratio["converted"]),
+        Result(f"{model}: simulator, all sites off", ratio["off"]),
+        Result(f"{model}: simulator, all sites on", ratio["on"], bar=SIMULATOR_BAR.get(model)),
+        Result(f"{model}: compare_layers, cumulative columns", ratio["cumulative"], bar=cumulative),
+        Result(f"{model}: compare_layers, all columns", ratio["all"], bar=everything),
+        Result(f"{model}: torchao's logger flow, SQNR alone", ratio["torchao"]),
+    ]
+
+
+def _times(model: str, rounds: int) -> dict[str, float]:
     pair, batch = make_pair(model), images()
     values = pair.values(batch)
     pair.verify(batch)
@@ -66,22 +81,12 @@ def measure_times(model: str, rounds: int) -> list[Result]:
         },
     )
     seconds |= best_of(1, {"torchao": lambda: torchao_flow(pair, batch)})
-    ratio = {name: value / seconds["float"] for name, value in seconds.items()}
-    cumulative, everything = BARS[model]
-    return [
-        Result(f"{model}: float forward, batch 8", seconds["float"], "s"),
-        Result(f"{model}: converted graph", ratio["converted"]),
-        Result(f"{model}: simulator, all sites off", ratio["off"]),
-        Result(f"{model}: simulator, all sites on", ratio["on"], bar=SIMULATOR_BAR.get(model)),
-        Result(f"{model}: compare_layers, cumulative columns", ratio["cumulative"], bar=cumulative),
-        Result(f"{model}: compare_layers, all columns", ratio["all"], bar=everything),
-        Result(f"{model}: torchao's logger flow, SQNR alone", ratio["torchao"]),
-    ]
+    return seconds
 
 
 def measure_memory() -> list[Result]:
     """Peak resident memory beyond the pair's own, one batch of 8 through ResNet-50."""
-    ours, theirs = (_peak(what) for what in ("compare_layers", "torchao"))
+    ours, theirs = (_in_own_process("memory", what)["peak"] for what in ("compare_layers", "torchao"))
     return [
         Result("resnet50: compare_layers, extra memory", ours, "GB"),
         Result("resnet50: torchao's logger flow, extra memory", theirs, "GB"),
@@ -89,17 +94,18 @@ def measure_memory() -> list[Result]:
     ]
 
 
-def _peak(what: str) -> float:
+def _in_own_process(*arguments: str) -> dict[str, float]:
+    """What this module prints for these arguments: nothing that ran before has warmed or split the process's memory."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.layers", what],
+        [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.layers", *arguments],
         check=True,
         capture_output=True,
         text=True,
     )
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _print_peak(what: str) -> None:
+def _peak(what: str) -> dict[str, float]:
     pair, batch = make_pair("resnet50"), images()
     pair.verify(batch)
     with torch.no_grad():
@@ -110,7 +116,7 @@ def _print_peak(what: str) -> None:
         torchao_flow(pair, batch)
     else:
         pt2qa.compare_layers(pair, [batch], progress=False)
-    print(json.dumps((_peak_resident() - before) / 1e9))
+    return {"peak": (_peak_resident() - before) / 1e9}
 
 
 def _status(field: str) -> int:
@@ -134,4 +140,5 @@ def _reset_peak() -> None:
 
 
 if __name__ == "__main__":
-    _print_peak(sys.argv[1])
+    kind, what, *more = sys.argv[1:]
+    print(json.dumps(_times(what, int(more[0])) if kind == "times" else _peak(what)))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa.simulator.simulator import Event
+from pt2qa.simulator.lockstep import Event, lockstep
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Counter, Linears, NestedOutputs, Recurrent, images, residual
 
@@ -39,7 +39,7 @@ def recorded(pair: pt2qa.QuantizedPair, batches: list[Tensor]) -> dict[str, list
         )
 
     for batch in batches:
-        pair.simulator.lockstep([batch], visit, groups=groups, rounding=True)
+        lockstep(pair.simulator, [batch], visit, groups=groups, rounding=True)
     return values
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  registers the ops that the fused one must equal
 
-from pt2qa.simulator.fused import is_exact, quantize_dequantize
+from pt2qa.metrics import value_range
+from pt2qa.simulator.fused import Seen, is_exact, quantize_dequantize
 
 RANGES = {
     "int8": (-128, 127, torch.int8),
@@ -85,9 +86,9 @@ def test_int32_is_not_claimed_to_be_exact() -> None:
 
 def test_clamped_values_are_those_outside_the_range_after_rounding() -> None:
     def clamped(x: Tensor, scale: float, low: int, high: int) -> int:
-        counts: list[int] = []
-        quantize_dequantize(x, scale, 0, low, high, clamped=counts)
-        return counts[0]
+        seen = Seen()
+        quantize_dequantize(x, scale, 0, low, high, seen=seen)
+        return seen.clamped
 
     x = torch.tensor([-1.04, -1.0, 0.0, 0.94, 0.96, 2.0])
     assert clamped(x, 0.1, -10, 9) == 2  # 0.96 and 2.0 round to 10 and 20; -1.04 rounds to -10
@@ -95,3 +96,24 @@ def test_clamped_values_are_those_outside_the_range_after_rounding() -> None:
     large = torch.randn(700_000)
     steps = (large * (1 / 0.02)).round()
     assert clamped(large, 0.02, -128, 127) == int(((steps < -128) | (steps > 127)).sum())
+
+
+@pytest.mark.parametrize("name", RANGES)
+@settings(max_examples=100, deadline=None)
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=8),
+    scale=st.floats(2**-20, 2**10),
+    share=st.floats(0, 1),
+    known=st.booleans(),
+)
+def test_looking_at_the_values_changes_no_bit(
+    name: str, values: list[float], scale: float, share: float, known: bool
+) -> None:
+    """With a range at hand the clamp and the search for NaN are left out where they would do nothing."""
+    low, high, dtype = RANGES[name]
+    zero_point = round(low + share * (high - low))
+    x = torch.tensor(values)
+    seen = Seen(source=value_range(x) if known else None)
+    result = quantize_dequantize(x, scale, zero_point, low, high, seen=seen)
+    assert torch.equal(bits(result), bits(converted(x, scale, zero_point, low, high, dtype)))
+    assert seen.range == value_range(result)

@@ -14,7 +14,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 import pt2qa
 from pt2qa.handles import assign_handles
 from pt2qa.plugins import resolve
-from pt2qa.simulator.simulator import Event, tensors_equal
+from pt2qa.simulator.lockstep import Event, lockstep
+from pt2qa.simulator.simulator import tensors_equal
 from tests.flows import quantized_pair, residual_pair
 from tests.models import (
     InPlaceViews,
@@ -120,7 +121,7 @@ def test_runs_change_neither_inputs_nor_graphs() -> None:
     pair = residual_pair()
     batch = images(seed=3)
     before, state = batch.clone(), copy.deepcopy(pair.quantized.state_dict())
-    pair.simulator.lockstep([batch], lambda event: None, groups=[r.steps for r in pair.regions], clamped=True)
+    lockstep(pair.simulator, [batch], lambda event: None, groups=[r.steps for r in pair.regions], ranges=True)
     pair.simulator.run([batch], on=True)
     pair.simulator.run([batch], on=False)
     assert torch.equal(batch, before)
@@ -130,7 +131,7 @@ def test_runs_change_neither_inputs_nor_graphs() -> None:
 def test_lockstep_gives_both_outputs_and_every_value_once() -> None:
     pair = residual_pair()
     batch, events = images(seed=4), []
-    reference, quantized = pair.simulator.lockstep([batch], lambda event: events.append(event.step.index))
+    reference, quantized = lockstep(pair.simulator, [batch], lambda event: events.append(event.step.index))
     assert torch.equal(reference[0], pair.reference(batch))
     assert torch.equal(quantized[0], pair.quantized(batch))
     assert events == list(range(len(pair.program.steps)))
@@ -148,7 +149,7 @@ def test_values_are_dropped_when_no_later_step_reads_them() -> None:
         alive.extend(weakref.ref(value) for value in (event.reference, event.quantized, *event.isolated.values()))
         most = max(most, len({id(ref()) for ref in alive if ref() is not None}))
 
-    pair.simulator.lockstep([images()], visit, groups=[region.steps for region in pair.regions])
+    lockstep(pair.simulator, [images()], visit, groups=[region.steps for region in pair.regions])
     assert most <= 9
 
 
@@ -164,7 +165,7 @@ def test_isolated_values_are_the_region_on_the_references_inputs() -> None:
         if event.step.site is not None and event.step.name == "relu/relu":
             seen["input"] = event.rounded.clone() if event.rounded is not None else None
 
-    pair.simulator.lockstep([batch], visit, groups=[regions[0].steps])
+    lockstep(pair.simulator, [batch], visit, groups=[regions[0].steps])
     weight = next(c for c in pair.program.constants if c.reader == "conv2/conv2d" and c.site is not None)
     bias = next(c for c in pair.program.constants if c.reader == "conv2/conv2d" and c.argument == 2)
     site = next(s for s in pair.sites if s.kind == "activation" and s.name == "conv2/conv2d").params
