@@ -4,9 +4,9 @@ The sums are frozen accumulators with ``empty / update / merge / compute``: upda
 split, or merging the sums of several batches gives what one update with everything gives.
 
 Precision and speed.  A float32 dot product over millions of elements loses four digits, and a float64 copy of every
-tensor costs more than the model.  So float32 tensors are reduced one cache full at a time, squares in rows of
-64 and values with torch's pairwise sum, and what they give is added in float64: within 1e-7 relative of an all-float64
-computation (3e-7 dB).
+tensor costs more than the model.  So float32 tensors are reduced one cache full at a time, with torch's pairwise sum
+or in rows of 64 values, and what they give is added in float64: within 1e-7 relative of an all-float64 computation
+(3e-7 dB).
 Values whose squares leave the range of float32, infinities, NaN and every other dtype take the exact route: float64
 throughout.
 """
@@ -287,10 +287,15 @@ class _Scratch(threading.local):
     """Memory that every chunk is reduced in, so that it is written to the cache and not to fresh pages."""
 
     def __init__(self) -> None:
-        self.difference = torch.empty(CHUNK)
+        self.memory = torch.empty(CHUNK)
 
 
 _scratch = _Scratch()
+
+
+def scratch(count: int) -> Tensor:
+    """Flat float32 memory of this thread for intermediate values; the next call gives the same memory again."""
+    return _scratch.memory[:count] if count <= CHUNK else torch.empty(count)
 
 
 def _trusted(square_sum: float, *, identical: bool) -> bool:
@@ -318,10 +323,11 @@ def _fast_sums(ref: Tensor, quant: Tensor, ranges: Sequence[Range]) -> ErrorSums
     if not _is_fast(ref, quant):
         return None
     count = ref.numel()
-    difference = torch.sub(ref, quant, out=_scratch.difference[:count])
-    signal, quant_signal, noise = _square_sum(ref), _square_sum(quant), _square_sum(difference)
+    difference = torch.sub(ref, quant, out=scratch(count))
+    signal, quant_signal = _square_sum(ref), _square_sum(quant)
     ref_sum, quant_sum, absolute = float(ref.sum()), float(quant.sum()), float(difference.abs_().sum())
     largest = float(difference.amax())
+    noise = float(difference.square_().sum())
     (ref_min, ref_max), (quant_min, quant_max) = ranges or (value_range(ref), value_range(quant))
     trusted = (
         math.isfinite(ref_sum + quant_sum + absolute)
@@ -352,8 +358,8 @@ def _fast_noise(ref: Tensor, quant: Tensor) -> float | None:
     """Sum of the squared differences by the float32 route; None where it cannot be trusted."""
     if not _is_fast(ref, quant):
         return None
-    difference = torch.sub(ref, quant, out=_scratch.difference[: ref.numel()])
-    noise = _square_sum(difference)
+    difference = torch.sub(ref, quant, out=scratch(ref.numel()))
+    noise = float(difference.square_().sum())
     return noise if _trusted(noise, identical=noise == 0.0 and torch.equal(ref, quant)) else None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pt2qa.metrics import CHUNK, Range, value_range
+from pt2qa.metrics import CHUNK, Range, scratch, value_range
 
 _EXACT_BOUND = 1 << 23
 """Integers up to this, and their sums with a zero point, are exact in float32."""
@@ -119,8 +119,10 @@ def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> i
     """How many of the rounded values the clamp will move; ``found`` is their range, nan where it is not known."""
     # Float passes: comparisons make booleans, which cost more to write and to count.  Sums of ones are exact.
     smallest, largest = found if found is not None else (np.nan, np.nan)
-    above = 0.0 if largest <= high else float(torch.sub(steps, high).clamp_(0, 1).sum())
-    below = 0.0 if smallest >= low else float(torch.sub(steps, low).clamp_(-1, 0).sum())
+    flat = steps.reshape(-1)
+    beyond = scratch(flat.numel())
+    above = 0.0 if largest <= high else float(torch.sub(flat, high, out=beyond).clamp_(0, 1).sum())
+    below = 0.0 if smallest >= low else float(torch.sub(flat, low, out=beyond).clamp_(-1, 0).sum())
     return int(above - below)
 
 

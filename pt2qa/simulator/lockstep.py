@@ -172,7 +172,8 @@ class _Lockstep:
             self._round_all(site, [step, *ops], ref, quant, isolated, visit)
             return site.index
         for ref_piece, quant_piece, *alone in _pieces([ref, quant, *isolated.values()]):
-            _in_place([step, *ops], ref_piece, quant_piece, dict(zip(isolated, alone, strict=True)), ref.shape, visit)
+            by_group = dict(zip(isolated, alone, strict=True))
+            self._in_place([step, *ops], ref_piece, quant_piece, by_group, ref.shape, visit)
         return end.index
 
     # -- ops -----------------------------------------------------------------------------------------------------
@@ -267,13 +268,42 @@ class _Lockstep:
             for ref_piece, *rest in _pieces([ref, *inputs, *results]):
                 sources, into = rest[: len(inputs)], rest[len(inputs) :]
                 alone = dict(zip(isolated, sources[1 + self.rounding :], strict=True))
-                _in_place(ops, ref_piece, sources[0], alone, ref.shape, visit)
-                visit(self._round(site, ref_piece, sources, into, isolated, ref.shape)[0])
+                ranges = self._in_place(ops, ref_piece, sources[0], alone, ref.shape, visit)
+                visit(self._round(site, ref_piece, sources, into, isolated, ref.shape, ranges)[0])
         self.reference[site.out], self.quantized[site.out] = ref, results[0]
         if self.rounding:
             self.rounded[site.out] = results[1]
         for group, value in zip(isolated, results[1 + self.rounding :], strict=True):
             self._keep(group, site, value)
+
+    def _in_place(
+        self,
+        ops: Sequence[Step],
+        ref: Tensor,
+        quant: Tensor,
+        isolated: dict[int, Tensor],
+        shape: Sequence[int],
+        visit: Visit,
+    ) -> tuple[Range, ...]:
+        """Shows the values of the first op, overwrites them with those of the second, shows them, and so on.
+
+        Returns:
+            The ranges of the reference and of the quantized value after the last op, where they were asked for.
+        """
+        ranges: tuple[Range, ...] = ()
+        for number, op in enumerate(ops):
+            if number:
+                for value in (ref, quant, *isolated.values()):
+                    Simulator.call(op, {op.reads[0]: value}, True)
+            if not self.ranges:
+                ranges = ()
+            elif number and op_rules.keeps_order(op.function):
+                ends = Simulator.call(op, {op.reads[0]: torch.tensor(ranges)}, True)
+                ranges = tuple((float(low), float(high)) for low, high in ends.tolist())
+            else:
+                ranges = value_range(ref), value_range(quant)
+            visit(Event(op, ref, quant, isolated, shape=tuple(shape), ranges=ranges))
+        return ranges
 
     def _round(
         self,
@@ -283,11 +313,16 @@ class _Lockstep:
         into: Sequence[Tensor | None],
         groups: Iterable[int],
         shape: Sequence[int],
+        ranges: Sequence[Range] = (),
     ) -> tuple[Event, list[Tensor]]:
-        """Rounds the quantized value, the reference value where asked for, and the isolated ones."""
+        """Rounds the quantized value, the reference value where asked for, and the isolated ones.
+
+        ``ranges`` are those of the reference and of the quantized value, where they are known.
+        """
         function = self.simulator.site_function(site)
         fits = self.ranges and ref.is_floating_point() and ref.numel() > 0
-        known, seen = (value_range(ref), Seen()) if fits else (None, None)
+        known = (ranges[0] if ranges else value_range(ref)) if fits else None
+        seen = Seen(source=ranges[1] if ranges else None) if fits else None
         noted = [seen, Seen(source=known, count=False) if self.rounding and fits else None] + [None] * len(inputs)
         results = [function(value, out=out, seen=note) for value, out, note in zip(inputs, into, noted, strict=False)]
         by_group = dict(zip(groups, results[1 + self.rounding :], strict=True))
@@ -300,19 +335,3 @@ class _Lockstep:
 def _pieces(tensors: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
     """Flat pieces of tensors of one shape."""
     return zip(*(tensor.view(-1).split(CHUNK) for tensor in tensors), strict=True)
-
-
-def _in_place(
-    ops: Sequence[Step],
-    ref: Tensor,
-    quant: Tensor,
-    isolated: dict[int, Tensor],
-    shape: Sequence[int],
-    visit: Visit,
-) -> None:
-    """Shows the values of the first op, overwrites them with those of the second, shows them, and so on."""
-    for number, op in enumerate(ops):
-        if number:
-            for value in (ref, quant, *isolated.values()):
-                Simulator.call(op, {op.reads[0]: value}, True)
-        visit(Event(op, ref, quant, isolated, shape=tuple(shape)))

@@ -17,6 +17,9 @@ _ALLOCATING = {
 _IN_PLACE = {"relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"}
 """Unary pointwise ops whose in-place spelling gives equal bits."""
 
+_CUTTING = {"relu", "hardtanh", "clamp"}
+"""Pointwise ops that keep the order of values to the last bit."""
+
 _EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
 """Ops that backends compute together with the op before them."""
 
@@ -63,6 +66,11 @@ def in_place_spelling(target: Any) -> torch._ops.OpOverload | None:
 def is_pointwise(target: Any) -> bool:
     """Whether a unary op computes each element by itself."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and op_name(target) in _IN_PLACE
+
+
+def keeps_order(target: Any) -> bool:
+    """Whether a pointwise op turns the range of its input into the range of its output."""
+    return is_pointwise(target) and op_name(target) in _CUTTING
 
 
 def allocates(target: Any) -> bool:

@@ -20,7 +20,7 @@ from tests.benchmarks.startup import measure_startup
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement; the best counts")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of each measurement; the best counts")
     parser.add_argument("--only", choices=["times", "memory", "startup"], help="one part of it")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
