@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pt2qa.bad_cases import CaseMetric, find_bad_cases
     from pt2qa.compare import compare_layers, compare_weights
     from pt2qa.errors import (
         BatchError,
@@ -25,10 +26,23 @@ if TYPE_CHECKING:
     )
     from pt2qa.export import Capture, capture
     from pt2qa.metrics import Metric
+    from pt2qa.overrides.plan import Edit, OverridePlan
     from pt2qa.pairing import QuantizedPair, pair
     from pt2qa.plugins import quantizer
+    from pt2qa.quant_analysis import QuantAnalysis
     from pt2qa.quantization import quantize
-    from pt2qa.report import LayerReport, LayerRow, WeightReport, WeightRow, load
+    from pt2qa.reconfiguration import Budget, Target, reconfigure
+    from pt2qa.report import (
+        BadCases,
+        LayerReport,
+        LayerRow,
+        SensitivityReport,
+        SensitivityRow,
+        WeightReport,
+        WeightRow,
+        load,
+    )
+    from pt2qa.sensitivities import sensitivity
 
 __version__ = "0.1.0"
 
@@ -40,16 +54,30 @@ _MODULE_OF = {
     "quantize": "pt2qa.quantization",
     "pair": "pt2qa.pairing",
     "QuantizedPair": "pt2qa.pairing",
+    "Edit": "pt2qa.overrides.plan",
+    "OverridePlan": "pt2qa.overrides.plan",
     # analyses
     "compare_layers": "pt2qa.compare",
     "compare_weights": "pt2qa.compare",
+    "find_bad_cases": "pt2qa.bad_cases",
+    "sensitivity": "pt2qa.sensitivities",
     "Metric": "pt2qa.metrics",
+    "CaseMetric": "pt2qa.bad_cases",
+    "reconfigure": "pt2qa.reconfiguration",
+    "Target": "pt2qa.reconfiguration",
+    "Budget": "pt2qa.reconfiguration",
+    # the whole session as one object
+    "QuantAnalysis": "pt2qa.quant_analysis",
     # reports
     "load": "pt2qa.report",
     "LayerReport": "pt2qa.report",
     "LayerRow": "pt2qa.report",
     "WeightReport": "pt2qa.report",
     "WeightRow": "pt2qa.report",
+    "SensitivityReport": "pt2qa.report",
+    "SensitivityRow": "pt2qa.report",
+    "BadCases": "pt2qa.report",
+    "Reconfiguration": "pt2qa.report",
     # errors
     "Pt2qaError": "pt2qa.errors",
     "CaptureError": "pt2qa.errors",
@@ -64,31 +92,44 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "BadCases",
     "BatchError",
+    "Budget",
     "Capture",
     "CaptureError",
+    "CaseMetric",
+    "Edit",
     "FlowError",
     "LayerReport",
     "LayerRow",
     "Metric",
+    "OverridePlan",
     "PairingError",
     "PluginError",
     "Pt2qaError",
+    "QuantAnalysis",
     "QuantizeError",
     "QuantizedPair",
+    "Reconfiguration",
     "ReportError",
     "SelectionError",
+    "SensitivityReport",
+    "SensitivityRow",
     "SimulationError",
+    "Target",
     "WeightReport",
     "WeightRow",
     "__version__",
     "capture",
     "compare_layers",
     "compare_weights",
+    "find_bad_cases",
     "load",
     "pair",
     "quantize",
     "quantizer",
+    "reconfigure",
+    "sensitivity",
 ]
 
 

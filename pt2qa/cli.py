@@ -10,7 +10,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -207,8 +207,19 @@ def _spelled(value: Any) -> str:
 @click.option(
     "-o", "folder", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder for the reports."
 )
+@click.option(
+    "--bad-cases", "bad_cases", metavar="K", type=click.IntRange(1), help="Also find the K samples that lose most."
+)
+@click.option(
+    "--sensitivity", "ranks_sites", is_flag=True, help="Also rank activations and weights by the noise each one makes."
+)
+@click.option(
+    "--target", metavar="'sqnr>=30'", help="Also search a configuration whose output has this SQNR, in dB; 30 will do."
+)
 @_debug_option
-def analyze(flow: str, specs: Sequence[str], folder: Path) -> None:
+def analyze(
+    flow: str, specs: Sequence[str], folder: Path, bad_cases: int | None, ranks_sites: bool, target: str | None
+) -> None:
     """Quantize a model and report its error by layer and by weight.
 
     The function takes nothing and returns (model, example_inputs, batches): the float model in eval mode; a tensor, a
@@ -220,8 +231,12 @@ def analyze(flow: str, specs: Sequence[str], folder: Path) -> None:
     \b
       pt2qa analyze flow.py:flow -o reports
       pt2qa analyze flow.py:flow -q x86 -q xnnpack:per_channel=false -o reports
+      pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
 
-    Each quantizer makes DIR/<quantizer>-layers.safetensors and DIR/<quantizer>-weights.safetensors.
+    Each quantizer makes DIR/<quantizer>-layers.safetensors and -weights.safetensors; --bad-cases adds
+    -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, and --target adds
+    -reconfiguration.safetensors and -plan.json, the edits that pt2qa.quantize takes as overrides. Where a target cannot
+    be met, the best that was found is written, stderr says so, and the exit code is 1.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.flow import load_flow
     from pt2qa.plugins import available, resolve
@@ -231,37 +246,94 @@ def analyze(flow: str, specs: Sequence[str], folder: Path) -> None:
         raise click.UsageError("no quantizer is installed and none was given with -q", click.get_current_context())
     for spec in chosen:
         resolve(spec)
+    wanted = Wanted(bad_cases, ranks_sites, None if target is None else _target(target))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
-    _analyze_each(load_flow(flow), chosen, folder)
+    _analyze_each(load_flow(flow), chosen, folder, wanted)
 
 
-def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What analyze does beyond layers and weights.
+
+    Args:
+        bad_cases: how many to keep; None for no search.
+        sensitivity: whether to rank sites.
+        target: of a reconfiguration; None for none.
+    """
+
+    bad_cases: int | None
+    sensitivity: bool
+    target: float | str | None
+
+
+def _target(text: str) -> float | str:
+    """A target that can be read; refused before anything runs."""
+    try:
+        return float(text)
+    except ValueError:
+        from pt2qa.reconfiguration.target import read_target
+
+        read_target(text)
+        return text
+
+
+def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted) -> None:
     """Analyze with one quantizer after another; one that fails does not keep the others from running."""
     import pt2qa
 
     capture = pt2qa.capture(flow.model, flow.args, flow.kwargs, dynamic_shapes=flow.dynamic_shapes)
     failed: list[Failure] = []
+    missed: list[str] = []
     for spec in specs:
         try:
-            pair = pt2qa.quantize(capture, spec, flow.batches)
-            layers = pt2qa.compare_layers(pair, flow.batches)
-            weights = pt2qa.compare_weights(pair)
+            for what, report in _analyses(pt2qa.quantize(capture, spec, flow.batches), flow, wanted):
+                _keep(report, what, folder, spec)
+                if what == "reconfiguration" and not report.met:
+                    missed.append(f"{spec}: the target is not met: {report.verdict}")
         except Pt2qaError as error:
             debug = click.get_current_context().meta[_DEBUG]
             failed.append(Failure(error, f"{spec}: {error}", debug=debug))
-            continue
-        click.echo(f"{layers}\n")
-        for report, what in ((layers, "layers"), (weights, "weights")):
-            path = folder / f"{_file_stem(spec)}-{what}.safetensors"
-            report.save(path)
-            click.echo(f"wrote {path}", err=True)
+    for line in missed:
+        click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
     for failure in failed[:-1]:
         failure.show()
     if failed:
         raise failed[-1]
+    if missed:
+        click.get_current_context().exit(1)
+
+
+def _analyses(pair: Any, flow: Flow, wanted: Wanted) -> Iterator[tuple[str, Any]]:
+    """What each report is, and the report, as soon as it is made: one that fails leaves those before it."""
+    import pt2qa
+
+    yield "layers", pt2qa.compare_layers(pair, flow.batches)
+    yield "weights", pt2qa.compare_weights(pair)
+    if wanted.bad_cases is not None:
+        yield "bad-cases", pt2qa.find_bad_cases(pair, flow.batches, k=wanted.bad_cases)
+    ranked = None
+    if wanted.sensitivity:
+        ranked = pt2qa.sensitivity(pair, flow.batches)
+        yield "sensitivity", ranked
+    if wanted.target is not None:
+        yield "reconfiguration", pt2qa.reconfigure(pair, flow.batches, target=wanted.target, sensitivity=ranked)
+
+
+def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
+    """Print a report, but for the long one of weights, and write it."""
+    if what != "weights":
+        click.echo(f"{report}\n")
+    stem = _file_stem(spec)
+    path = folder / f"{stem}-{what}.safetensors"
+    report.save(path)
+    click.echo(f"wrote {path}", err=True)
+    if what == "reconfiguration":
+        plan = folder / f"{stem}-plan.json"
+        report.plan.save(plan)
+        click.echo(f"wrote {plan}", err=True)
 
 
 def _file_stem(spec: str) -> str:

@@ -6,7 +6,7 @@ import copy
 import functools
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,27 @@ class OpCoverage:
     quantized: int
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a pair was quantized, so that it can be quantized again with other settings.
+
+    Attributes:
+        plugin: the quantizer.
+        calibration: the batches; None where they came from an iterator, which is used up.
+        qat: whether it was prepared for quantization-aware training.
+        train: what trained it.
+        inputs_of: from an item of ``calibration`` to a batch.
+        edits: the edits of the override plan that it was given.
+    """
+
+    plugin: Any
+    calibration: Iterable[Any] | None
+    qat: bool = False
+    train: Callable[[GraphModule], None] | None = None
+    inputs_of: Callable[[Any], Batch] | None = None
+    edits: tuple[Any, ...] = ()
+
+
 @dataclass(frozen=True, repr=False)
 class QuantizedPair:
     """What every analysis takes: a reference, its quantized graph, and how their parts belong together.
@@ -101,6 +122,7 @@ class QuantizedPair:
         float_graph: the captured graph before ``prepare``, where it is known; it explains what is unpaired.
         capture: the capture that it was made from, where pt2qa made it; it checks batches.
         notes: what a reader of any report about this pair has to know.
+        recipe: how it was quantized, where pt2qa did.
     """
 
     reference: GraphModule
@@ -111,6 +133,7 @@ class QuantizedPair:
     float_graph: GraphModule | None = None
     capture: Capture | None = None
     notes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
     _verified: set[str] = field(default_factory=set, compare=False)
 
     def __repr__(self) -> str:
@@ -176,7 +199,7 @@ class QuantizedPair:
             SimulationError: the outputs differ; the message names the first op where they do.
         """
         values = self.values(batch)
-        digest = _digest(values)
+        digest = digest_of(values)
         if digest in self._verified:
             return ()
         notes: list[str] = []
@@ -374,7 +397,8 @@ def _run_graph(graph_module: GraphModule, batch: Batch) -> Any:
     return result
 
 
-def _digest(values: Sequence[Any]) -> str:
+def digest_of(values: Sequence[Any]) -> str:
+    """Identifies the flat inputs of a graph by their bytes."""
     digest = hashlib.blake2b()
     for value in values:
         if isinstance(value, Tensor):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2qa.calibration import calibrate, find_observers
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.export import Capture
-from pt2qa.pairing import QuantizedPair
+from pt2qa.handles import CUSTOM, OpName, op_of
+from pt2qa.overrides import Edit, OverridePlan
+from pt2qa.pairing import QuantizedPair, Recipe
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.prepare_check import check_prepared
 from pt2qa.simulator import quant_ops
@@ -24,6 +27,7 @@ def quantize(
     quantizer: Any,
     calibration: Iterable[Any],
     *,
+    overrides: OverridePlan | None = None,
     qat: bool = False,
     train: Callable[[GraphModule], None] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
@@ -36,6 +40,7 @@ def quantize(
         quantizer: the name of a plug-in (``"xnnpack"``, ``"x86"``, ``"xnnpack:per_channel=true"``), a plug-in with
             options (``pt2qa.quantizer("x86", reduce_range=True)``), or any torchao ``Quantizer`` object.
         calibration: iterable of batches; read once.
+        overrides: edits to what the quantizer annotates, made in their order.
         qat: prepare for quantization-aware training.
         train: with ``qat``, a function that trains the prepared graph in place, between prepare and calibration.  It
             gets the graph in training mode; without it, the fake-quantize ops are calibrated only.
@@ -47,27 +52,36 @@ def quantize(
 
     Raises:
         QuantizeError: the quantizer failed or annotated nothing, prepare changed the model's numbers, calibration gave
-            no batch, or observers never saw a value.
+            no batch, observers never saw a value, or an edit of ``overrides`` changes nothing or cannot be made.
+        SelectionError: an edit names an op that the model does not have.
         BatchError: a batch does not fit the captured inputs.
-        PluginError: there is no such quantizer, or it was given options it does not have.
+        PluginError: there is no such quantizer, or it was given options it does not have, or an edit asks for what the
+            backend does not have.
     """
     plugin = resolve(quantizer)
+    if overrides is not None and not isinstance(overrides, OverridePlan):
+        raise QuantizeError(f"overrides: got {overrides!r}, expected an OverridePlan or None")
     if train is not None and not qat:
         raise QuantizeError("train was given without qat=True. Pass qat=True to train the prepared graph.")
     float_graph = capture.module()
-    prepared = _prepare(plugin, float_graph, qat)
+    edits = overrides.edits if overrides is not None else ()
+    prepared = _prepare(plugin, float_graph, edits, capture.names, qat)
     if not find_observers(prepared):
         raise QuantizeError(
             f"{plugin.name} annotated 0 of {_count_ops(float_graph)} ops: the model would stay in float. "
             f"Check the quantizer's settings and module names{_nested(capture)}."
         )
 
+    # Some quantizers calibrate with fake-quantize ops, too; they are off while prepare is checked.
+    fake = qat or _fake_quantizes(prepared)
+
     def check(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        if not qat:
+        if not fake:
             check_prepared(float_graph, prepared, args, kwargs, outputs, plugin.name)
 
-    if qat:
+    if fake:
         _check_fake_quantize_off(float_graph, prepared, capture, plugin.name)
+    if qat:
         _train(prepared, train)
     calibrate(capture, prepared, read_batches(calibration, inputs_of), plugin.name, first=check, progress=progress)
     reference, quantized = _convert(prepared, plugin.name)
@@ -79,7 +93,8 @@ def quantize(
         model=capture.model,
         float_graph=float_graph,
         capture=capture,
-        notes=_notes(capture),
+        notes=(*_notes(capture), *_override_notes(overrides, describe(plugin))),
+        recipe=Recipe(plugin, None if isinstance(calibration, Iterator) else calibration, qat, train, inputs_of, edits),
     )
     try:
         result.program  # noqa: B018  lowering finds now what would otherwise surface in the first analysis
@@ -88,12 +103,18 @@ def quantize(
     return result
 
 
-def _prepare(plugin: QuantizerPlugin, float_graph: GraphModule, qat: bool) -> GraphModule:
+def _prepare(
+    plugin: QuantizerPlugin, float_graph: GraphModule, edits: tuple[Edit, ...], names: Mapping[int, OpName], qat: bool
+) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
     # prepare folds batch norms into the graph it is given, and QAT trains its parameters: work on a copy of both.
     graph = copy.deepcopy(float_graph)
     torchao_quantizer = plugin.build(graph, qat=qat)
+    if edits:
+        from pt2qa.overrides.edited import EditedQuantizer
+
+        torchao_quantizer = EditedQuantizer(torchao_quantizer, plugin, edits, names, qat=qat)
     try:
         return (prepare_qat_pt2e if qat else prepare_pt2e)(graph, torchao_quantizer)  # type: ignore[no-any-return]
     except Pt2qaError:
@@ -125,20 +146,30 @@ def _notes(capture: Capture) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _override_notes(overrides: OverridePlan | None, quantizer: str) -> tuple[str, ...]:
+    if overrides is None or not overrides.edits:
+        return ()
+    counts = Counter(edit.kind for edit in overrides.edits)
+    notes = [f"overrides: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"]
+    if overrides.quantizer and overrides.quantizer != quantizer:
+        notes.append(f"the overrides were made for {overrides.quantizer}, and are applied to {quantizer}")
+    return tuple(notes)
+
+
 # -- quantization-aware training ---------------------------------------------------------------------------------------
 
 
-def _check_fake_quantize_off(float_graph: GraphModule, prepared: GraphModule, capture: Capture, name: str) -> None:
-    """Checks a QAT graph on the example inputs with fake quantization off; leaves it in eval mode."""
-    from torchao.quantization.pt2e import (
-        disable_fake_quant,
-        disable_observer,
-        enable_fake_quant,
-        enable_observer,
-        move_exported_model_to_eval,
-    )
+def _fake_quantizes(prepared: GraphModule) -> bool:
+    from torchao.quantization.pt2e import FakeQuantizeBase
 
-    move_exported_model_to_eval(prepared)
+    return any(isinstance(module, FakeQuantizeBase) for module in prepared.modules())
+
+
+def _check_fake_quantize_off(float_graph: GraphModule, prepared: GraphModule, capture: Capture, name: str) -> None:
+    """Checks a prepared graph on the example inputs with fake quantization off; leaves it in eval mode."""
+    from torchao.quantization.pt2e import disable_fake_quant, disable_observer, enable_fake_quant, enable_observer
+
+    _switch(prepared, "eval")
     prepared.apply(disable_fake_quant).apply(disable_observer)
     with torch.no_grad():
         outputs = prepared(*capture.args, **capture.kwargs)
@@ -149,11 +180,32 @@ def _check_fake_quantize_off(float_graph: GraphModule, prepared: GraphModule, ca
 def _train(prepared: GraphModule, train: Callable[[GraphModule], None] | None) -> None:
     if train is None:
         return
+    _switch(prepared, "train")
+    train(prepared)
+    _switch(prepared, "eval")
+
+
+def _switch(prepared: GraphModule, mode: Literal["eval", "train"]) -> None:
+    """Puts a prepared graph into a mode, in place; its batch norms keep their handles.
+
+    torchao puts new batch norms in the places of the old ones, which know nothing of where they come from.
+    """
     from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
 
-    move_exported_model_to_train(prepared)
-    train(prepared)
-    move_exported_model_to_eval(prepared)
+    known = {key: [dict(node.meta) for node in nodes] for key, nodes in _batch_norms(prepared).items()}
+    (move_exported_model_to_eval if mode == "eval" else move_exported_model_to_train)(prepared)
+    for key, nodes in _batch_norms(prepared).items():
+        for node, meta in zip(nodes, known[key], strict=True):
+            node.meta |= {name: meta[name] for name in (CUSTOM, "nn_module_stack") if name in meta}
+
+
+def _batch_norms(graph_module: GraphModule) -> dict[str, list[Node]]:
+    """The batch norms of a graph by the buffer of their running mean, in graph order."""
+    found: dict[str, list[Node]] = {}
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and op_of(node.target) == "batch_norm":
+            found.setdefault(str(getattr(node.args[3], "target", "")), []).append(node)
+    return found
 
 
 # -- convert -----------------------------------------------------------------------------------------------------------

@@ -11,13 +11,25 @@ from math import nan
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import pt2qa
+import pt2qa.reconfiguration  # before stand-ins take the place of the plug-ins that it imports
 from pt2qa.cli import main
 from pt2qa.errors import PluginError, QuantizeError
-from pt2qa.report import Environment, LayerReport, LayerRow, WeightReport, load
+from pt2qa.report import (
+    BadCases,
+    CaseRow,
+    Environment,
+    LayerReport,
+    LayerRow,
+    Ranking,
+    StoredCase,
+    WeightReport,
+    load,
+)
 from pt2qa.report.columns import columns_of
 
 HERE = Environment("2.13.0", "0.18.0", "1.4.1", "0.1.0", "3f2a")
@@ -36,6 +48,20 @@ LAYERS = LayerReport(
     environment=HERE,
 )
 WEIGHTS = WeightReport((), (), (), "xnnpack", "Net", HERE)
+CASES = BadCases(
+    rows=(CaseRow("sqnr", "output", 1, 8.25, 0, 1, 1),),
+    rankings=(Ranking("sqnr", "output", "smallest", 8, 21.5, 0, 0),),
+    labels=(),
+    cases=(StoredCase(0, 1, 1, 1, '{"tensor": 0, "dtype": "float32"}'),),
+    inputs={"0/1/0": np.ones((1, 2), np.float32)},
+    batch_axis=0,
+    notes=(),
+    steps=2,
+    samples=8,
+    quantizer="xnnpack",
+    model="Net",
+    environment=HERE,
+)
 
 
 @pytest.fixture
@@ -134,6 +160,13 @@ def test_debug_shows_the_traceback_before_the_line(run, args):
     assert result.exit_code == 2
     assert result.stderr.startswith("Traceback (most recent call last):")
     assert result.stderr.splitlines()[-1].startswith("pt2qa: ")
+
+
+def test_show_prints_every_kind_of_report(run, tmp_path):
+    CASES.save(tmp_path / "cases.safetensors")
+    result = run("show", tmp_path / "cases.safetensors", "--sort", "value", "--csv", tmp_path / "cases.csv")
+    assert result.stdout == CASES.text(sort="value", width=100) + "\n"
+    assert (tmp_path / "cases.csv").read_text().splitlines()[1] == "sqnr,output,1,8.25,0,1,1,"
 
 
 def test_show_needs_no_torch(report):
@@ -272,6 +305,100 @@ def test_a_quantizer_that_fails_does_not_stop_the_next(run, library, flow, tmp_p
         "pt2qa: xnnpack: nothing to quantize for xnnpack",
     ]
     assert result.stderr.count("Traceback") == 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    def save(self, path):
+        path.write_text("{}")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Stands in for a Reconfiguration."""
+
+    met: int
+    plan: Plan = Plan()
+    verdict: str = "30 dB were asked for,\n27 were reached"
+
+    def __str__(self):
+        return f"searched: {self.verdict}"
+
+    def save(self, path):
+        path.write_text("reconfiguration")
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """Stand-ins for the analyses that options ask for."""
+    calls = SimpleNamespace(k=[], targets=[], given=[], met=1)
+
+    def find_bad_cases(pair, batches, *, k):
+        calls.k.append(k)
+        return replace(CASES, quantizer=pair)
+
+    def reconfigure(pair, batches, *, target, sensitivity):
+        calls.targets.append(target)
+        calls.given.append(sensitivity)
+        return Searched(calls.met)
+
+    monkeypatch.setitem(vars(pt2qa), "find_bad_cases", find_bad_cases)
+    monkeypatch.setitem(vars(pt2qa), "reconfigure", reconfigure)
+    monkeypatch.setitem(vars(pt2qa), "sensitivity", lambda pair, batches: replace(WEIGHTS, model="Ranked"))
+    return calls
+
+
+def test_analyze_writes_what_its_options_ask_for(run, library, searches, flow, tmp_path):
+    options = ("--bad-cases", "5", "--sensitivity", "--target", "sqnr>=30")
+    result = run("analyze", flow, "-q", "x86", "-o", tmp_path / "reports", *options)
+    assert result.exit_code == 0, result.output
+    ends = ("layers", "weights", "bad-cases", "sensitivity", "reconfiguration")
+    names = [*(f"x86-{end}.safetensors" for end in ends), "x86-plan.json"]
+    assert result.stderr.splitlines() == [f"wrote {tmp_path / 'reports' / name}" for name in names]
+    assert all((tmp_path / "reports" / name).exists() for name in names)
+    assert isinstance(load(tmp_path / "reports" / "x86-bad-cases.safetensors"), BadCases)
+    for part in ("Net, quantized by x86: 25 layers", "1 bad case of 8 samples", "Ranked, quantized by", "searched: 30"):
+        assert part in result.stdout
+    assert (searches.k, searches.targets) == ([5], ["sqnr>=30"])
+    assert searches.given[0].model == "Ranked"
+
+
+def test_a_target_may_be_a_number_and_needs_no_sensitivity(run, library, searches, flow, tmp_path):
+    assert run("analyze", flow, "-q", "x86", "-o", tmp_path, "--target", "30").exit_code == 0
+    assert (searches.targets, searches.given, searches.k) == ([30.0], [None], [])
+
+
+def test_a_target_that_is_not_met_is_exit_code_1(run, library, searches, flow, tmp_path):
+    searches.met = 0
+    result = run("analyze", flow, "-o", tmp_path, "--target", "30")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-2:] == [
+        f"pt2qa: {name}: the target is not met: 30 dB were asked for, 27 were reached" for name in ("x86", "xnnpack")
+    ]
+    assert (tmp_path / "xnnpack-plan.json").exists()
+
+
+def test_an_analysis_that_fails_leaves_the_reports_before_it(run, library, searches, flow, tmp_path, monkeypatch):
+    def fails(pair, batches, *, k):
+        raise QuantizeError("no output is a tensor")
+
+    monkeypatch.setitem(vars(pt2qa), "find_bad_cases", fails)
+    result = run("analyze", flow, "-q", "x86", "-o", tmp_path, "--bad-cases", "1")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == "pt2qa: x86: no output is a tensor"
+    assert (tmp_path / "x86-layers.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--bad-cases", "0"], r"Invalid value for '--bad-cases': 0 is not in the range x>=1\. \(see .*\)"),
+        (["--target", "good"], r"target: got 'good', expected decibels such as 30, 'sqnr>=30', or .*"),
+    ],
+)
+def test_analyze_refuses_options_before_it_captures(run, library, searches, flow, tmp_path, options, message):
+    assert failed_with(run("analyze", flow, "-q", "x86", "-o", tmp_path, *options), message)
+    assert library.captured == []
 
 
 def test_analyze_refuses_before_it_captures(run, library, flow, plugins, tmp_path):

@@ -18,6 +18,7 @@ from pt2qa.pairing import QuantizedPair
 from pt2qa.report import LayerReport, LayerRow
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
 from pt2qa.simulator.lockstep import Event, lockstep
+from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import QuantParams, Step
 
 
@@ -175,7 +176,7 @@ class _Comparison:
             slot for step in self.program.steps if step.site is None and step.index not in inside for slot in step.reads
         }
         read_outside |= {
-            leaf.number for leaf in pytree.tree_leaves(_plain(self.program.outputs)) if hasattr(leaf, "number")
+            leaf.number for leaf in pytree.tree_leaves(plain(self.program.outputs)) if hasattr(leaf, "number")
         }
         own = {self.program.steps[index].out for index in block.steps}
         leaving = [
@@ -261,9 +262,9 @@ class _Comparison:
         return others
 
     def _add_outputs(self, reference: Any, quantized: Any) -> None:
-        pairs = list(zip(pytree.tree_leaves(_plain(reference)), pytree.tree_leaves(_plain(quantized)), strict=True))
+        pairs = list(zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True))
         if not self.outputs:
-            names = _output_names(self.pair, len(pairs))
+            names = output_names(self.pair.quantized, len(pairs))
             self.outputs = [_Row(name, "", "output", -1, None, None, dict(self.metrics)) for name in names]
         for row, (ref, quant) in zip(self.outputs, pairs, strict=True):
             if isinstance(ref, Tensor) and isinstance(quant, Tensor) and ref.shape == quant.shape:
@@ -354,31 +355,6 @@ def _range_use(sums: ErrorSums, params: QuantParams | None) -> float:
         for value in (sums.ref_min, sums.ref_max)
     )
     return (high - low) / (params.quant_max - params.quant_min)
-
-
-def _output_names(pair: QuantizedPair, count: int) -> list[str]:
-    """``output``, ``output[1]``, ``output.logits``: where each leaf sits in what the model returns."""
-    spec = getattr(getattr(pair.quantized.graph._codegen, "pytree_info", None), "out_spec", None)
-    if spec is not None and spec.num_leaves == count:
-        paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), spec))
-        return ["output" + "".join(_key(part) for part in path) for path, _ in paths]
-    return [f"output[{number}]" for number in range(count)] if count > 1 else ["output"]
-
-
-def _key(part: Any) -> str:
-    if isinstance(part, pytree.SequenceKey):
-        return f"[{part.idx}]"
-    name = getattr(part, "key", None) or getattr(part, "name", None)
-    return f".{name}"
-
-
-def _plain(outputs: Any) -> Any:
-    """Fx's immutable containers as plain ones, which pytree flattens."""
-    if isinstance(outputs, (list, tuple)):
-        return [_plain(item) for item in outputs]
-    if isinstance(outputs, dict):
-        return {key: _plain(item) for key, item in outputs.items()}
-    return outputs
 
 
 def _shorten(names: Sequence[str], most: int = 5) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pt2qa.errors import PluginError
 
@@ -26,6 +26,8 @@ class GenericPlugin:
     >>> GenericPlugin(X86InductorQuantizer()).name
     'X86InductorQuantizer'
     """
+
+    levels: ClassVar[tuple[str, ...]] = ("float", "observer")
 
     quantizer: Any
 

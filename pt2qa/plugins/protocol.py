@@ -16,6 +16,16 @@ class QuantizerPlugin(Protocol):
     options*; :func:`pt2qa.plugins.quantizer` replaces fields in it. ``name`` equals the entry point's name. A field
     may carry its explanation as ``field(metadata={"help": "..."})``.
 
+    What follows may be left out (:mod:`pt2qa.plugins.abilities` holds what is assumed then); it is for override plans:
+
+    - ``levels: ClassVar[tuple[str, ...]]``: the kinds of edit that are worth trying op by op, ``("float", "observer")``
+      where it is missing.
+    - ``fusable: ClassVar[tuple[tuple[str, str], ...]]``: pairs of op types, such as ``("conv2d", "hardtanh")``, that
+      the backend runs as one kernel though the quantizer rounds between them. Others are refused.
+    - ``refuses(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``); empty where
+      it can. ``node`` is one of the graph that is being annotated.
+    - ``spell(plan, graph) -> str``: Python source that does a plan's edits in an export flow without pt2qa.
+
     >>> from dataclasses import dataclass
     >>> from typing import ClassVar
     >>> @dataclass(frozen=True)

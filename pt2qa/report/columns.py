@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_
 from pt2qa.errors import ReportError
 
 Row = TypeVar("Row")
-CellType = Literal["int", "float", "text", "shape"]
+CellType = Literal["int", "float", "bool", "text", "shape"]
 
 CUSTOM: Final = "custom"
 """The field that holds the user's metrics; each becomes a column ``custom/<name>``."""
@@ -111,7 +111,13 @@ def _column(row_type: type[Any], name: str, hint: Any, metadata: MappingProxyTyp
     extended = bool(metadata.get("extended", False))
     if get_origin(hint) is Literal:
         return Column(name, "text", get_args(hint), extended)
-    known: dict[Any, CellType] = {int: "int", float: "float", str: "text", tuple[int, ...]: "shape"}
+    known: dict[Any, CellType] = {
+        int: "int",
+        float: "float",
+        bool: "bool",
+        str: "text",
+        tuple[int, ...]: "shape",
+    }
     if hint not in known:
         raise TypeError(
             f"{row_type.__name__}.{name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"

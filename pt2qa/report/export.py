@@ -14,7 +14,7 @@ from pt2qa.report.formats import shape
 if TYPE_CHECKING:
     import pandas
 
-_DTYPES: Final = {"int": "int64", "float": "float64", "text": "str", "shape": "object"}
+_DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "str", "shape": "object"}
 
 
 def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas.DataFrame:

@@ -5,10 +5,11 @@ What a field becomes follows from its type, so that a new report type needs no c
 =======================  ===========================================================================
 field type               in the file
 =======================  ===========================================================================
-``str``, ``int``         JSON text under the field's name
+``str``, ``int``,        JSON text under the field's name
+``float``
 ``tuple[str, ...]``      a JSON list
 a dataclass of ``str``   a JSON object
-``tuple[Row, ...]``      a table: numbers as tensors ``rows/sqnr`` (float64 or int64), text and shapes
+``tuple[Row, ...]``      a table: numbers as tensors ``rows/sqnr`` (float64, int64, bool), text and shapes
                          as JSON lists ``rows/name``, the names of custom metrics as ``rows/custom``
 ``dict[str, ndarray]``   one tensor an entry, ``inputs/<key>``, the keys in order as a JSON list
 =======================  ===========================================================================
@@ -32,7 +33,7 @@ from pt2qa.report.columns import CUSTOM, Column, columns_of, custom_names, from_
 Value = TypeVar("Value")
 Array = npt.NDArray[Any]
 
-_DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64)}
+_DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.dtype(np.bool_)}
 
 
 @dataclass(slots=True)
@@ -124,6 +125,8 @@ def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
 def _codec(where: str, hint: Any) -> Codec:
     if hint is int:
         return Codec(_write_json, partial(_read_json, expected="a whole number", fits=_is_int))
+    if hint is float:
+        return Codec(_write_json, partial(_read_json, expected="a number", fits=_is_float))
     if hint is str:
         return Codec(_write_json, partial(_read_json, expected="text", fits=_is_text))
     if hint == tuple[str, ...]:
@@ -220,6 +223,10 @@ def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float)
 
 
 def _is_text(value: Any) -> bool:

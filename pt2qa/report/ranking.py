@@ -13,7 +13,7 @@ from pt2qa.report.columns import cell, columns_of, custom_names
 Row = TypeVar("Row")
 
 SMALLEST_FIRST: Final = frozenset(
-    {"sqnr", "isolated_sqnr", "rounding_sqnr", "worst_channel_sqnr", "cosine", "range_use", "handle"}
+    {"sqnr", "isolated_sqnr", "rounding_sqnr", "worst_channel_sqnr", "cosine", "range_use", "handle", "rank"}
 )
 """Numbers that are worse the smaller they are (and handles, whose order is the graph's); all others largest first."""
 

@@ -29,7 +29,7 @@ _FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "saturation": share,
     "range_use": share,
 }
-_PLAIN: Final[dict[str, Callable[[Any], str]]] = {"text": str, "int": whole, "float": number}
+_PLAIN: Final[dict[str, Callable[[Any], str]]] = {"text": str, "int": whole, "bool": str, "float": number}
 
 
 @dataclass(frozen=True, slots=True)

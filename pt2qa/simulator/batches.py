@@ -34,6 +34,16 @@ def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], d
     return (batch,), {}
 
 
+def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any], graph_module: GraphModule) -> Batch:
+    """The inverse of :func:`as_call`: what a call of a graph was given, as a batch."""
+    if not kwargs:
+        return args
+    if not args:
+        return kwargs
+    codegen: Any = graph_module.graph._codegen
+    return {**dict(zip(codegen.pytree_info.orig_args, args, strict=False)), **kwargs}
+
+
 def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[Batch]:
     """The batches of an iterable of items.
 

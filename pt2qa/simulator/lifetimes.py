@@ -18,7 +18,8 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
         outputs: what the graph returns, with slots in it.
         given: slots of inputs and constants; their memory belongs to somebody else.
     """
-    last = {slot: step.index for step in steps for slot in step.reads}
+    # A twin reads its elder's result where both are on.
+    last = {slot: step.index for step in steps for slot in (*step.reads, step.twin) if slot is not None}
     last.update(dict.fromkeys(slots_in(outputs), len(steps)))
     releases: dict[int, list[int]] = defaultdict(list)
     for slot, index in last.items():

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
-from pt2qa.plugins import Scope, check_options, check_overrides, modules_of, op_type, scopes_in
+from pt2qa.plugins import OverridePlan, Scope, check_options, check_overrides, modules_of, op_type, scopes_in
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
 QUANTIZED_OPS = (
     "conv1d",
@@ -53,6 +53,9 @@ class X86:
 
     name: ClassVar[str] = "x86"
     summary: ClassVar[str] = "int8 for Intel and AMD CPUs through torch.compile's Inductor backend"
+    levels: ClassVar[tuple[str, ...]] = ("float", "dynamic", "observer")
+    # The quantizer already takes a convolution or linear together with the activation behind it.
+    fusable: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     mode: Literal["static", "dynamic", "weight_only"] = field(
         default="static", metadata={"help": "how activations are quantized; weight_only: float16 linear weights"}
@@ -81,6 +84,20 @@ class X86:
         from pt2qa_x86.configure import quantizer_for
 
         return quantizer_for(self, apart, graph, qat)
+
+    def refuses(self, kind: str, node: Node) -> str:
+        """Why Inductor cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        if kind == "int16":
+            return "Inductor has no int16 activations"
+        if kind == "dynamic" and op_type(node) != "linear":
+            return "Inductor computes scales for each input of linear only"
+        return ""
+
+    def spell(self, plan: OverridePlan, graph: GraphModule) -> str:
+        """The plan as calls of torchao's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        from pt2qa_x86.spelling import spell
+
+        return spell(self, plan, graph)
 
 
 def _check_linear_only(scope: Scope[X86]) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
-from pt2qa.plugins import Scope, check_options, check_overrides, scopes_in
+from pt2qa.plugins import OverridePlan, Scope, check_options, check_overrides, op_type, scopes_in
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
 QUANTIZED_OPS = (
     "conv1d",
@@ -29,6 +29,14 @@ QUANTIZED_OPS = (
 
 DYNAMIC_OPS = ("linear", "conv2d", "conv_transpose2d")
 """Ops that XNNPACK can quantize with scales that are computed anew for each input."""
+
+FUSABLE = (("conv2d", "hardtanh"), ("conv_transpose2d", "hardtanh"), ("linear", "hardtanh"))
+"""Pairs that XNNPACK runs as one int8 kernel, though its quantizer rounds in between; ReLU6 is a hardtanh.
+
+From ExecuTorch 1.4.1: ``fused_acts`` in ``backends/xnnpack/partition/config/gemm_configs.py`` takes them into one
+partition, and ``backends/xnnpack/_passes/fuse_activation_pass.py`` makes the activation the kernel's output range.
+``add`` takes only a ReLU there, ``clamp`` is in neither list, and between a conv1d and its activation comes a reshape.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,8 @@ class XNNPACK:
 
     name: ClassVar[str] = "xnnpack"
     summary: ClassVar[str] = "int8 for Arm and x86 CPUs through ExecuTorch's XNNPACK backend"
+    levels: ClassVar[tuple[str, ...]] = ("float", "dynamic", "observer")
+    fusable: ClassVar[tuple[tuple[str, str], ...]] = FUSABLE
 
     mode: Literal["static", "dynamic"] = field(default="static", metadata={"help": "how activation scales are found"})
     per_channel: bool = field(default=True, metadata={"help": "one weight scale per output channel, not per tensor"})
@@ -81,6 +91,36 @@ class XNNPACK:
         from pt2qa_xnnpack.regions import quantizer_for
 
         return quantizer_for(self, apart, qat)
+
+    def refuses(self, kind: str, node: Node) -> str:
+        """Why XNNPACK cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        if kind == "int16":
+            return "XNNPACK has no int16 activations"
+        if kind != "dynamic":
+            return ""
+        if not self.per_channel:
+            return (
+                "XNNPACK computes scales for each input only where weights have a scale per channel (per_channel=true)"
+            )
+        if op_type(node) not in DYNAMIC_OPS:
+            return f"XNNPACK computes scales for each input of {', '.join(DYNAMIC_OPS)} only"
+        return _dynamic_conv_refusal(node) if op_type(node) != "linear" else ""
+
+    def spell(self, plan: OverridePlan, graph: GraphModule) -> str:
+        """The plan as calls of ExecuTorch's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        from pt2qa_xnnpack.spelling import spell
+
+        return spell(self, plan, graph)
+
+
+def _dynamic_conv_refusal(node: Node) -> str:
+    weight = node.all_input_nodes[1].meta.get("val")
+    if weight is not None and op_type(node) == "conv2d" and weight.shape[1] == 1:
+        return "XNNPACK has no depthwise convolution with scales computed for each input"
+    readers = list(node.users)
+    if len(readers) == 1 and op_type(readers[0]) == "relu":
+        return "XNNPACK's quantizer leaves a convolution with a ReLU behind it in float where scales are dynamic"
+    return ""
 
 
 def _check_dynamic(scope: Scope[XNNPACK]) -> None:

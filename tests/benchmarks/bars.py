@@ -16,24 +16,28 @@ class Result:
         value: the ratio or the time.
         unit: shown after it, such as ``x``.
         bar: the largest value that is allowed; None where it is shown for comparison alone.
+        at_least: whether the bar is the smallest value that is allowed instead.
     """
 
     what: str
     value: float
     unit: str = "×"
     bar: float | None = None
+    at_least: bool = False
 
     @property
     def met(self) -> bool | None:
-        return None if self.bar is None else self.value <= self.bar
+        if self.bar is None:
+            return None
+        return self.value >= self.bar if self.at_least else self.value <= self.bar
 
     @property
     def shown(self) -> str:
-        return f"{self.value:.3g} {self.unit}"
+        return f"{self.value:.3g} {self.unit}".rstrip()
 
     @property
     def bar_shown(self) -> str:
-        return "" if self.bar is None else f"≤ {self.bar:g} {self.unit}"
+        return "" if self.bar is None else f"{'≥' if self.at_least else '≤'} {self.bar:g} {self.unit}".rstrip()
 
 
 def best_of(rounds: int, functions: dict[str, Callable[[], object]]) -> dict[str, float]:

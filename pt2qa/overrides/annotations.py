@@ -1,0 +1,286 @@
+"""What a quantizer annotates in a model, and what it would be after some edits: facts, without running anything."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from pt2qa.errors import SelectionError
+from pt2qa.export import Capture
+from pt2qa.handles import OpName
+from pt2qa.overrides import edits as kinds
+from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.points import GraphNode, Point, is_quantized, read_nodes, read_specs, spec_text
+from pt2qa.overrides.sharing import root_of
+from pt2qa.plugins import QuantizerPlugin, describe, resolve
+from pt2qa.plugins.abilities import fusable_of, levels_of, refusal
+from pt2qa.plugins.options import did_you_mean
+from pt2qa.simulator.program import Site
+
+EdgeKind = Literal["activation", "weight", "bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One place where a quantizer asks for a rounded value.
+
+    Attributes:
+        source: the op whose output it is; of an input its name, of a weight the qualified name of its attribute.
+        reader: the op that asks for its input to be rounded; empty where the source asks for its own output.
+        kind: ``activation``, ``weight`` or ``bias``.
+        spec: dtype, scheme, range and observer.
+    """
+
+    source: str
+    reader: str
+    kind: EdgeKind
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedOp:
+    """An op of the annotated graph.
+
+    Attributes:
+        name: what people read.
+        op: what it does, such as ``conv2d``.
+        levels: the kinds of edit, beside ``fuse``, that it can take and that the plug-in says are worth trying.
+    """
+
+    name: str
+    op: str
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """What a quantizer annotates in one model.
+
+    Attributes:
+        specs: each annotated point with its spec, in the order in which torchao goes through them.
+        ground: the graph they belong to, and what the backend refuses.
+        ops: the ops that the quantizer annotates, by name, as they were before any edit.
+        known: every op name of the model; some are not in the graph that is quantized.
+    """
+
+    specs: Mapping[Point, Any] = field(repr=False)
+    ground: kinds.Ground = field(repr=False)
+    ops: Mapping[str, AnnotatedOp]
+    known: frozenset[str] = field(repr=False)
+
+    @functools.cached_property
+    def edges(self) -> frozenset[Edge]:
+        """Every quantized edge and output; specs that round nothing, such as a float bias, are not among them."""
+        return frozenset(edge for point in self.specs if (edge := self._edge(point)) is not None)
+
+    def with_edits(self, edits: Iterable[Edit]) -> Annotations:
+        """What the annotation is after some more edits, made one after the other.
+
+        Raises:
+            SelectionError: an edit names an op that the model does not have.
+            PluginError: the backend does not have what an edit asks for.
+            QuantizeError: an edit changes nothing, or cannot be made in this graph.
+        """
+        specs = dict(self.specs)
+        for edit in edits:
+            specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.ground)
+        return replace(self, specs=specs)
+
+    def sites_on(self, sites: Sequence[Site]) -> set[int]:
+        """The indices of those sites of a pair that are quantized where this annotation holds; see :func:`sites_on`."""
+        return sites_on(sites, self)
+
+    @functools.cached_property
+    def _keys_of(self) -> dict[str, tuple[str, ...]]:
+        """fx names by the name of an op; the parts of a decomposed op stand under its name, too."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for node in self.ground.nodes.values():
+            if not node.constant or node.owner:
+                for name in {node.name, node.owner} - {""}:
+                    found[name].append(node.key)
+        return {name: tuple(keys) for name, keys in found.items()}
+
+    def _keys(self, op: str, edit: Edit) -> tuple[str, ...]:
+        keys = self._keys_of.get(op)
+        if keys is not None:
+            return keys
+        if op in self.known:
+            # Folded into another op, such as a batch norm into its convolution; what it was part of is named, too.
+            if edit.kind != "fuse" and any(other in self._keys_of for other in edit.ops):
+                return ()
+            raise SelectionError(
+                f"{edit}: {op} is not in the graph that is quantized: it was folded into the op before it, stands in a "
+                "nested graph, or nothing reads it. Name the op that it belongs to"
+            )
+        near = did_you_mean(op, sorted(self.known | self._keys_of.keys()))
+        raise SelectionError(f"{edit}: the model has no op {op!r}{near} Reports list the names of all ops")
+
+    def _edge(self, point: Point) -> Edge | None:
+        root = root_of(self.specs, point)
+        node = self.ground.nodes[point[0]]
+        if root is None or not is_quantized(self.specs[root], node):
+            return None
+        source, reader = point
+        if reader and source not in self.ground.nodes[reader].inputs:
+            return None
+        if not reader and not node.is_tensor and not node.constant:
+            return None
+        name = self.ground.nodes[reader].name if reader else ""
+        return Edge(node.name, name, self._kind(node, reader), spec_text(self.specs[root]))
+
+    def _kind(self, source: GraphNode, reader: str) -> EdgeKind:
+        if not source.constant:
+            return "activation"
+        reading = reader or next(iter(source.readers), "")
+        position = -1
+        while reading:
+            node = self.ground.nodes[reading]
+            position = node.inputs.get(source.key, -1)
+            if not node.constant:
+                break
+            source, reading = node, next(iter(node.readers), "")
+        op = self.ground.nodes[reading].op if reading else ""
+        if op.startswith(("conv", "linear")) and position in (1, 2):
+            return "weight" if position == 1 else "bias"
+        return "weight" if source.is_parameter else "activation"
+
+    @functools.cached_property
+    def _placed(self) -> tuple[dict[str, list[Edge]], set[tuple[str, EdgeKind]]]:
+        """Activation edges by their source; who reads constants that are quantized, and what they are to it."""
+        activations: dict[str, list[Edge]] = defaultdict(list)
+        constants: set[tuple[str, EdgeKind]] = set()
+        for point in self.specs:
+            edge = self._edge(point)
+            if edge is None:
+                continue
+            source = self.ground.nodes[point[0]]
+            if source.constant:
+                constants.update((reader, edge.kind) for reader in self._readers(point))
+                continue
+            activations[edge.source].append(edge)
+            # QAT keeps a batch norm until convert folds it: the site is then called after the op before it.
+            before = [self.ground.nodes[key] for key in source.inputs if not self.ground.nodes[key].constant]
+            if source.op in kinds.BATCH_NORMS and len(before) == 1:
+                activations[before[0].name].append(edge)
+        return activations, constants
+
+    def _readers(self, point: Point) -> set[str]:
+        """Names of the ops that read a quantized constant."""
+        open_keys, found = [point[1]] if point[1] else list(self.ground.nodes[point[0]].readers), set[str]()
+        while open_keys:
+            node = self.ground.nodes[open_keys.pop()]
+            if node.constant:
+                open_keys.extend(node.readers)
+            else:
+                found.add(node.name)
+        return found
+
+
+def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (), *, qat: bool = False) -> Annotations:
+    """Annotates a copy of a captured graph as ``prepare`` does, without observers and calibration.
+
+    Args:
+        capture: what :func:`pt2qa.capture` returned; it is not changed.
+        quantizer: as :func:`pt2qa.quantize` takes it.
+        edits: edits to make, one after the other.
+        qat: as ``prepare_qat_pt2e`` does it, which folds no batch norm before.
+
+    Raises:
+        QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
+        SelectionError: an edit names an op that the model does not have.
+        PluginError: there is no such quantizer, or the backend does not have what an edit asks for.
+    """
+    from pt2qa.overrides.edited import annotate
+
+    plugin = resolve(quantizer)
+    graph = copy.deepcopy(capture.module())
+    return read_annotations(
+        annotate(graph, plugin, tuple(edits), capture.names, qat=qat), plugin, capture.names, qat=qat
+    )
+
+
+def read_annotations(
+    graph: GraphModule, plugin: QuantizerPlugin, names: Mapping[int, OpName], *, qat: bool
+) -> Annotations:
+    """What is annotated in a graph whose ops carry handles.
+
+    Args:
+        graph: after the quantizer's ``annotate``.
+        plugin: says what its backend can take.
+        names: what to call each handle.
+        qat: whether it is annotated for quantization-aware training.
+    """
+    nodes, specs = read_nodes(graph, names), read_specs(graph)
+    annotated = dict.fromkeys(reader or source for source, reader in specs)
+    by_key = {node.name: node for node in graph.graph.nodes}
+    refusals = {
+        (kind, key): reason
+        for kind in ("dynamic", "int16", "observer")
+        for key in annotated
+        if (reason := refusal(plugin, kind, by_key[key]))
+    }
+    ground = kinds.Ground(nodes, refusals, fusable_of(plugin), describe(plugin), qat)
+    ops = {
+        nodes[key].name: AnnotatedOp(nodes[key].name, nodes[key].op, _levels(key, specs, ground, levels_of(plugin)))
+        for key in annotated
+        if not nodes[key].constant
+    }
+    return Annotations(specs, ground, ops, frozenset(name.name for name in names.values()))
+
+
+def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
+    """The indices of those sites of a pair that stay quantized where an annotation holds.
+
+    An activation's site stays where an edge from the op that makes the value is left, whoever asks for it; a weight's
+    stays where the op that reads it still asks for it.
+
+    Args:
+        sites: of a pair that the same quantizer made of the same capture, such as ``pair.sites``.
+        annotations: that quantizer's annotation of the capture, after edits.
+    """
+    activations, constants = annotations._placed
+    same_value: dict[str, int] = defaultdict(int)
+    for site in sites:
+        if site.source != site.result:
+            same_value[site.name] += 1
+    on = set()
+    for site in sites:
+        if site.source == site.result:
+            stays = (site.name, site.kind) in constants
+        elif same_value[site.name] == 1:
+            stays = site.name in activations
+        else:
+            stays = any(_is_for(edge, site) for edge in activations.get(site.name, ()))
+        on |= {site.index} if stays else set()
+    return on
+
+
+def _is_for(edge: Edge, site: Site) -> bool:
+    """Whether an edge is what a site was made for, where one value has several."""
+    words = edge.spec.split()
+    fits = words[0] == site.params.dtype and ("dynamic" in words) == site.params.dynamic
+    return fits and (not edge.reader or not site.readers or edge.reader in site.readers)
+
+
+def _levels(key: str, specs: Mapping[Point, Any], ground: kinds.Ground, offered: Iterable[str]) -> tuple[str, ...]:
+    own = kinds.points_of(key, specs)
+    observed = any(kinds.can_observe(point, specs, ground) for point in own)
+    possible = {
+        "float": any(
+            (root := root_of(specs, point)) is not None and is_quantized(specs[root], ground.nodes[point[0]])
+            for point in own
+        ),
+        "dynamic": kinds.has_static_weight(key, specs, ground),
+        "int16": observed,
+        "observer": observed,
+    }
+    allowed = ("float",) if ground.qat else tuple(possible)
+    return tuple(
+        kind for kind in offered if kind in allowed and possible[kind] and not ground.refusals.get((kind, key))
+    )

@@ -1,0 +1,104 @@
+"""A quantizer whose annotation is edited before ``prepare`` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantizer import Quantizer
+
+from pt2qa.errors import Pt2qaError, QuantizeError
+from pt2qa.handles import OpName
+from pt2qa.overrides.annotations import read_annotations
+from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.points import write_specs
+from pt2qa.plugins import QuantizerPlugin
+
+
+class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
+    """Does what a quantizer does, and edits what it annotated.
+
+    Args:
+        quantizer: any torchao quantizer, configured.
+        plugin: where it comes from; says what the backend can take.
+        edits: the edits, made one after the other.
+        names: what to call each handle of the graph.
+        qat: whether ``prepare_qat_pt2e`` uses it.
+    """
+
+    def __init__(
+        self,
+        quantizer: Any,
+        plugin: QuantizerPlugin,
+        edits: tuple[Edit, ...],
+        names: Mapping[int, OpName],
+        *,
+        qat: bool,
+    ) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+        self.plugin = plugin
+        self.edits = edits
+        self.names = names
+        self.qat = qat
+        self._edited = False
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """What the quantizer does to the graph before it annotates."""
+        return self.quantizer.transform_for_annotation(model)  # type: ignore[no-any-return]  # ditto
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Lets the quantizer annotate and edits the result; edits ``model``, as torchao asks of a quantizer.
+
+        ``prepare`` comes back for the bodies of loops, which no edit reaches.
+
+        Raises:
+            SelectionError: an edit names an op that the model does not have.
+            PluginError: the backend does not have what an edit asks for.
+            QuantizeError: an edit changes nothing, or cannot be made in this graph.
+        """
+        model = self.quantizer.annotate(model) or model
+        if not self._edited:
+            self._edited = True
+            before = read_annotations(model, self.plugin, self.names, qat=self.qat)
+            write_specs(model, before.specs, before.with_edits(self.edits).specs)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """What the quantizer checks in an annotated graph."""
+        self.quantizer.validate(model)
+
+    def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: Any) -> None:
+        """What the quantizer does to its observers before they are put in."""
+        self.quantizer.prepare_obs_or_fq_callback(model, edge_or_node_to_obs_or_fq)
+
+
+def annotate(
+    graph: GraphModule, plugin: QuantizerPlugin, edits: tuple[Edit, ...], names: Mapping[int, OpName], *, qat: bool
+) -> GraphModule:
+    """Does to a graph what ``prepare`` does before it puts observers in; edits ``graph``.
+
+    Raises:
+        QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
+        SelectionError: an edit names an op that the model does not have.
+        PluginError: the backend does not have what an edit asks for.
+    """
+    from torchao.quantization.pt2e.quantize_pt2e import _fuse_conv_bn_, _fuse_linear_bn_
+
+    quantizer = plugin.build(graph, qat=qat)
+    edited = EditedQuantizer(quantizer, plugin, edits, names, qat=qat) if edits else quantizer
+    try:
+        if not qat:
+            _fuse_conv_bn_(graph)
+            _fuse_linear_bn_(graph)
+        graph = edited.transform_for_annotation(graph)
+        edited.annotate(graph)
+        edited.validate(graph)
+    except Pt2qaError:
+        raise
+    except Exception as error:
+        raise QuantizeError(
+            f"{plugin.name} could not annotate the model: {type(error).__name__}: {str(error) or 'no message'}."
+        ) from error
+    return graph

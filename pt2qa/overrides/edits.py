@@ -1,0 +1,266 @@
+"""What each kind of edit does to the specs of a graph's points.  Every function returns new specs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pt2qa.errors import PluginError, QuantizeError
+from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.points import Derives, GraphNode, Point, Shares, Specs, is_quantized, observer_class
+from pt2qa.overrides.sharing import remove, replace_own, root_of
+
+_OBSERVERS = {
+    "minmax": "MinMaxObserver",
+    "histogram": "HistogramObserver",
+    "moving_average": "MovingAverageMinMaxObserver",
+}
+BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What edits need to know of a graph beside its specs.
+
+    Attributes:
+        nodes: by fx name, in graph order.
+        refusals: why a node cannot take a kind of edit, by kind and fx name.
+        fusable: pairs of op types that may be fused; None: any.
+        quantizer: what errors call the quantizer.
+        qat: whether the specs are for quantization-aware training.
+    """
+
+    nodes: Mapping[str, GraphNode]
+    refusals: Mapping[tuple[str, str], str]
+    fusable: tuple[tuple[str, str], ...] | None
+    quantizer: str
+    qat: bool
+
+    def describe(self, point: Point) -> str:
+        """What people call a point."""
+        source, reader = point
+        name = self.nodes[source].name if source in self.nodes else source
+        if not reader:
+            return f"the output of {name}"
+        return f"{name}, as {self.nodes[reader].name if reader in self.nodes else reader} reads it,"
+
+
+def apply_edit(edit: Edit, keys: list[tuple[str, ...]], specs: Specs, ground: Ground) -> dict[Point, Any]:
+    """The specs after one edit.
+
+    Args:
+        edit: the edit.
+        keys: for each op it names, the fx names of its nodes.
+        specs: every point in torchao's order.
+        ground: the graph they belong to.
+
+    Raises:
+        PluginError: the backend does not have what the edit asks for.
+        QuantizeError: the edit changes nothing, or cannot be made in this graph.
+    """
+    if ground.qat and edit.kind not in ("float", "fuse"):
+        raise QuantizeError(
+            f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, as training brings its own observers"
+        )
+    if edit.kind == "fuse":
+        first, second = (list(found)[-1] for found in keys)
+        after = _fuse(edit, first, second, specs, ground)
+    else:
+        nodes = [key for found in keys for key in found]
+        after = _KINDS[edit.kind](edit, nodes, specs, ground)
+    if after == specs:
+        raise QuantizeError(
+            f"{edit}: changes nothing: {ground.quantizer} annotates none of it in a way that this edit is about"
+        )
+    return after
+
+
+def points_of(node: str, specs: Specs) -> list[Point]:
+    """The points that a node's own annotation holds."""
+    return [point for point in specs if (point[1] or point[0]) == node]
+
+
+def is_activation(point: Point, specs: Specs, ground: Ground) -> bool:
+    """Whether a point stands for the quantized value of an activation."""
+    root = root_of(specs, point)
+    node = ground.nodes[point[0]]
+    return not node.constant and root is not None and is_quantized(specs[root], node)
+
+
+def has_static_weight(node: str, specs: Specs, ground: Ground) -> bool:
+    """Whether an op reads a quantized constant and a quantized activation whose scale calibration finds."""
+    own = [point for point in points_of(node, specs) if point[1]]
+    weights = [point for point in own if ground.nodes[point[0]].constant]
+    return bool(weights) and any(
+        is_activation(point, specs, ground) and not getattr(_own_spec(point, specs), "is_dynamic", False)
+        for point in own
+    )
+
+
+def can_observe(point: Point, specs: Specs, ground: Ground) -> bool:
+    """Whether an activation's scale comes from an observer of the whole tensor."""
+    spec = _own_spec(point, specs)
+    return (
+        is_activation(point, specs, ground)
+        and dataclasses.is_dataclass(spec)
+        and observer_class(spec) is not None
+        and not getattr(spec, "is_dynamic", False)
+        and getattr(spec, "qscheme", None) in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+    )
+
+
+# -- float and fuse ----------------------------------------------------------------------------------------------------
+
+
+def _float(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+    own = {point for node in nodes for point in points_of(node, specs)}
+    own |= {point for node in nodes for point in _constants(node, set(nodes), specs, ground)}
+    return remove(specs, own, ground.describe)
+
+
+def _constants(node: str, named: Collection[str], specs: Specs, ground: Ground) -> Iterator[Point]:
+    """Points on the way from a constant to an op, where no op that stays quantized reads it."""
+    for source in ground.nodes[node].inputs:
+        readers = ground.nodes[source].readers
+        if ground.nodes[source].constant and all(r in named or not points_of(r, specs) for r in readers):
+            yield from points_of(source, specs)
+            yield from _constants(source, {*named, source}, specs, ground)
+
+
+def _fuse(edit: Edit, first: str, second: str, specs: Specs, ground: Ground) -> dict[Point, Any]:
+    one, two = ground.nodes[first], ground.nodes[second]
+    if ground.fusable is not None and (one.op, two.op) not in ground.fusable:
+        pairs = ", ".join(f"{a} + {b}" for a, b in ground.fusable) or "none"
+        raise PluginError(
+            f"{edit}: {ground.quantizer} has no kernel for {one.op} + {two.op}; pairs that it can fuse: {pairs}"
+        )
+    end = _behind_batch_norm(one, ground)
+    if end.key not in two.inputs:
+        readers = ", ".join(ground.nodes[reader].name for reader in end.readers) or "nothing"
+        raise QuantizeError(f"{edit}: {two.name} does not read {one.name}; what reads it is {readers}")
+    others = [ground.nodes[reader].name for reader in end.readers if reader != second]
+    if others:
+        raise QuantizeError(
+            f"{edit}: {', '.join(others)} read{'s' if len(others) == 1 else ''} the output of {one.name}, too, so it "
+            "must be there by itself and cannot be fused away"
+        )
+    between = [point for point in ((end.key, ""), (end.key, second)) if point in specs]
+    roots = [root for point in between if (root := root_of(specs, point)) is not None]
+    if not roots:
+        raise QuantizeError(
+            f"{edit}: changes nothing: the output of {one.name} is not quantized on its way to {two.name}"
+        )
+    after = remove(specs, between, ground.describe)
+    if (second, "") in after:
+        return after
+    given = {**after, (second, ""): specs[roots[0]]}
+    order = list(ground.nodes)
+    return dict(sorted(given.items(), key=lambda item: (order.index(item[0][1] or item[0][0]), not item[0][1])))
+
+
+def _behind_batch_norm(node: GraphNode, ground: Ground) -> GraphNode:
+    """The batch norm that belongs to an op, which QAT keeps in the graph; else the op itself."""
+    readers = [ground.nodes[reader] for reader in node.readers]
+    return readers[0] if len(readers) == 1 and readers[0].op in BATCH_NORMS else node
+
+
+# -- other specs -------------------------------------------------------------------------------------------------------
+
+
+def _dynamic(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+    from torchao.quantization.pt2e.observer import PlaceholderObserver
+
+    leading = [node for node in nodes if has_static_weight(node, specs, ground)]
+    followers = [node for node in nodes if node not in leading and points_of(node, specs)]
+    _check_refusals(edit, leading, ground)
+    for node in followers:
+        if not set(ground.nodes[node].inputs) & {*leading, *followers}:
+            raise PluginError(
+                f"{edit}: {ground.nodes[node].name} has no weights, and only ops with weights take dynamic scales for "
+                "their inputs. Leave it out, or name it together with the op whose output it reads"
+            )
+
+    def dynamic(spec: Any) -> Any:
+        maker = PlaceholderObserver.with_args(**_epsilon(spec))
+        return dataclasses.replace(spec, is_dynamic=True, observer_or_fake_quant_ctr=maker)
+
+    own = [point for node in leading for point in points_of(node, specs)]
+    inputs = [point for point in own if point[1] and is_activation(point, specs, ground)]
+    lost = [point for point in own if not point[1] or isinstance(specs[point], Derives)]
+    lost += [point for node in followers for point in points_of(node, specs)]
+    fixed = [point for point in inputs if observer_class(_own_spec(point, specs)) is None]
+    if fixed:
+        raise QuantizeError(f"{edit}: {ground.describe(fixed[0])} has a fixed scale, which no batch can set")
+    return remove(replace_own(specs, inputs, dynamic, ground.describe), lost, ground.describe)
+
+
+def _int16(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+    _check_refusals(edit, nodes, ground)
+    own = [
+        point
+        for node in nodes
+        for point in points_of(node, specs)
+        if can_observe(point, specs, ground) and _own_spec(point, specs).dtype is not torch.int16
+    ]
+
+    def wider(spec: Any) -> Any:
+        lowest = -32767 if spec.qscheme is torch.per_tensor_symmetric else -32768
+        return dataclasses.replace(spec, dtype=torch.int16, quant_min=lowest, quant_max=32767)
+
+    return replace_own(specs, own, wider, ground.describe)
+
+
+def _observer(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+    from torchao.quantization.pt2e import observer
+
+    maker = getattr(observer, _OBSERVERS[edit.observer])
+    _check_refusals(edit, nodes, ground)
+    # One value has one observer, whoever asked for it, and torchao takes the first that it meets.
+    sources = {point[0] for node in nodes for point in points_of(node, specs)}
+    roots = {
+        root_of(specs, point)
+        for point in specs
+        if point[0] in sources
+        and can_observe(point, specs, ground)
+        and observer_class(_own_spec(point, specs)) is not maker
+    }
+    return {
+        point: dataclasses.replace(spec, observer_or_fake_quant_ctr=maker.with_args(**_epsilon(spec)))
+        if point in roots
+        else spec
+        for point, spec in specs.items()
+    }
+
+
+_KINDS: Mapping[str, Callable[[Edit, list[str], Specs, Ground], dict[Point, Any]]] = {
+    "float": _float,
+    "dynamic": _dynamic,
+    "int16": _int16,
+    "observer": _observer,
+}
+
+
+def _check_refusals(edit: Edit, nodes: list[str], ground: Ground) -> None:
+    for node in nodes:
+        reason = ground.refusals.get((edit.kind, node))
+        if reason:
+            raise PluginError(f"{edit}: {ground.nodes[node].name}: {reason}")
+
+
+def _own_spec(point: Point, specs: Specs) -> Any:
+    """The spec that a point has in the end; a derived one as torchao has it."""
+    root = root_of(specs, point)
+    spec = None if root is None else specs[root]
+    assert not isinstance(spec, Shares)
+    return spec.spec if isinstance(spec, Derives) else spec
+
+
+def _epsilon(spec: Any) -> dict[str, Any]:
+    """The smallest scale that the quantizer asked for, which another observer must keep, too."""
+    maker = spec.observer_or_fake_quant_ctr
+    keywords = getattr(getattr(maker, "p", None), "keywords", {})
+    return {"eps": keywords["eps"]} if "eps" in keywords else {}

@@ -1,0 +1,47 @@
+"""The pairs of ops in a model that its backend runs as one kernel, though its quantizer rounds between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pt2qa.errors import QuantizeError
+from pt2qa.export import Capture
+from pt2qa.overrides.annotations import Annotations, annotations_of
+from pt2qa.overrides.plan import Edit
+
+
+def fusions(capture: Capture, quantizer: Any) -> tuple[Edit, ...]:
+    """The ``fuse`` edits that are possible in a model, in graph order.
+
+    Args:
+        capture: the captured model.
+        quantizer: as :func:`pt2qa.quantize` takes it; a plug-in that names no pairs to fuse gives none.
+
+    Raises:
+        QuantizeError: the quantizer cannot annotate the model.
+        PluginError: there is no such quantizer.
+    """
+    return fusions_in(annotations_of(capture, quantizer))
+
+
+def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:
+    """The ``fuse`` edits that are possible in an annotated model, in graph order."""
+    nodes = annotations.ground.nodes
+    pairs = annotations.ground.fusable or ()
+    edits = [
+        Edit("fuse", (nodes[reader].name, node.name))
+        for node in nodes.values()
+        for reader in node.inputs
+        if (nodes[reader].op, node.op) in pairs and not node.constant
+    ]
+    return tuple(edit for edit in edits if _changes(annotations, edit))
+
+
+def _changes(annotations: Annotations, edit: Edit) -> bool:
+    try:
+        annotations.with_edits((edit,))
+    except (
+        QuantizeError
+    ):  # it has other readers, or nothing is rounded in between: a fact about the pair, not a failure
+        return False
+    return True

@@ -1,0 +1,179 @@
+"""An override plan: which ops are to be quantized differently, as a small JSON file.  Free of torch.
+
+Ops are named as pt2qa's reports name them (``features.0.0/conv2d``).  Such names are made of module path, op and
+ordinal, so a plan fits the same model when it is exported again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pt2qa.errors import QuantizeError, ReportError
+from pt2qa.report.atomic import write_atomic
+
+EditKind = Literal["float", "fuse", "dynamic", "int16", "observer"]
+KINDS: tuple[str, ...] = get_args(EditKind)
+OBSERVERS = ("minmax", "histogram", "moving_average")
+
+SCHEMA = 1
+_FORMAT = "pt2qa override plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One change to what a quantizer annotates.
+
+    Args:
+        kind: ``"float"``: the ops are not quantized. ``"fuse"``: two ops are quantized as one, without rounding between
+            them. ``"dynamic"``: the scale of their inputs is computed anew for each input, their outputs stay in float.
+            ``"int16"``: their inputs and outputs are int16. ``"observer"``: another way to find their scales.
+        ops: names of ops, as reports show them; for ``"fuse"`` the first and the one that reads it.
+        observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
+
+    Raises:
+        QuantizeError: a field holds something else.
+
+    >>> Edit("float", ("layer1.0.conv1/conv2d", "layer1.0.relu/relu"))
+    Edit(kind='float', ops=('layer1.0.conv1/conv2d', 'layer1.0.relu/relu'), observer='')
+    """
+
+    kind: EditKind
+    ops: tuple[str, ...]
+    observer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise QuantizeError(f"edit: kind: got {self.kind!r}, expected one of {', '.join(KINDS)}")
+        if not isinstance(self.ops, tuple) or not all(isinstance(op, str) for op in self.ops):
+            raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected a tuple of op names")
+        if not self.ops or (self.kind == "fuse" and (len(self.ops) != 2 or self.ops[0] == self.ops[1])):
+            expected = "the names of two ops" if self.kind == "fuse" else "the name of at least one op"
+            raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected {expected}")
+        expects = OBSERVERS if self.kind == "observer" else ("",)
+        if self.observer not in expects:
+            expected = ", ".join(OBSERVERS) if self.kind == "observer" else "none: only kind 'observer' takes one"
+            raise QuantizeError(f"edit {self.kind!r}: observer: got {self.observer!r}, expected {expected}")
+
+    def __str__(self) -> str:
+        joined = " + ".join(self.ops) if self.kind == "fuse" else ", ".join(self.ops)
+        return f"{self.kind}{f' {self.observer}' if self.observer else ''}: {joined}"
+
+
+@dataclass(frozen=True, slots=True)
+class OverridePlan:
+    """Edits in the order in which they are made.
+
+    Args:
+        edits: the edits.
+        quantizer: what they were made for, as reports call it: ``"xnnpack"``. With another quantizer a plan is still
+            applied, and the pair carries a note.
+        model: class name of the model they were made for.
+
+    Raises:
+        QuantizeError: a field holds something else.
+
+    >>> plan = OverridePlan((Edit("float", ("fc/linear",)),), quantizer="xnnpack")
+    >>> OverridePlan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    edits: tuple[Edit, ...]
+    quantizer: str = ""
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.edits, tuple) or not all(isinstance(edit, Edit) for edit in self.edits):
+            raise QuantizeError(f"override plan: edits: got {self.edits!r}, expected a tuple of Edit")
+        for name in ("quantizer", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise QuantizeError(f"override plan: {name}: got {getattr(self, name)!r}, expected a text")
+
+    def __str__(self) -> str:
+        made_for = " on ".join(filter(None, (self.model, self.quantizer)))
+        head = f"{len(self.edits)} edit{'' if len(self.edits) == 1 else 's'}" + (f" for {made_for}" if made_for else "")
+        return "\n".join([head, *(f"  {edit}" for edit in self.edits)])
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        edits = [{key: value for key, value in asdict(edit).items() if value != ""} for edit in self.edits]
+        head = {"format": _FORMAT, "version": SCHEMA, "quantizer": self.quantizer, "model": self.model}
+        return json.dumps({**head, "edits": edits}, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "override plan") -> OverridePlan:
+        """Reads what :meth:`to_json` wrote.
+
+        Args:
+            text: JSON.
+            source: what errors call it, such as the file's name.
+
+        Raises:
+            ReportError: the text is no override plan, or one of another version; it names the field.
+        """
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ReportError(f"{source}: is not valid JSON ({error}); expected an override plan") from error
+        if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+            raise ReportError(f"{source}: is not an override plan: expected the field 'format' to be {_FORMAT!r}")
+        if fields.get("version") != SCHEMA:
+            raise ReportError(
+                f"{source}: field 'version' holds {fields.get('version')!r}; this pt2qa reads version {SCHEMA}"
+            )
+        _check_keys(fields, ("format", "version", "quantizer", "model", "edits"), (), source, "")
+        if not isinstance(fields["edits"], list):
+            raise ReportError(f"{source}: field 'edits' holds {fields['edits']!r}, expected a list")
+        edits = tuple(_edit(value, f"edits[{index}]", source) for index, value in enumerate(fields["edits"]))
+        try:
+            return cls(edits, quantizer=fields["quantizer"], model=fields["model"])
+        except QuantizeError as error:
+            raise ReportError(f"{source}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as a JSON file, whole or not at all.
+
+        Raises:
+            ReportError: the file cannot be written.
+        """
+        write_atomic(path, self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> OverridePlan:
+        """Reads a file that :meth:`save` wrote.
+
+        Raises:
+            ReportError: there is no such file, or it holds something else; it names file and field.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ReportError(f"cannot read {path}: {reason or error}; expected an override plan") from error
+        return cls.from_json(text, source=str(path))
+
+
+def _edit(value: Any, where: str, source: str) -> Edit:
+    if not isinstance(value, dict):
+        raise ReportError(f"{source}: field {where!r} holds {value!r}, expected an object")
+    _check_keys(value, ("kind", "ops"), ("observer",), source, f"{where}.")
+    if not isinstance(value["ops"], list):
+        raise ReportError(f"{source}: field '{where}.ops' holds {value['ops']!r}, expected a list of op names")
+    try:
+        return Edit(value["kind"], tuple(value["ops"]), value.get("observer", ""))
+    except (QuantizeError, TypeError) as error:
+        raise ReportError(f"{source}: field {where!r}: {error}") from error
+
+
+def _check_keys(
+    fields: dict[str, Any], needed: tuple[str, ...], allowed: tuple[str, ...], source: str, prefix: str
+) -> None:
+    for name in needed:
+        if name not in fields:
+            raise ReportError(f"{source}: field '{prefix}{name}' is missing")
+    for name in fields:
+        if name not in (*needed, *allowed):
+            raise ReportError(f"{source}: field '{prefix}{name}' is not one of {', '.join((*needed, *allowed))}")

@@ -1,0 +1,233 @@
+"""What a quantizer annotated, read from a graph as plain data, and written back.
+
+A *point* is a place where an annotation may stand: the edge from one node to a reader, or a node's own output.  Each
+has a spec: torchao's own object, or :class:`Shares` and :class:`Derives` where torchao's refers to other points.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from pt2qa.handles import OpName, handle_of
+from pt2qa.simulator import op_rules
+
+Point = tuple[str, str]
+"""fx names of the node that makes a value and of its reader; the second is empty for the node's own output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Has the scale of another point: torchao's ``SharedQuantizationSpec``."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class Derives:
+    """Has a scale that is computed from those of other points: torchao's ``DerivedQuantizationSpec``."""
+
+    spec: Any
+    points: tuple[Point, ...]
+
+
+Specs = Mapping[Point, Any]
+"""Every point that has a spec, in the order in which torchao goes through them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """What an edit has to know about a node.
+
+    Attributes:
+        key: fx name.
+        name: what people read: of an op or input; of a constant the qualified name of its attribute.
+        owner: name of the captured op that it is, or is a part of; empty for constants and what prepare put in.
+        op: what it does, such as ``conv2d``.
+        constant: whether its value depends on no input.
+        is_parameter: of a constant, whether a Parameter is in it.
+        is_tensor: whether its value is one tensor, so that an observer can stand behind it.
+        inputs: fx names of what it reads by position, with the number of the argument.
+        readers: fx names of the ops that read it.
+    """
+
+    key: str
+    name: str
+    owner: str
+    op: str
+    constant: bool
+    is_parameter: bool
+    is_tensor: bool
+    inputs: Mapping[str, int]
+    readers: tuple[str, ...]
+
+
+def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[str, GraphNode]:
+    """The nodes of a graph by fx name, in graph order."""
+    parameters = {name for name, _ in graph_module.named_parameters(remove_duplicate=False)}
+    parts: Counter[int] = Counter()
+    nodes: dict[str, GraphNode] = {}
+    for node in graph_module.graph.nodes:
+        if node.op == "output":
+            continue
+        inputs = _inputs(node)
+        sources = [nodes[source.name] for source in node.all_input_nodes if source.name in nodes]
+        name, owner = _name(node, names)
+        constant = node.op == "get_attr" or (bool(sources) and all(source.constant for source in sources))
+        if constant and node.op != "get_attr":
+            name = sources[0].name
+        elif owner and node.op == "call_function":
+            # A decomposed op gives its handle to all its parts; they are told apart as the simulator does.
+            handle = handle_of(node)
+            assert handle is not None
+            parts[handle] += 1
+            if parts[handle] > 1:
+                name = f"{name}:{op_rules.op_name(node.target)}{parts[handle] - 1}"
+        nodes[node.name] = GraphNode(
+            key=node.name,
+            name=name,
+            owner=owner,
+            op="input" if node.op == "placeholder" else op_rules.op_name(node.target),
+            constant=constant,
+            is_parameter=str(node.target) in parameters
+            if node.op == "get_attr"
+            else constant and any(source.is_parameter for source in sources),
+            is_tensor=isinstance(node.meta.get("val"), FakeTensor),
+            inputs=inputs,
+            readers=tuple(user.name for user in node.users if user.op != "output"),
+        )
+    return nodes
+
+
+def read_specs(graph_module: GraphModule) -> dict[Point, Any]:
+    """Every annotated point of a graph with its spec."""
+    from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+    specs: dict[Point, Any] = {}
+    for node in graph_module.graph.nodes:
+        annotation = node.meta.get(Q_ANNOTATION_KEY)
+        if annotation is None:
+            continue
+        for source, spec in (annotation.input_qspec_map or {}).items():
+            if spec is not None:
+                specs[source.name, node.name] = _read(spec)
+        if annotation.output_qspec is not None:
+            specs[node.name, ""] = _read(annotation.output_qspec)
+    return specs
+
+
+def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
+    """Makes the annotation of a graph say ``after``, where it says ``before``; edits ``graph_module``.
+
+    A node that is left with nothing loses its annotation: QAT's prepare takes an empty one for a damaged one.
+    """
+    from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY, QuantizationAnnotation
+
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    points = before.keys() | after.keys()
+    changed = {
+        reader or source for source, reader in points if before.get((source, reader)) is not after.get((source, reader))
+    }
+    for name in sorted(changed):
+        node = nodes[name]
+        found = node.meta.get(Q_ANNOTATION_KEY)
+        annotation = QuantizationAnnotation(_annotated=True) if found is None else copy.copy(found)
+        inputs = {
+            source: after.get((source.name, name))
+            for source, spec in (annotation.input_qspec_map or {}).items()
+            if spec is None or (source.name, name) in after
+        }
+        annotation.input_qspec_map = {source: _write(spec, nodes) for source, spec in inputs.items()}
+        annotation.output_qspec = _write(after.get((name, "")), nodes)
+        if annotation.output_qspec is None and not any(spec is not None for spec in inputs.values()):
+            del node.meta[Q_ANNOTATION_KEY]
+        else:
+            node.meta[Q_ANNOTATION_KEY] = annotation
+
+
+def is_quantized(spec: Any, node: GraphNode) -> bool:
+    """Whether a spec that is no reference rounds the value of a node."""
+    dtype = getattr(spec.spec if isinstance(spec, Derives) else spec, "dtype", None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return True
+    return dtype.itemsize == 1 or (dtype is torch.float16 and node.constant)
+
+
+def spec_text(spec: Any) -> str:
+    """A spec as dtype, scheme, range and observer: ``int8 per_tensor_affine -128..127 Histogram``."""
+    own = spec.spec if isinstance(spec, Derives) else spec
+    words = [str(getattr(own, "dtype", type(own).__name__)).removeprefix("torch.")]
+    scheme = getattr(own, "qscheme", None)
+    words += [str(scheme).removeprefix("torch.")] if scheme is not None else []
+    if getattr(own, "quant_min", None) is not None:
+        words.append(f"{own.quant_min}..{own.quant_max}")
+    words += ["dynamic"] if getattr(own, "is_dynamic", False) else []
+    words += ["derived"] if isinstance(spec, Derives) else []
+    maker = observer_class(own)
+    return " ".join([*words, *([maker.__name__.removesuffix("Observer")] if maker is not None else [])])
+
+
+def observer_class(spec: Any) -> type[Any] | None:
+    """The class of observer or fake-quantize that a spec asks for; None where it asks for none."""
+    maker = getattr(spec, "observer_or_fake_quant_ctr", None)
+    maker = getattr(getattr(maker, "p", None), "func", maker)
+    return maker if isinstance(maker, type) else None
+
+
+def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:
+    handle = handle_of(node)
+    if node.op == "get_attr":
+        return str(node.target), ""
+    if handle is not None and handle in names:
+        return names[handle].name, names[handle].name
+    return (node.name if node.op == "placeholder" else f"{op_rules.op_name(node.target)} (no handle, {node.name})"), ""
+
+
+def _inputs(node: Node) -> dict[str, int]:
+    """What torchao can put an observer before: nodes among the positional arguments, in lists too."""
+    found: dict[str, int] = {}
+    for position, argument in enumerate(node.args):
+        nodes: list[Node] = []
+        map_arg(argument, nodes.append)
+        for source in nodes:
+            found.setdefault(source.name, position)
+    return found
+
+
+def _read(spec: Any) -> Any:
+    from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
+
+    if isinstance(spec, SharedQuantizationSpec):
+        return Shares(_point(spec.edge_or_node))
+    if isinstance(spec, DerivedQuantizationSpec):
+        return Derives(spec, tuple(map(_point, spec.derived_from)))
+    return spec
+
+
+def _point(edge_or_node: Any) -> Point:
+    if isinstance(edge_or_node, Node):
+        return edge_or_node.name, ""
+    source, reader = edge_or_node
+    return source.name, reader.name
+
+
+def _write(spec: Any, nodes: Mapping[str, Node]) -> Any:
+    from torchao.quantization.pt2e.quantizer import SharedQuantizationSpec
+
+    def place(point: Point) -> Node | tuple[Node, Node]:
+        source, reader = point
+        return (nodes[source], nodes[reader]) if reader else nodes[source]
+
+    if isinstance(spec, Shares):
+        return SharedQuantizationSpec(place(spec.point))
+    if isinstance(spec, Derives):
+        return replace(spec.spec, derived_from=[place(point) for point in spec.points])
+    return spec

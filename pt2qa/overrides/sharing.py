@@ -1,0 +1,122 @@
+"""Points that share one scale: which ones, and what becomes of them when one of them goes.
+
+torchao makes one observer for a group of points.  It needs the group's first point to carry a spec of its own, and
+every reference to lead to a point that is there; else it fails, or follows a circle until Python's stack ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+from pt2qa.errors import QuantizeError
+from pt2qa.overrides.points import Derives, Point, Shares, Specs
+
+
+def root_of(specs: Specs, point: Point) -> Point | None:
+    """The point whose own spec a point shares in the end; None where the chain breaks off or goes in a circle."""
+    seen: set[Point] = set()
+    while point in specs and point not in seen:
+        spec = specs[point]
+        if not isinstance(spec, Shares):
+            return point
+        seen.add(point)
+        point = spec.point
+    return None
+
+
+def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], str]) -> dict[Point, Any]:
+    """The specs without some points; those that shared with them share among themselves.
+
+    Where the point that carried a group's spec goes, the first one that stays carries it.
+
+    Args:
+        specs: every point in torchao's order.
+        gone: points to take away.
+        describe: what to call a point in errors.
+
+    Raises:
+        QuantizeError: a point shares or derives its scale from one that goes, and nothing can take that one's place.
+    """
+    gone = set(gone)
+    kept = {point: spec for point, spec in specs.items() if point not in gone}
+    roots = {point: root_of(specs, point) for point in specs}
+    anchors = {root: root for root in roots.values() if root is not None and root in kept}
+    for point, spec in list(kept.items()):
+        root = roots[point]
+        if isinstance(spec, Derives):
+            kept[point] = replace(spec, points=tuple(_source(p, point, kept, roots, describe) for p in spec.points))
+        if not isinstance(spec, Shares):
+            continue
+        if root is None:
+            if _passes(specs, point, gone):
+                raise QuantizeError(
+                    f"{describe(point)} shares its scale with {describe(spec.point)}, which leads to no scale of its "
+                    "own: the quantizer's annotation is a circle or breaks off, and this edit cannot mend it"
+                )
+        elif root not in anchors:
+            anchors[root] = point
+            kept[point] = specs[root]
+        elif spec.point in gone:
+            kept[point] = Shares(anchors[root])
+    return kept
+
+
+def replace_own(
+    specs: Specs, own: Iterable[Point], change: Callable[[Any], Any], describe: Callable[[Point], str]
+) -> dict[Point, Any]:
+    """The specs with others at some points; what shares among these goes on to, what shared with them stays as it was.
+
+    Args:
+        specs: every point in torchao's order.
+        own: points to change, in that order.
+        change: from the spec that a point has in the end to its new one.
+        describe: what to call a point in errors.
+    """
+    own = list(own)
+    rest = remove(specs, own, describe)
+    changed: dict[Point, Any] = {}
+    first: dict[Point, Point] = {}
+    for point in own:
+        root = root_of(specs, point)
+        if root is None:
+            continue
+        changed[point] = Shares(first[root]) if root in first else change(specs[root])
+        first.setdefault(root, point)
+    return {point: changed.get(point, rest.get(point)) for point in specs if point in changed or point in rest}
+
+
+def _passes(specs: Specs, point: Point, gone: Collection[Point]) -> bool:
+    """Whether the chain from a point leads over one of ``gone``."""
+    seen: set[Point] = set()
+    while point in specs and point not in seen:
+        if point in gone:
+            return True
+        seen.add(point)
+        spec = specs[point]
+        if not isinstance(spec, Shares):
+            return False
+        point = spec.point
+    return point in gone
+
+
+def _source(
+    source: Point,
+    derived: Point,
+    kept: dict[Point, Any],
+    roots: dict[Point, Point | None],
+    describe: Callable[[Point], str],
+) -> Point:
+    """A point to derive from: the same, or an earlier one that has the same scale."""
+    if source in kept:
+        return source
+    for point in kept:
+        if point == derived:
+            break
+        if source in roots and roots[point] is not None and roots[point] == roots[source]:
+            return point
+    raise QuantizeError(
+        f"{describe(derived)} derives its scale from {describe(source)}, which this edit takes away; "
+        "name the op that reads it in the edit, too"
+    )

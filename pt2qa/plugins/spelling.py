@@ -1,0 +1,150 @@
+"""Override plans as Python source, for an export flow that does not use pt2qa."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pt2qa.errors import SelectionError
+from pt2qa.plugins.options import did_you_mean
+from pt2qa.plugins.snippet import IMPORTS, SOURCE
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from pt2qa.overrides.plan import Edit, OverridePlan
+
+_OBSERVERS = {
+    "minmax": "MinMaxObserver",
+    "histogram": "HistogramObserver",
+    "moving_average": "MovingAverageMinMaxObserver",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """How a quantizer is configured before any edit, as Python source.
+
+    Attributes:
+        imports: import statements.
+        expression: makes the quantizer.
+        remark: what the expression cannot say; empty where it says all.
+    """
+
+    imports: tuple[str, ...]
+    expression: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An op that a plan names.
+
+    Attributes:
+        name: as the plan has it.
+        op: what it does.
+        module: path of the module that calls it; empty at the root.
+        node: of the captured graph.
+    """
+
+    name: str
+    op: str
+    module: str
+    node: Node
+
+
+def places_of(graph: GraphModule) -> dict[str, Place]:
+    """The ops of a captured graph by the names that plans use.
+
+    Args:
+        graph: with handles.
+    """
+    from pt2qa.handles import handle_of, names_of
+
+    names = names_of(graph)
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function" and handle_of(node) in names]
+    places = {}
+    for node in nodes:
+        handle = handle_of(node)
+        assert handle is not None
+        name = names[handle]
+        places[name.name] = Place(name.name, name.op, name.module, node)
+    return places
+
+
+def spell_edits(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
+    """A plan as a quantizer that edits what another one annotated.
+
+    It says every edit for quantizers that annotate weights where they are read, as torchao's do.
+
+    Args:
+        plan: the edits.
+        graph: the captured float graph, with handles.
+        base: the quantizer that annotates.
+
+    Raises:
+        SelectionError: the plan names an op that the graph does not have.
+    """
+    places = places_of(graph)
+    lines, remarks = [], [base.remark] if base.remark else []
+    for edit in plan.edits:
+        line, remark = _call(edit, places)
+        lines += [f"        {line}"] if line else []
+        remarks += [remark] if remark else []
+    head = [*(f"# {remark}." for remark in remarks)]
+    if not lines:
+        return "\n".join([*head, *base.imports, *([""] if base.imports else []), f"quantizer = {base.expression}", ""])
+    body = _needed(SOURCE.replace("{edits}", "\n".join(lines)))
+    imports = _needed_imports(body)
+    return "\n".join([*head, *imports, *base.imports, "", *body, "", f"quantizer = Edited({base.expression})", ""])
+
+
+def _call(edit: Edit, places: dict[str, Place]) -> tuple[str, str]:
+    """The line of source that makes an edit, and a remark about what it cannot say."""
+    for name in edit.ops:
+        if name not in places:
+            raise SelectionError(f"{edit}: the model has no op {name!r}{did_you_mean(name, places)}")
+    unnamed = [name for name in edit.ops if name.endswith("]")]
+    if unnamed:
+        return "", f"Not said below: {edit}. One output of an op with several has no name outside of pt2qa"
+    # A batch norm is folded into its convolution before a quantizer sees the graph.
+    ops = [f"ops[{name!r}]" for name in edit.ops if places[name].op != "batch_norm"]
+    joined = ", ".join(ops)
+    if edit.kind == "fuse":
+        return f"fuse(graph, {joined})", ""
+    if edit.kind == "observer":
+        return f"set_observer(graph, [{joined}], {_OBSERVERS[edit.observer]})", ""
+    function = {"float": "leave_in_float", "dynamic": "make_dynamic", "int16": "make_int16"}[edit.kind]
+    return f"{function}(graph, [{joined}])", ""
+
+
+def _needed(source: str) -> list[str]:
+    """The source without the functions that nothing in it calls."""
+    tree = ast.parse(source)
+    parts = {part.name: part for part in tree.body if isinstance(part, ast.FunctionDef | ast.ClassDef)}
+    wanted, open_names = set[str](), ["Edited"]
+    while open_names:
+        name = open_names.pop()
+        if name not in wanted:
+            wanted.add(name)
+            open_names += [used for used in _names_in(parts[name]) if used in parts]
+    lines = source.splitlines()
+    kept = [lines[part.lineno - 1 : part.end_lineno] for name, part in parts.items() if name in wanted]
+    return [line for part in kept for line in ("", *part, "")][1:]
+
+
+def _needed_imports(body: list[str]) -> list[str]:
+    """The imports that a source needs, from names that it does not."""
+    used = _names_in(ast.parse("\n".join(body)))
+    kept = []
+    for part in ast.parse("\n".join(IMPORTS)).body:
+        assert isinstance(part, ast.Import | ast.ImportFrom)
+        part.names = [alias for alias in part.names if alias.name in used]
+        if part.names:
+            kept.append(ast.unparse(part))
+    return kept
+
+
+def _names_in(tree: ast.AST) -> list[str]:
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]

@@ -1,0 +1,168 @@
+"""From sensitivities to a configuration that was converted and measured."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pt2qa.errors import SelectionError
+from pt2qa.export import Capture
+from pt2qa.overrides.annotations import Annotations, annotations_of
+from pt2qa.overrides.plan import Edit
+from pt2qa.pairing import QuantizedPair, Recipe
+from pt2qa.plugins.abilities import levels_of, spell
+from pt2qa.quantization import quantize
+from pt2qa.reconfiguration.candidates import Fallback, applied, holders_of, unintended, units_of
+from pt2qa.reconfiguration.costs import costs_of
+from pt2qa.reconfiguration.outcome import curve, edit_rows, free_rows, target_text, verdict
+from pt2qa.reconfiguration.scoring import Scorer
+from pt2qa.reconfiguration.search import Search
+from pt2qa.reconfiguration.start import Start, with_free_edits
+from pt2qa.reconfiguration.target import Budget, Target, read_target
+from pt2qa.report import Reconfiguration, SensitivityReport, Stage
+from pt2qa.sensitivities import sensitivity as measure_sensitivity
+from pt2qa.simulator.batches import Batch, read_batches
+
+ATTEMPTS = 3
+"""Searches, each with a higher aim, where the converted model measures less than the simulated one."""
+
+
+def reconfigure(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    target: Target | float | str | None = None,
+    budget: Budget | Mapping[str, float] | None = None,
+    fallback: Fallback = "float",
+    fuse: bool = True,
+    observers: Sequence[str] = (),
+    sensitivity: SensitivityReport | None = None,
+    calibration: Iterable[Any] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> Reconfiguration:
+    """Finds the cheapest quantizer configuration that meets a target, applies it, and measures it.
+
+    Edits that cost nothing come first: fusions that the backend has and the quantizer leaves apart, and other observers
+    where they are asked for; the model is converted with them.  Then ops leave int8, in the order of the output noise
+    that this takes away for what it costs (:func:`pt2qa.sensitivity`); candidates are scored on the simulator by
+    switching sites.  The plan that is found is prepared, calibrated, converted, and measured.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` returned; it is not changed.
+        batches: what the quality is measured on; a list or a loader that starts over.
+        target: dB of the worst output (``30``, ``"sqnr>=30"``), or a :class:`pt2qa.Target` with a function of yours.
+            None: the best quality within the budget.
+        budget: what may be left out of int8: ``{"macs": 0.2}`` for a fifth of the multiply-accumulates, ``"bytes"`` for
+            the weights' bytes.  Ops that the quantizer leaves in float by itself count.
+        fallback: what ops fall back to: ``float``, or ``int16`` or ``dynamic`` where the quantizer has it.
+        fuse: whether to fuse what the backend can fuse.
+        observers: other observers to try for all activations: ``minmax``, ``histogram``, ``moving_average``; the one
+            that measures best is kept.
+        sensitivity: a report of :func:`pt2qa.sensitivity` for this pair, not grouped; used where no free edit is.
+        calibration: batches for the new calibration; None: those that the pair was calibrated on.
+        inputs_of: from an item of ``batches`` to a batch.
+        progress: whether to show progress bars; None: where stderr is a terminal.
+
+    Returns:
+        The report; ``report.pair`` is the new pair and ``report.plan`` what :func:`pt2qa.quantize` takes as
+        ``overrides``.  Where the target cannot be met it holds the best that was found, and says so.
+
+    Raises:
+        SelectionError: neither target nor budget, a target that cannot be read, a level that the quantizer does not
+            have, or a pair that pt2qa did not quantize.
+        BatchError: there is no batch.
+    """
+    recipe, capture = _recipe(pair, fallback)
+    limits = budget if isinstance(budget, Budget) else Budget(**dict(budget or {}))
+    if target is None and limits == Budget():
+        raise SelectionError("neither target nor budget is given. Pass target=30 (dB), or budget={'macs': 0.2}.")
+    aim = Target(-math.inf) if target is None else read_target(target)
+    calibrate_on = recipe.calibration if calibration is None else calibration
+    if calibrate_on is None:
+        raise SelectionError(
+            "the batches that the pair was calibrated on were an iterator, which is used up. "
+            "Pass calibration=, a list or a loader that starts over."
+        )
+    again = functools.partial(
+        quantize,
+        capture,
+        recipe.plugin,
+        calibrate_on,
+        qat=recipe.qat,
+        train=recipe.train,
+        inputs_of=recipe.inputs_of if calibration is None else inputs_of,
+        progress=progress,
+    )
+    scorer = Scorer(pair, batches, aim, inputs_of, progress)
+    needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
+    before = scorer.quality(scorer.every)
+    start = Start(pair, scorer, annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat), (), before)
+    if needed is None or before < needed:
+        start = with_free_edits(start, again, fuse, observers)
+    if sensitivity is None or start.edits:
+        sensitivity = measure_sensitivity(start.pair, batches, inputs_of=inputs_of, progress=progress)
+    costs, raised, notes = costs_of(start.pair, sensitivity), needed, list(sensitivity.notes)
+    noise = {row.site: row.noise for row in sensitivity.rows}
+    units = tuple(units_of(start.pair, start.annotations, costs, fallback))
+    holders = holders_of(start.pair, start.annotations)
+
+    def edits_of(chosen: Iterable[int]) -> tuple[tuple[Edit, ...], Annotations]:
+        return applied(start.annotations, (units[number].edit for number in chosen))
+
+    def sites_on(chosen: Iterable[int]) -> frozenset[int]:
+        return frozenset(edits_of(chosen)[1].sites_on(start.pair.sites))
+
+    for attempt in range(ATTEMPTS):
+        # Ops of other levels than float keep their sites; the simulator plays them without.
+        search = Search(
+            start.scorer, units, holders, noise, costs, raised, limits, sites_on if fallback == "float" else None
+        )
+        found = search.run()
+        plan = start.plan(recipe, edits_of(found.units)[0])
+        new = again(overrides=plan) if found.units else start.pair
+        measured = scorer.measured(new)
+        if needed is None or raised is None or not found.met or measured >= needed or attempt == ATTEMPTS - 1:
+            break
+        notes.append(f"converted, the plan for {raised:.4g} measured {measured:.4g}; aimed higher")
+        raised += 1.05 * (needed - measured)
+    notes += new.verify(next(iter(read_batches(batches, inputs_of))))
+    notes += unintended(start.pair, new, search.on(found.units), fallback)
+    met = found.met and (needed is None or measured >= needed)
+    float_macs = search.float_macs(found.units)
+    return Reconfiguration(
+        rows=(*free_rows(pair, start), *edit_rows(found, search)),
+        curve=tuple(curve(start, found, search, sensitivity.signal)),
+        stages=(
+            Stage("before", before, costs.float_macs, len(pair.sites)),
+            Stage("simulated", found.quality, float_macs, len(search.on(found.units))),
+            Stage("converted", measured, float_macs, len(new.sites)),
+        ),
+        target=target_text(aim, needed, limits),
+        met=int(met),
+        verdict=verdict(aim, needed, limits, met, before, measured, found, float_macs, len(plan.edits)),
+        evaluations=start.scorer.evaluations,
+        plan_json=plan.to_json(),
+        code=spell(recipe.plugin, plan, capture.module()),
+        notes=tuple(dict.fromkeys(notes)),
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+    ).with_pair(new)
+
+
+def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:
+    """How the pair was made, where it can be made again and its quantizer has the fallback."""
+    recipe = pair.recipe
+    if recipe is None or pair.capture is None:
+        raise SelectionError(
+            "this pair was not made by pt2qa.quantize, so its quantizer cannot be configured again. "
+            "Quantize the capture with pt2qa.quantize(capture, quantizer, calibration)."
+        )
+    levels = levels_of(recipe.plugin)
+    if fallback not in levels:
+        has = ", ".join(level for level in levels if level in ("float", "int16", "dynamic"))
+        raise SelectionError(f"fallback: got {fallback!r}; {recipe.plugin.name} has {has}.")
+    return recipe, pair.capture

@@ -1,0 +1,132 @@
+"""The inputs of bad cases: NumPy arrays and a JSON text that says how they are nested, and back to tensors.
+
+The text is one node: ``{"tensor": 0, "dtype": "float32"}`` is array 0 of the case, ``{"value": 3}`` a plain value, and
+``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [["name", ...], ...]}`` hold further nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pt2qa.errors import ReportError
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+
+AS_FLOAT32: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+"""dtypes that NumPy lacks and float32 holds exactly."""
+
+AS_REAL: Final = {"complex64": "float32", "complex128": "float64"}
+"""Stored with a last axis of real and imaginary part."""
+
+SAME: Final = frozenset(
+    {"float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+)
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def stored_dtype(dtype: str) -> str:
+    """The NumPy dtype in which a torch dtype is stored; empty for one that cannot be.
+
+    >>> stored_dtype("int64"), stored_dtype("bfloat16"), stored_dtype("qint8")
+    ('int64', 'float32', '')
+    """
+    if dtype in SAME:
+        return dtype
+    return "float32" if dtype in AS_FLOAT32 else AS_REAL.get(dtype, "")
+
+
+def key_of(batch: int, sample: int, number: int) -> str:
+    """The name of a case's array in the file; sample -1 is a whole batch."""
+    return f"{batch}/{sample}/{number}"
+
+
+def check_structure(text: str, prefix: tuple[int, int], arrays: Mapping[str, Array]) -> set[str]:
+    """The names of the arrays that a case consists of.
+
+    Raises:
+        ReportError: the text is not what this module describes, or an array is missing or of another dtype.
+    """
+    try:
+        node = json.loads(text)
+        leaves = list(_tensors(node))
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"the structure of case {prefix} is damaged: {error}") from error
+    names = set()
+    for number, dtype in leaves:
+        name = key_of(*prefix, number)
+        want = stored_dtype(dtype)
+        if not want:
+            raise ReportError(f"the structure of case {prefix} has the unknown dtype {dtype!r}")
+        if name not in arrays:
+            raise ReportError(f"the input tensor {name!r} is missing")
+        got = arrays[name]
+        if got.dtype != np.dtype(want) or (dtype in AS_REAL and (not got.ndim or got.shape[-1] != 2)):
+            raise ReportError(f"the input tensor {name!r} is {got.dtype} of shape {got.shape}, expected {want}")
+        names.add(name)
+    return names
+
+
+def rebuild(
+    text: str, prefix: tuple[int, int], arrays: Mapping[str, Array], repeats: int, axis: int
+) -> torch.Tensor | tuple[Any, ...] | list[Any] | dict[str, Any]:
+    """The batch of a case as torch tensors of the dtypes that the model was given.
+
+    Args:
+        text: its structure.
+        prefix: number of the batch and of the sample.
+        arrays: the arrays of the report.
+        repeats: how often the sample is repeated along ``axis`` to be a batch that the model takes.
+        axis: the batch axis.
+    """
+    return _built(json.loads(text), prefix, arrays, repeats, axis)  # type: ignore[no-any-return]
+
+
+def _built(node: dict[str, Any], prefix: tuple[int, int], arrays: Mapping[str, Array], repeats: int, axis: int) -> Any:
+    # Imported here: reports are loaded and shown without torch.
+    import torch
+
+    def built(item: dict[str, Any]) -> Any:
+        return _built(item, prefix, arrays, repeats, axis)
+
+    if "tensor" in node:
+        # A copy: what the user does with it must not reach the report.
+        tensor = torch.from_numpy(np.array(arrays[key_of(*prefix, node["tensor"])]))
+        if node["dtype"] in AS_REAL:
+            tensor = torch.view_as_complex(tensor)
+        tensor = tensor.to(getattr(torch, node["dtype"]))
+        return tensor.repeat_interleave(repeats, axis) if repeats > 1 and tensor.dim() > axis else tensor
+    if "tuple" in node:
+        return tuple(built(item) for item in node["tuple"])
+    if "list" in node:
+        return [built(item) for item in node["list"]]
+    if "dict" in node:
+        return {key: built(item) for key, item in node["dict"]}
+    return node["value"]
+
+
+def _tensors(node: Any) -> Iterator[tuple[int, str]]:
+    """Number and dtype of every tensor in a structure; a ValueError where it is none."""
+    match node:
+        case {"tensor": int(number), "dtype": str(dtype)} if len(node) == 2:
+            yield number, dtype
+        case {"value": value} if len(node) == 1 and isinstance(value, _SCALARS):
+            return
+        case {"tuple": list(items)} | {"list": list(items)} if len(node) == 1:
+            for item in items:
+                yield from _tensors(item)
+        case {"dict": list(items)} if len(node) == 1:
+            for item in items:
+                if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
+                    raise ValueError(f"expected pairs of name and value, got {item!r:.60}")
+                yield from _tensors(item[1])
+        case _:
+            raise ValueError(f"expected a tensor, a value, a tuple, a list or a dict, got {node!r:.60}")

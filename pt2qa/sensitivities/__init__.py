@@ -1,0 +1,5 @@
+"""What the quantization of each site alone does to the output: estimated for all at once, or measured one by one."""
+
+from pt2qa.sensitivities.analysis import sensitivity
+
+__all__ = ["sensitivity"]

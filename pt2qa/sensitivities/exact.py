@@ -1,0 +1,147 @@
+"""Exact sensitivity: the reference is walked once, and forks at each place with that place alone quantized.
+
+Upstream of a place the perturbed run is the reference, so a fork starts there, and runs only the ops that something
+changed for.  What else they read is the reference's: a value that the walk has passed, or one that lies ahead of it
+(a branch that the place does not reach), which is then computed early, once, and kept until the walk has read it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2qa.sensitivities.places import Place
+from pt2qa.simulator import op_rules
+from pt2qa.simulator.lifetimes import slots_in
+from pt2qa.simulator.program import Program, Step
+from pt2qa.simulator.simulator import Simulator, bind
+
+Finish = Callable[[int, Any], None]
+"""Takes the number of a place and the graph's outputs with it quantized."""
+
+
+def walk_places(
+    simulator: Simulator, values: Sequence[Any], places: Sequence[Place], wanted: Collection[int], finish: Finish
+) -> None:
+    """Runs each wanted place alone.
+
+    Memory: two live sets, and the reference's values ahead of the walk that forks asked for.
+
+    Args:
+        simulator: runs single ops.
+        values: the inputs, flat.
+        places: all places.
+        wanted: numbers of those to run.
+        finish: takes the outputs of each, in the order of the graph; it must not keep them.
+    """
+    if not simulator.program.may_share:
+        # In-place ops whose writes reach other values: nothing can be taken from another run.
+        for number in sorted(wanted):
+            finish(number, simulator.run(values, on=places[number].sites))
+        return
+    _Walk(simulator, values).run(places, wanted, finish)
+
+
+class _Walk:
+    """The reference's values at one point of the graph, and some ahead of it."""
+
+    def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
+        self.simulator, self.program = simulator, simulator.program
+        self.reference = simulator.environment(values, False)
+        self.known = set(self.program.inputs) | {constant.slot for constant in self.program.constants}
+        self.outputs = frozenset(slots_in(self.program.outputs))
+        self.first_step = _first_steps(self.program)
+        self.constant_of = {c.site: c for c in self.program.constants if c.site is not None}
+        self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
+
+    def run(self, places: Sequence[Place], wanted: Collection[int], finish: Finish) -> None:
+        starts: dict[int, list[int]] = {}
+        for number in wanted:
+            starts.setdefault(self._start(places[number]), []).append(number)
+        with torch.no_grad():
+            for step in self.program.steps:
+                for number in sorted(starts.pop(step.index, ())):
+                    finish(number, self._fork(step.index, frozenset(places[number].sites)))
+                self._value(step.out)
+                for slot in step.releases:
+                    self.reference[slot] = None
+            for numbers in starts.values():
+                for number in numbers:
+                    finish(number, self._fork(len(self.program.steps), frozenset(places[number].sites)))
+
+    def _start(self, place: Place) -> int:
+        """The first step that a place changes."""
+        return min(
+            self.step_of[site]
+            if site in self.step_of
+            else self.first_step.get(self.constant_of[site].slot, len(self.program.steps))
+            for site in place.sites
+        )
+
+    def _value(self, slot: int) -> Any:
+        """A value of the reference; computed now where the walk has not come to it."""
+        open_slots = [slot]
+        while open_slots:
+            top = open_slots[-1]
+            if top in self.known:
+                open_slots.pop()
+                continue
+            step = self.program.steps[self.program.producers[top]]
+            missing = [read for read in step.reads if read not in self.known]
+            if missing:
+                open_slots += missing
+                continue
+            if step.site is None:
+                self.reference[top] = self.simulator.call(step, self.reference, False)
+            else:
+                self.reference[top] = self.reference[step.reads[0]]
+            self.known.add(top)
+        return self.reference[slot]
+
+    def _fork(self, start: int, on: frozenset[int]) -> Any:
+        """The graph's outputs with some sites on."""
+        weights = [self.constant_of[site] for site in on if site in self.constant_of]
+        changed: dict[int, Any] = {constant.slot: constant.quantized for constant in weights}
+        constants = frozenset(changed)
+        owned: set[int] = set()
+        for step in self.program.steps[start:]:
+            quantizes = step.site is not None and step.site in on
+            if quantizes or not changed.keys().isdisjoint(step.reads) or not constants.isdisjoint(step.constants):
+                self._run_changed(step, changed, owned, quantizes)
+            for slot in step.releases:
+                changed.pop(slot, None)
+        ahead = {slot: changed[slot] if slot in changed else self._value(slot) for slot in self.outputs}
+        return bind(self.program.outputs, ahead)
+
+    def _run_changed(self, step: Step, changed: dict[int, Any], owned: set[int], quantizes: bool) -> None:
+        """Runs a step of a fork; ``owned`` are the slots whose memory the fork itself made."""
+        source = step.reads[0] if step.reads else -1
+        if step.site is not None and not quantizes:
+            changed[step.out] = changed[source]
+            if source in owned:
+                owned.add(step.out)
+            return
+        own = {slot: changed[slot] if slot in changed else self._value(slot) for slot in (*step.reads, *step.constants)}
+        reuse = step.reuse and source in owned
+        if step.site is None:
+            changed[step.out] = self.simulator.call(step, own, reuse)
+            if op_rules.allocates(step.function):
+                owned.add(step.out)
+        elif step.twin in changed:
+            changed[step.out] = changed[step.twin]
+        else:
+            value: Tensor = own[source]
+            changed[step.out] = self.simulator.site_function(step)(value, out=value if reuse else None)
+            owned.add(step.out)
+
+
+def _first_steps(program: Program) -> dict[int, int]:
+    """Constant slot → the first step that reads it."""
+    first: dict[int, int] = {}
+    for step in program.steps:
+        for slot in step.constants:
+            first.setdefault(slot, step.index)
+    return first

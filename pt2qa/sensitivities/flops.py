@@ -1,0 +1,73 @@
+"""Floating-point operations of each op, by torch's own formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from pt2qa.sensitivities.layouts import call_laid_out
+from pt2qa.simulator.program import Step
+from pt2qa.simulator.simulator import Simulator, bind
+
+
+def count_flops(
+    simulator: Simulator, values: Sequence[Any], visit: Callable[[Step, Any], None] | None = None
+) -> tuple[dict[int, int], Any]:
+    """Runs the reference once and counts, by step number; a multiply-add counts two, an op without a formula nothing.
+
+    Args:
+        simulator: runs the reference.
+        values: the inputs, flat; the counts are for all of their samples.
+        visit: called with every step and its value, which it must not keep.
+
+    Returns:
+        The counts, and the graph's outputs.
+
+    Source:
+        the formulas are in the registry of ``torch.utils.flop_counter``.
+    """
+    env = simulator.environment(values, False)
+    found: dict[int, int] = {}
+    counter = _FlopCounter()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for step in simulator.program.steps:
+            if step.site is not None:
+                env[step.out] = env[step.reads[0]]
+            else:
+                before = counter.total
+                with counter:
+                    env[step.out] = call_laid_out(simulator, step, env, step.reuse)
+                found[step.index] = counter.total - before
+            if visit is not None:
+                visit(step, env[step.out])
+            for slot in step.releases:
+                env[slot] = None
+        return found, bind(simulator.program.outputs, env)
+
+
+class _FlopCounter(TorchDispatchMode):
+    """Adds up the flops of what runs under it; nested graphs (``cond``, loops) count nothing.
+
+    torch's own ``FlopCounterMode`` counts by module too, and fails where a nested graph runs without gradients.
+    """
+
+    supports_higher_order_operators = True
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if formula is None and isinstance(func, torch._ops.OpOverload):
+            # A composite op, such as conv2d, is made of ops that may have a formula.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.total += formula(*args, **kwargs, out_val=result)
+        return result

@@ -1,0 +1,59 @@
+"""The random vectors that outputs are projected on: ±1, orthogonal to each other within each sample.
+
+All vectors of a batch are one random vector, times rows of a Hadamard matrix that repeats along the elements.  Each by
+itself is as random as before, but together they leave less to chance: with D outputs a sample, K of them have
+(D - K) / (D - 1) of the variance of K independent ones, none at all from K = D on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SEED = 20240
+"""Of the random vectors; the number of the batch is added."""
+
+
+def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int) -> list[list[Tensor]]:
+    """For each output ``count`` vectors of its shape and dtype.
+
+    Args:
+        outputs: the tensors that are projected together.
+        samples: of the batch; an output whose first axis has this size holds one row for each.
+        count: how many vectors.
+        batch: number of the batch, which decides about the vectors; torch's own generator is left alone.
+    """
+    generator = torch.Generator().manual_seed(SEED + batch)
+    offset, found = 0, []
+    for output in outputs:
+        signs = torch.randint(0, 2, output.shape, generator=generator).mul_(2).sub_(1)
+        position = torch.arange(_row_size(output, samples)) + offset
+        offset += len(position)
+        found.append([_times_row(signs, position, number, count).to(output) for number in range(count)])
+    return found
+
+
+def left_to_chance(outputs: Sequence[Tensor], samples: int, count: int, *, apart: bool) -> float:
+    """Share of the variance of independent vectors, 0..1.
+
+    Args:
+        outputs: as in :func:`random_signs`.
+        samples: of the batch.
+        count: how many vectors.
+        apart: whether each sample is projected by itself.
+    """
+    size = sum(_row_size(output, samples) if apart else output.numel() for output in outputs)
+    return max(0.0, (size - count) / (size - 1)) if size > 1 else 0.0
+
+
+def _row_size(output: Tensor, samples: int) -> int:
+    return output.numel() // samples if output.dim() and output.shape[0] == samples else output.numel()
+
+
+def _times_row(signs: Tensor, position: Tensor, number: int, count: int) -> Tensor:
+    """Signs times a row of the Hadamard matrix whose entries are the parities of ``row & column``."""
+    period = 1 << (count - 1).bit_length()
+    row = torch.tensor([(-1) ** (number & column).bit_count() for column in range(period)])
+    return (signs.reshape(-1, len(position)) * row[position % period]).reshape(signs.shape)

@@ -1,0 +1,76 @@
+"""Outputs: what a graph returns, by the names that reports give its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+
+def output_names(graph_module: GraphModule, count: int) -> list[str]:
+    """``output``, ``output[1]``, ``output.logits``: where each leaf sits in what the model returns.
+
+    Args:
+        graph_module: the graph, which knows the model's nesting if ``torch.export`` made it.
+        count: number of its outputs, flat.
+    """
+    spec = _out_spec(graph_module, count)
+    if spec is not None:
+        return leaf_names(pytree.tree_unflatten(list(range(count)), spec))
+    return [f"output[{number}]" for number in range(count)] if count > 1 else ["output"]
+
+
+def structured(graph_module: GraphModule, outputs: Any) -> Any:
+    """The outputs of a run as the model returns them: the simulator gives them flat."""
+    leaves = pytree.tree_leaves(plain(outputs))
+    spec = _out_spec(graph_module, len(leaves))
+    if spec is not None:
+        return pytree.tree_unflatten(leaves, spec)
+    return leaves[0] if len(leaves) == 1 else tuple(leaves)
+
+
+def leaf_names(value: Any) -> list[str]:
+    """The name of each leaf of a nested value.
+
+    >>> leaf_names({"logits": 1, "rest": (2, 3)})
+    ['output.logits', 'output.rest[0]', 'output.rest[1]']
+    """
+    paths, _ = pytree.tree_flatten_with_path(value)
+    return ["output" + "".join(_key(part) for part in path) for path, _ in paths]
+
+
+def named_parts(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
+    """A nested value and everything in it, whole tuples and dicts too, each with its name.
+
+    >>> [name for name, _ in named_parts((1, {"h": 2}))]
+    ['output', 'output[0]', 'output[1]', 'output[1].h']
+    """
+    yield name, value
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from named_parts(item, f"{name}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for number, item in enumerate(value):
+            yield from named_parts(item, f"{name}[{number}]")
+
+
+def plain(outputs: Any) -> Any:
+    """Fx's immutable containers as plain ones, which pytree flattens."""
+    if isinstance(outputs, (list, tuple)):
+        return [plain(item) for item in outputs]
+    if isinstance(outputs, dict):
+        return {key: plain(item) for key, item in outputs.items()}
+    return outputs
+
+
+def _out_spec(graph_module: GraphModule, count: int) -> Any:
+    spec: Any = getattr(getattr(graph_module.graph._codegen, "pytree_info", None), "out_spec", None)
+    return spec if spec is not None and spec.num_leaves == count else None
+
+
+def _key(part: Any) -> str:
+    if isinstance(part, pytree.SequenceKey):
+        return f"[{part.idx}]"
+    return f".{part.key if isinstance(part, pytree.MappingKey) else getattr(part, 'name', None)}"

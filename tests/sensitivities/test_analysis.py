@@ -1,0 +1,123 @@
+"""Arguments, interruptions, and going on after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pt2qa
+from pt2qa.errors import BatchError, SelectionError
+from tests.flows import residual_pair
+from tests.models import images
+
+BATCHES = [images(), images(seed=1), images(seed=2)]
+
+
+def run(batches: Any = BATCHES, **options: Any) -> pt2qa.SensitivityReport:
+    return pt2qa.sensitivity(residual_pair(), batches, progress=False, **options)
+
+
+def interrupting(count: int) -> Iterator[torch.Tensor]:
+    yield from BATCHES[:count]
+    raise KeyboardInterrupt
+
+
+def facts(report: pt2qa.SensitivityReport) -> tuple[Any, ...]:
+    return report.rows, report.signal, report.noise, report.value, report.batches, report.data, report.parts
+
+
+@pytest.mark.parametrize("method", ["projection", "exact"])
+def test_an_interrupted_analysis_goes_on_from_its_file(method: Any, tmp_path: Path) -> None:
+    whole = run(method=method)
+    part = run(interrupting(2), method=method)
+    assert part.batches == 2
+    assert part.notes[-1] == "interrupted: covers the 2 batches that were finished; go on with resume=report"
+    part.save(tmp_path / "part.safetensors")
+    assert facts(run(method=method, resume=pt2qa.load(tmp_path / "part.safetensors"))) == facts(whole)
+
+
+def test_an_interruption_inside_a_batch_keeps_the_finished_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(method="exact")
+    for stop in (4, len(whole.rows) + 3):
+        calls = 0
+
+        def loss_free(outputs: Any, stop: int = stop) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == stop + 4:
+                raise KeyboardInterrupt
+            return outputs
+
+        part = run(method="exact", post_process=loss_free)
+        assert 0 < len(part.rows) <= part.planned
+        assert "interrupted" in part.notes[-1]
+        if len(part.rows) < part.planned:
+            assert f"{part.planned - len(part.rows)} of {part.planned} rows are missing" in str(part)
+            assert part.predicted_sqnr != part.predicted_sqnr
+        assert facts(run(method="exact", resume=part)) == facts(whole)
+
+
+def test_an_interruption_before_anything_was_measured_is_not_caught() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupting(0))
+
+
+def test_resume_refuses_what_does_not_belong_together() -> None:
+    part = run(BATCHES[:1], method="exact")
+    with pytest.raises(SelectionError, match="cannot resume: the report has method 'exact', this call 'projection'"):
+        run(resume=part)
+    with pytest.raises(SelectionError, match="batch 0 is not the one"):
+        run(BATCHES[1:], method="exact", resume=part)
+    with pytest.raises(SelectionError, match=r"squared output error is .* in the report"):
+        run(method="exact", resume=part, post_process=lambda logits: 2 * logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "guess"}, "there is no method 'guess'; expected one of projection, exact"),
+        (
+            {"metric": "psnr", "method": "exact"},
+            "there is no metric 'psnr'; expected one of sqnr, cosine, l1, atol, kl",
+        ),
+        ({"metric": "kl"}, 'method="projection" estimates sqnr alone; for kl pass method="exact"'),
+        ({"metric": "kl", "method": "exact", "larger_is_worse": False}, "larger_is_worse is for functions"),
+        ({"group": "block"}, "cannot group by 'block'; expected one of region, module"),
+        ({"projections": 0}, "projections is 0; expected 1 or more"),
+        ({"post_process": lambda outputs: outputs.argmax(-1)}, "no output is a floating-point tensor"),
+    ],
+)
+def test_arguments_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SelectionError, match=message):
+        run(**options)
+
+
+def test_outputs_must_keep_their_shapes() -> None:
+    with pytest.raises(SelectionError, match="the outputs of the reference have the shapes"):
+        run(method="exact", post_process=lambda logits: logits[logits > logits.median()][: int(logits.sum() * 50) % 7])
+
+
+@pytest.mark.parametrize("method", ["projection", "exact"])
+def test_there_must_be_a_batch(method: Any) -> None:
+    with pytest.raises(BatchError, match="no batch to measure on"):
+        run([], method=method)
+    with pytest.raises(BatchError, match=r"Pass \[batch\] for one"):
+        run(images(), method=method)
+
+
+def test_rows_say_what_they_are() -> None:
+    pair = residual_pair()
+    report = run(inputs_of=lambda item: item[0], batches=[(batch, 7) for batch in BATCHES])
+    assert [row.site for row in report.rows] == [site.index for site in pair.sites]
+    for row in report.rows:
+        site = pair.sites[row.site]
+        assert (row.name, row.handle, row.dtype) == (site.name, site.handle, site.params.dtype)
+    conv = next(row for row in report.rows if row.name == "conv1/conv2d" and row.kind == "weight")
+    assert conv.flops == 2 * 3 * 8 * 9 * 64
+    inputs = next(row for row in report.rows if row.op == "input")
+    assert (inputs.flops, inputs.region, inputs.module) == (0, -1, "")
+    assert report.samples == 6

@@ -1,0 +1,27 @@
+"""The estimate of all sites at once ranks the sites of pretrained models as the exact method does."""
+
+from __future__ import annotations
+
+import pytest
+
+import pt2qa
+from tests.benchmarks.sensitivity import SPEARMAN_BAR, TOP_BAR, agreement, make_pair
+
+pytestmark = pytest.mark.zoo
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_lite0"])
+def test_both_methods_agree(model: str) -> None:
+    pair, batches = make_pair(model)
+    estimate, exact = (
+        pt2qa.sensitivity(pair, batches, method=method, progress=False)  # type: ignore[arg-type]
+        for method in ("projection", "exact")
+    )
+    found = agreement(estimate, exact)
+    assert found["spearman"] >= SPEARMAN_BAR
+    assert found["top"] >= TOP_BAR
+    assert len(estimate.rows) == len(pair.sites)
+    assert not [note for note in estimate.notes if "no axis" in note]
+    # Errors of this size roughly add up, so the sum of the sites foretells the whole.
+    assert estimate.predicted_sqnr == pytest.approx(estimate.measured_sqnr, abs=3.0)
+    assert exact.measured_sqnr == pytest.approx(estimate.measured_sqnr)
