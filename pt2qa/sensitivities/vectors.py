@@ -1,4 +1,4 @@
-"""The random vectors that outputs are projected on: ±1, orthogonal to each other within each sample.
+"""The random vectors that outputs are projected on: ±1, orthogonal to each other within a sample.
 
 All vectors of a batch are one random vector, times rows of a Hadamard matrix that repeats along the elements.  Each by
 itself is as random as before, but together they leave less to chance: with D outputs a sample, K of them have
@@ -26,11 +26,15 @@ def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int
         batch: number of the batch, which decides about the vectors; torch's own generator is left alone.
     """
     generator = torch.Generator().manual_seed(SEED + batch)
+    rows = samples if all(_has_rows(output, samples) for output in outputs) else 1
+    size = sum(output.numel() for output in outputs) // rows
     offset, found = 0, []
     for output in outputs:
         signs = torch.randint(0, 2, output.shape, generator=generator).mul_(2).sub_(1)
-        position = torch.arange(_row_size(output, samples)) + offset
-        offset += len(position)
+        # Counted through all outputs of one sample, then those of the next: neighbours get different columns.
+        own = output.numel() // rows
+        position = size * torch.arange(rows)[:, None] + torch.arange(offset, offset + own)
+        offset += own
         found.append([_times_row(signs, position, number, count).to(output) for number in range(count)])
     return found
 
@@ -44,16 +48,16 @@ def left_to_chance(outputs: Sequence[Tensor], samples: int, count: int, *, apart
         count: how many vectors.
         apart: whether each sample is projected by itself.
     """
-    size = sum(_row_size(output, samples) if apart else output.numel() for output in outputs)
+    size = sum(output.numel() for output in outputs) // (samples if apart else 1)
     return max(0.0, (size - count) / (size - 1)) if size > 1 else 0.0
 
 
-def _row_size(output: Tensor, samples: int) -> int:
-    return output.numel() // samples if output.dim() and output.shape[0] == samples else output.numel()
+def _has_rows(output: Tensor, samples: int) -> bool:
+    return output.dim() > 0 and output.shape[0] == samples
 
 
 def _times_row(signs: Tensor, position: Tensor, number: int, count: int) -> Tensor:
     """Signs times a row of the Hadamard matrix whose entries are the parities of ``row & column``."""
     period = 1 << (count - 1).bit_length()
     row = torch.tensor([(-1) ** (number & column).bit_count() for column in range(period)])
-    return (signs.reshape(-1, len(position)) * row[position % period]).reshape(signs.shape)
+    return signs * row[position % period].reshape(signs.shape)

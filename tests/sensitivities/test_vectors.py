@@ -46,3 +46,13 @@ def test_torchs_own_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first[0][1], second[0][1])
     assert not torch.equal(first[0][1], other[0][1])
+
+
+def test_samples_that_are_not_apart_have_vectors_over_the_whole_batch() -> None:
+    outputs = [torch.zeros(4, 3), torch.zeros(2)]
+    rows = torch.stack([torch.cat([a.flatten(), b]) for a, b in zip(*random_signs(outputs, 4, 14, 0), strict=True)])
+    assert len({tuple(row) for row in rows.tolist()}) == 14
+    values = torch.randn(14, generator=torch.Generator().manual_seed(0))
+    (vectors,) = random_signs([values], 3, 16, batch=0)
+    mean = sum(float(vector @ values) ** 2 for vector in vectors) / 16
+    assert mean == pytest.approx(float(values @ values), rel=1e-5)

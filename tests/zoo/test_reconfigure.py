@@ -11,6 +11,8 @@ import pt2qa
 from tests.zoo import models
 from tests.zoo.pairs import captured, decibels, pair_of
 
+pytestmark = pytest.mark.zoo
+
 
 def measured(name: str, pair: pt2qa.QuantizedPair) -> float:
     """The output SQNR, computed from the graphs' own outputs."""
