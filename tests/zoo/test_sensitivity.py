@@ -22,6 +22,7 @@ def test_both_methods_agree(model: str) -> None:
     assert found["top"] >= TOP_BAR
     assert len(estimate.rows) == len(pair.sites)
     assert not [note for note in estimate.notes if "no axis" in note]
-    # Errors of this size roughly add up, so the sum of the sites foretells the whole.
-    assert estimate.predicted_sqnr == pytest.approx(estimate.measured_sqnr, abs=3.0)
+    # The sum of the sites is not the whole here: XNNPACK rounds alike before and after a ReLU6 that it does not fuse.
+    assert estimate.predicted_sqnr == pytest.approx(exact.predicted_sqnr, abs=1.5)
+    assert exact.predicted_sqnr < exact.measured_sqnr
     assert exact.measured_sqnr == pytest.approx(estimate.measured_sqnr)
