@@ -22,6 +22,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pt2qa.decibels import sqnr
+
 CHUNK = 1 << 19
 """Elements that are summed in float32 before float64 takes over: 2 MiB, which stays in the cache between the passes."""
 _ROW = 64
@@ -45,7 +47,13 @@ class Metric(Protocol):
     """
 
     def update(self, reference: Tensor, quantized: Tensor) -> Metric:
-        """The state after one more pair of tensors of equal shape."""
+        """The state after one more pair of tensors of equal shape.
+
+        A metric that names them as keyword arguments, with the default None, is also given ``isolated``: the value
+        that the op's region makes when it runs quantized on the reference's inputs, of the same shape, or None where
+        that was not run; and ``scale``: the float that one integer step is worth, or None where there is no such
+        number.
+        """
         ...
 
     def merge(self, other: Metric) -> Metric:
@@ -55,30 +63,6 @@ class Metric(Protocol):
     def compute(self) -> float:
         """The number for the table; nan where nothing was seen."""
         ...
-
-
-def sqnr(signal: float, noise: float) -> float:
-    """Signal-to-quantization-noise ratio ``10 * log10(signal / noise)`` in dB, the reference being the signal.
-
-    Args:
-        signal: sum of the squared reference values.
-        noise: sum of the squared differences.
-
-    Returns:
-        inf where nothing differs, nan where the reference is all zero (or nothing was seen) and something differs.
-
-    >>> sqnr(100.0, 1.0)
-    20.0
-    >>> sqnr(1.0, 0.0)
-    inf
-    """
-    if math.isnan(signal) or math.isnan(noise):
-        return math.nan
-    if signal == 0.0:
-        return math.nan
-    if noise == 0.0:
-        return math.inf
-    return 10.0 * (math.log10(signal) - math.log10(noise))
 
 
 @dataclass(frozen=True, slots=True)

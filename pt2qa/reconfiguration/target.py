@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from pt2qa.errors import SelectionError
-
-_TEXT = re.compile(r"\s*(?P<name>\w+)\s*>=\s*(?P<value>[-+]?\d+(\.\d+)?([eE][-+]?\d+)?)\s*(dB)?\s*")
+from pt2qa.report.requirement import parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +63,10 @@ def read_target(target: Target | float | str) -> Target:
         return target
     if isinstance(target, (int, float)) and not isinstance(target, bool):
         return Target(float(target))
-    match = _TEXT.fullmatch(target) if isinstance(target, str) else None
-    if match is None or match["name"] != "sqnr":
+    wanted = parsed(target) if isinstance(target, str) else None
+    if wanted is None or (wanted.subject, wanted.sign) != ("sqnr", ">=") or not isfinite(wanted.value):
         raise SelectionError(
             f"target: got {target!r}, expected decibels such as 30, 'sqnr>=30', or "
             "pt2qa.Target(at_least, metric=function of a model)."
         )
-    return Target(float(match["value"]))
+    return Target(wanted.value)

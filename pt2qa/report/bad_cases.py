@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy.typing as npt
 
 from pt2qa.errors import ReportError
 from pt2qa.report.bad_cases_text import cases_summary, cases_table, cases_text
-from pt2qa.report.base import Report
+from pt2qa.report.base import Rendering, RowReport
 from pt2qa.report.case_inputs import check_structure, rebuild
-from pt2qa.report.export import csv_text, frame
 from pt2qa.report.rows import EXTENDED, Environment
 from pt2qa.report.storage import register
-from pt2qa.report.table import screen_width
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +108,11 @@ class StoredCase:
 
 @register("bad-cases", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class BadCases(Report):
+class BadCases(RowReport):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
+
+    Tables and texts show them ``worst``: ranking by ranking; ``graph``: in the order of the loader; ``name``: by
+    output; or by a column.  ``to_pandas`` has one row a case and ranking, the worst first.
 
     Args:
         rows: the worst k of every metric and output, worst first.
@@ -145,6 +143,8 @@ class BadCases(Report):
     quantizer: str
     model: str
     environment: Environment
+
+    rendering = Rendering(cases_table, cases_summary, cases_text)
 
     def __post_init__(self) -> None:
         known: set[str] = set()
@@ -215,35 +215,6 @@ class BadCases(Report):
 
     def _rebuilt(self, case: StoredCase) -> Any:
         return rebuild(case.structure, (case.batch, case.sample), self.inputs, case.repeats, max(self.batch_axis, 0))
-
-    def table(self, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The rows alone as a table.
-
-        Args:
-            sort: ``worst``: ranking by ranking; ``graph``: in the order of the loader; ``name``: by output; a column.
-            limit: rows to show; None for all.
-            width: columns of the screen; None asks the terminal, 100 where there is none.
-
-        Raises:
-            ReportError: there is no such column, or the limit is negative.
-        """
-        return cases_table(self, sort, limit, screen_width(width))
-
-    def summary(self) -> str:
-        """What to look at, in sentences."""
-        return "\n".join(cases_summary(self))
-
-    def text(self, *, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The whole report as text, as ``print`` shows it; arguments and errors as in :meth:`table`."""
-        return cases_text(self, sort, limit, screen_width(width))
-
-    def to_pandas(self, *, extended: bool = False) -> pandas.DataFrame:
-        """One row a case and ranking, worst first; ``extended`` adds ``note``."""
-        return frame(CaseRow, self.rows, extended=extended)
-
-    def csv(self, *, extended: bool = False) -> str:
-        """The columns of :meth:`to_pandas` as CSV text, numbers in full precision."""
-        return csv_text(CaseRow, self.rows, extended=extended)
 
     def __repr__(self) -> str:
         kept = f"{len(self.cases)} cases of {self.samples} samples, {len(self.rankings)} rankings"

@@ -38,6 +38,17 @@ def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
     )
 
 
+def row_type_of(report_type: type[Any], table: str = "rows") -> type[Any]:
+    """The class of the rows in a field of a report class, by the field's type ``tuple[Row, ...]``.
+
+    >>> from pt2qa.report import BadCases
+    >>> row_type_of(BadCases).__name__, row_type_of(BadCases, "rankings").__name__
+    ('CaseRow', 'Ranking')
+    """
+    row_type: type[Any] = get_args(get_type_hints(report_type)[table])[0]
+    return row_type
+
+
 def takes_custom(row_type: type[Any]) -> bool:
     """Whether rows of this class carry the user's metrics."""
     return any(_is_custom(f.name) for f in fields(row_type))

@@ -12,6 +12,7 @@ from pt2qa.report.formats import cosine, decibel, number, share
 from pt2qa.report.prose import by_reason, counted, listed, sections, unpaired_entries, wrap
 from pt2qa.report.ranking import order, ranked, without_number
 from pt2qa.report.rows import LayerRow
+from pt2qa.report.steps import folded
 from pt2qa.report.table import View, custom_view, table, with_column
 
 if TYPE_CHECKING:
@@ -58,13 +59,15 @@ def layer_text(report: LayerReport, sort: str, limit: int | None, width: int) ->
 
 
 def layer_table(report: LayerReport, sort: str, limit: int | None, width: int) -> str:
-    """The rows as a table, and below it what it leaves out."""
+    """The rows as a table, and below it what it leaves out; the steps of a recurrent op are one row."""
     worst = ranked_by(report.rows)
-    rows = order(LayerRow, report.rows, sort, worst=worst)
+    by_number = sort not in {"worst", "graph", "name"}
+    rows, stand_for = folded(order(LayerRow, report.rows, sort, worst=worst), sort if by_number else worst)
     views = VIEWS + tuple(map(custom_view, custom_names(rows)))
-    if sort not in {"worst", "graph", "name"}:
+    if by_number:
         views = with_column(LayerRow, views, sort)
-    return table(views, rows, {"worst": worst, "graph": None}.get(sort, sort), limit, width)
+    drawn = table(views, rows, {"worst": worst, "graph": None}.get(sort, sort), limit, width)
+    return "\n".join([drawn, *(wrap(line, width, indent="  ") for line in stand_for)])
 
 
 def layer_summary(report: LayerReport) -> list[str]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import TYPE_CHECKING, Literal
 
-from pt2qa.report.base import Report
+from pt2qa.report.base import Rendering, RowReport
 from pt2qa.report.columns import check_custom
-from pt2qa.report.export import csv_text, frame
+from pt2qa.report.export import frame
 from pt2qa.report.layer_text import layer_summary, layer_table, layer_text
 from pt2qa.report.ranking import ranked
 from pt2qa.report.rows import Environment, LayerRow, Unpaired, WeightRow
+from pt2qa.report.steps import opened
 from pt2qa.report.storage import register
-from pt2qa.report.table import screen_width
 from pt2qa.report.weight_text import BY, weight_summary, weight_table, weight_text
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Part = Literal["rows", "outputs", "modules"]
 
 @register("layers", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class LayerReport(Report):
+class LayerReport(RowReport):
     """How far each layer of the quantized model is from the reference, and whose fault that is.
 
     Args:
@@ -58,6 +58,8 @@ class LayerReport(Report):
     model: str
     environment: Environment
 
+    rendering = Rendering(layer_table, layer_summary, layer_text)
+
     def __post_init__(self) -> None:
         check_custom(LayerRow, self.rows + self.outputs + self.modules)
 
@@ -76,39 +78,25 @@ class LayerReport(Report):
         """
         return ranked(LayerRow, self.rows, by)[:k]
 
-    def table(self, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The rows alone as a table: ``worst`` first, in ``graph`` order, by ``name`` or by any column.
+    def opened(self, name: str) -> LayerReport:
+        """The same report, in whose tables a recurrent op that capture took apart is shown part by part.
 
         Args:
-            sort: the order.
-            limit: rows to show; None for all.
-            width: columns of the screen; None asks the terminal, 100 where there is none.
+            name: of the op, such as ``rnn/lstm``.
 
         Raises:
-            ReportError: there is no such column, or the limit is negative.
+            ReportError: no op of that name was taken apart.
         """
-        return layer_table(self, sort, limit, screen_width(width))
-
-    def summary(self) -> str:
-        """What to look at, in sentences that state their thresholds."""
-        return "\n".join(layer_summary(self))
-
-    def text(self, *, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The whole report as text, as ``print`` shows it; arguments and errors as in :meth:`table`."""
-        return layer_text(self, sort, limit, screen_width(width))
+        return replace(self, rows=opened(self.rows, name))
 
     def to_pandas(self, *, extended: bool = False, part: Part = "rows") -> pandas.DataFrame:
         """One row a layer in graph order, columns as fixed in the documentation, custom metrics at the end.
 
         Args:
-            extended: adds ``range_use`` and ``note``.
+            extended: adds ``range_use``, ``note``, ``part_of`` and ``step``.
             part: ``rows``, ``outputs`` or ``modules``.
         """
         return frame(LayerRow, getattr(self, part), extended=extended)
-
-    def csv(self, *, extended: bool = False) -> str:
-        """The columns of :meth:`to_pandas` as CSV text, numbers in full precision."""
-        return csv_text(LayerRow, self.rows, extended=extended)
 
     def __repr__(self) -> str:
         return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
@@ -116,8 +104,10 @@ class LayerReport(Report):
 
 @register("weights", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class WeightReport(Report):
+class WeightReport(RowReport):
     """How far each dequantized weight is from the float one, over all and in its worst channel.
+
+    Tables show the quantized weights; ``to_pandas`` and ``csv`` have every weight.
 
     Args:
         rows: one for each parameter in graph order, those that stay float included (``WeightRow.quantized``).
@@ -135,6 +125,8 @@ class WeightReport(Report):
     model: str
     environment: Environment
 
+    rendering = Rendering(weight_table, weight_summary, weight_text)
+
     def worst(self, k: int, by: str = BY) -> tuple[WeightRow, ...]:
         """The k worst rows by a column, ties by ``sqnr``; rows whose number is nan come last.
 
@@ -142,26 +134,6 @@ class WeightReport(Report):
             ReportError: there is no such column.
         """
         return ranked(WeightRow, self.rows, by)[:k]
-
-    def table(self, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The quantized weights alone as a table; arguments and errors as in :meth:`LayerReport.table`."""
-        return weight_table(self, sort, limit, screen_width(width))
-
-    def summary(self) -> str:
-        """What to look at, in sentences that state their thresholds."""
-        return "\n".join(weight_summary(self))
-
-    def text(self, *, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The whole report as text, as ``print`` shows it; arguments and errors as in :meth:`table`."""
-        return weight_text(self, sort, limit, screen_width(width))
-
-    def to_pandas(self, *, extended: bool = False) -> pandas.DataFrame:
-        """One row a weight in graph order, every field a column."""
-        return frame(WeightRow, self.rows, extended=extended)
-
-    def csv(self, *, extended: bool = False) -> str:
-        """The columns of :meth:`to_pandas` as CSV text, numbers in full precision."""
-        return csv_text(WeightRow, self.rows, extended=extended)
 
     def __repr__(self) -> str:
         return f"<WeightReport of {self.model}, {self.quantizer}: {len(self.rows)} weights>"

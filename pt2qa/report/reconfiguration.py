@@ -10,7 +10,7 @@ from pt2qa.report.base import Report
 from pt2qa.report.export import csv_text, frame
 from pt2qa.report.formats import number, share, whole
 from pt2qa.report.prose import counted, listed, sections, wrap
-from pt2qa.report.ranking import order
+from pt2qa.report.ranking import ranked
 from pt2qa.report.rows import EXTENDED, Environment
 from pt2qa.report.storage import register
 from pt2qa.report.table import View, screen_width, table, with_column
@@ -84,14 +84,14 @@ class Stage:
     sites: int
 
 
-_EDITS: Final = (
+EDIT_VIEWS: Final = (
     View("name", "edit at", str, 0, shrinks_to=24),
     View("kind", "kind", str, 0),
     View("macs", "float MACs\n%", share, 0),
     View("gain", "noise gone\n%", share, 1),
     View("sites", "sites\noff", whole, 2),
 )
-_CURVE: Final = (
+CURVE_VIEWS: Final = (
     View("edits", "edits", whole, 0),
     View("name", "last edit", str, 1, shrinks_to=24),
     View("macs", "float MACs\n%", share, 0),
@@ -99,7 +99,7 @@ _CURVE: Final = (
     View("predicted", "predicted", number, 3),
     View("measured", "measured", number, 0),
 )
-_STAGES: Final = (
+STAGE_VIEWS: Final = (
     View("name", "stage", str, 0),
     View("quality", "quality", number, 0),
     View("macs", "float MACs\n%", share, 0),
@@ -177,11 +177,10 @@ class Reconfiguration(Report):
         Raises:
             ReportError: there is no such column, or the limit is negative.
         """
-        rows = order(EditRow, self.rows, sort, worst="gain")
-        views = _EDITS if sort in {"worst", "graph", "name"} else with_column(EditRow, _EDITS, sort)
-        return table(
-            views, rows, None if sort == "graph" else "gain" if sort == "worst" else sort, limit, self._w(width)
-        )
+        by = {"graph": None, "worst": "gain"}.get(sort, sort)
+        rows = self.rows if by is None else ranked(EditRow, self.rows, by, ties="gain")
+        views = EDIT_VIEWS if sort in {"worst", "graph", "name"} else with_column(EditRow, EDIT_VIEWS, sort)
+        return table(views, rows, by, limit, screen_width(width))
 
     def text(self, *, sort: str = "graph", limit: int | None = 20, width: int | None = None) -> str:
         """The whole report as text; arguments and errors as in :meth:`table`."""
@@ -193,9 +192,9 @@ class Reconfiguration(Report):
             [
                 wrap(title, columns, indent="  "),
                 self.table("graph" if sort == "worst" else sort, limit, columns) if self.rows else "No edit.",
-                "Quality against cost:\n" + table(_CURVE, curve, None, None, columns) if curve else "",
+                "Quality against cost:\n" + table(CURVE_VIEWS, curve, None, None, columns) if curve else "",
                 f"{counted(left, 'more point')}: report.to_pandas(part='curve')" if left else "",
-                table(_STAGES, self.stages, None, None, columns),
+                table(STAGE_VIEWS, self.stages, None, None, columns),
                 listed(f"Notes ({len(self.notes)})", self.notes, columns),
                 wrap(f"{counted(self.evaluations, 'configuration')} scored.", columns),
                 wrap(self.verdict, columns, indent="  "),
@@ -213,10 +212,6 @@ class Reconfiguration(Report):
 
     def __repr__(self) -> str:
         return f"<Reconfiguration of {self.model}, {self.quantizer}: {len(self.rows)} edits, {self.verdict}>"
-
-    @staticmethod
-    def _w(width: int | None) -> int:
-        return screen_width(width)
 
 
 def _thinned(curve: tuple[CurvePoint, ...], edits: int) -> tuple[CurvePoint, ...]:

@@ -94,6 +94,8 @@ class LayerRow:
         ref_min, quant_min, ref_max, quant_max, ref_mean, quant_mean: of the two sides, in the units of the value.
         range_use: share of the integer range, 0..1, that the reference values span.
         note: why a number is nan, or what is special here.
+        part_of: for a part of a recurrent op that capture took apart, that op's name; else empty.
+        step: which step of the sequence such a part computes, from 0; -1 where it is of none, or of all.
         custom: the user's own metrics by name; every row of one report has the same names.
 
     Raises:
@@ -129,6 +131,8 @@ class LayerRow:
     quant_mean: float
     range_use: float = field(default=nan, metadata=EXTENDED)
     note: str = field(default="", metadata=EXTENDED)
+    part_of: str = field(default="", metadata=EXTENDED)
+    step: int = field(default=-1, metadata=EXTENDED)
     custom: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

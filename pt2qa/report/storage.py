@@ -75,7 +75,7 @@ def save(report: Report, path: str | os.PathLike[str]) -> None:
 
     from pt2qa.report.atomic import write_atomic
 
-    kind = _kind_of(report)
+    kind = kind_of(report)
     tensors, text = encode(report)
     header = {KIND: kind.name, SCHEMA: str(kind.schema), VERSION: __version__}
     write_atomic(path, to_bytes(tensors, {**header, **text}))
@@ -100,7 +100,12 @@ def _full_name(report_type: type[Report]) -> str:
     return f"{report_type.__module__}.{report_type.__qualname__}"
 
 
-def _kind_of(report: Report) -> Kind:
+def kind_of(report: Report) -> Kind:
+    """The kind that a report is of.
+
+    Raises:
+        TypeError: its class is not registered.
+    """
     for kind in _KINDS.values():
         if kind.report_type is type(report):
             return kind

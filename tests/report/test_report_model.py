@@ -15,6 +15,7 @@ from pt2qa.errors import ReportError
 from pt2qa.report import UNQUANTIZED, Environment, LayerReport, LayerRow, WeightRow
 from pt2qa.report.columns import columns_of, from_columns, to_columns
 
+EXTENDED = ["range_use", "note", "part_of", "step"]
 COLUMNS = [
     "handle",
     "name",
@@ -58,7 +59,7 @@ def test_every_field_of_a_row_is_explained(row_type):
 def test_pandas_columns_are_the_fixed_ones_in_order(layers):
     frame = layers.to_pandas()
     assert list(frame.columns) == COLUMNS
-    assert list(layers.to_pandas(extended=True).columns) == [*COLUMNS, "range_use", "note"]
+    assert list(layers.to_pandas(extended=True).columns) == [*COLUMNS, *EXTENDED]
     assert len(frame) == 26
     assert list(frame["handle"]) == list(range(26))
 
@@ -88,7 +89,7 @@ def test_pandas_of_other_parts_of_weights_and_of_nothing(layers, weights, empty)
 def test_custom_metrics_are_columns_at_the_end(layers, layer):
     report = replace(layers, rows=(layer(custom={"psnr": 30.0, "ssim": nan}),), outputs=(), modules=())
     assert list(report.to_pandas().columns) == [*COLUMNS, "psnr", "ssim"]
-    assert list(report.to_pandas(extended=True).columns) == [*COLUMNS, "range_use", "note", "psnr", "ssim"]
+    assert list(report.to_pandas(extended=True).columns) == [*COLUMNS, *EXTENDED, "psnr", "ssim"]
     assert report.csv().splitlines()[0].endswith("quant_mean,psnr,ssim")
 
 
@@ -104,7 +105,7 @@ def test_csv_keeps_full_precision_and_reads_back(layers, tmp_path):
     report.to_csv(tmp_path / "layers.csv", extended=True)
     text = (tmp_path / "layers.csv").read_text(encoding="utf-8")
     assert text == report.csv(extended=True)
-    assert text.splitlines()[0] == ",".join([*COLUMNS, "range_use", "note"])
+    assert text.splitlines()[0] == ",".join([*COLUMNS, *EXTENDED])
 
 
 def test_csv_into_a_missing_folder_is_refused(weights, tmp_path):

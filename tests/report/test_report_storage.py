@@ -145,8 +145,8 @@ def test_custom_metrics_that_differ_between_tables_are_named(layers, layer, tmp_
             r"field 'pt2qa.schema' says 2, written by pt2qa 9\.9; this is pt2qa .*, which reads up to 1; update pt2qa",
         ),
         (
-            {"pt2qa.kind": "findings", "pt2qa.version": "9.9"},
-            r"field 'pt2qa.kind' says 'findings', written by pt2qa 9\.9; this .* knows .*layers.*; update pt2qa",
+            {"pt2qa.kind": "holograms", "pt2qa.version": "9.9"},
+            r"field 'pt2qa.kind' says 'holograms', written by pt2qa 9\.9; this .* knows .*layers.*; update pt2qa",
         ),
     ],
 )

@@ -1,0 +1,29 @@
+"""Powers as decibels: the one formula that analyses and reports share.  Free of torch."""
+
+from __future__ import annotations
+
+from math import inf, isnan, log10, nan
+
+
+def sqnr(signal: float, noise: float) -> float:
+    """Signal-to-quantization-noise ratio ``10 * log10(signal / noise)`` in dB, the reference being the signal.
+
+    Args:
+        signal: sum of the squared reference values.
+        noise: sum of the squared differences.
+
+    Returns:
+        inf where nothing differs, nan where the reference is all zero (or nothing was seen) and something differs.
+
+    >>> sqnr(100.0, 1.0)
+    20.0
+    >>> sqnr(1.0, 0.0)
+    inf
+    """
+    if isnan(signal) or isnan(noise):
+        return nan
+    if signal == 0.0:
+        return nan
+    if noise == 0.0:
+        return inf
+    return 10.0 * (log10(signal) - log10(noise))

@@ -1,0 +1,182 @@
+"""Histograms with fixed bins, so that merging those of chunks gives exactly that of the whole.
+
+The bins are those of a float32's first bits: sign, exponent and the first five bits of the mantissa.  They cover every
+magnitude, each is at most 1/32 as wide as its values are large, and they depend on no data.  Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, nan
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+MANTISSA_BITS: Final = 5
+"""Bits of the mantissa that tell bins apart: 32 bins for each power of two."""
+
+SHIFT: Final = 23 - MANTISSA_BITS
+"""Bits of a float32 that a bin's number leaves out."""
+
+BINS: Final = 255 << MANTISSA_BITS
+"""Bins of one sign; the number of a negative bin is negative, and bin 0 holds both zeros."""
+
+RELATIVE_ERROR: Final = 1 / 64
+"""How far a quantile may be from the value that has this rank, as a share of it: half a bin, for |x| ≥ 1.2e-38."""
+
+_SMALLEST: Final = float(np.array(1 << SHIFT, np.int32).view(np.float32))
+"""Upper edge of bin 0: 3.7e-40."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """How many values fell into each bin; only bins that are not empty are held.
+
+    ``a.merge(b)`` is exact, and neither order nor grouping of merges changes it.
+
+    Args:
+        bins: numbers of the bins, ascending, int32.
+        counts: how many values each holds, int64.
+
+    >>> chunks = Histogram.of(np.array([1.0, 1.01])).merge(Histogram.of(np.array([-3.0])))
+    >>> chunks.counts.tolist(), chunks.quantile(0.5)
+    ([1, 2], 1.015625)
+    """
+
+    bins: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    counts: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, values: Array) -> Histogram:
+        """That of finite values of any shape; beyond float32 they fall into its last bin."""
+        largest = np.finfo(np.float32).max
+        bits = np.clip(np.asarray(values, np.float64), -largest, largest).astype(np.float32).ravel().view(np.int32)
+        magnitudes = (bits & 0x7FFFFFFF) >> SHIFT
+        bins, counts = np.unique(np.where(bits < 0, -magnitudes, magnitudes), return_counts=True)
+        return cls(bins.astype(np.int32), counts.astype(np.int64))
+
+    @classmethod
+    def of_prefixes(cls, counts: Array) -> Histogram:
+        """From how often each prefix of bits occurred: negative values by magnitude, then positive ones."""
+        half = len(counts) // 2
+        dense = np.concatenate([counts[BINS - 1 : 0 : -1], counts[half : half + BINS]]).astype(np.int64)
+        dense[BINS - 1] += counts[0]
+        filled = np.flatnonzero(dense)
+        return cls((filled - (BINS - 1)).astype(np.int32), dense[filled])
+
+    def merge(self, other: Histogram) -> Histogram:
+        """That of all values of both."""
+        bins, places = np.unique(np.concatenate([self.bins, other.bins]), return_inverse=True)
+        counts = np.zeros(len(bins), np.int64)
+        np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
+        return Histogram(bins, counts)
+
+    @property
+    def total(self) -> int:
+        """How many values it holds."""
+        return int(self.counts.sum())
+
+    @property
+    def magnitudes(self) -> Histogram:
+        """That of the absolute values that are not zero."""
+        positive, negative = self.bins > 0, self.bins < 0
+        return Histogram(self.bins[positive], self.counts[positive]).merge(
+            Histogram(-self.bins[negative][::-1], self.counts[negative][::-1])
+        )
+
+    @property
+    def centres(self) -> Array:
+        """The middle of each bin, float64; 0 for bin 0."""
+        middle: Array = (_edge(np.abs(self.bins)) + _edge(np.abs(self.bins) + 1)) / 2
+        return np.where(self.bins == 0, 0.0, np.sign(self.bins) * middle)
+
+    def quantile(self, share: float) -> float:
+        """The middle of the bin that holds the value of rank ``ceil(share * count)``; nan where there is none.
+
+        Args:
+            share: 0..1, what part of the values is not larger.
+        """
+        if not self.total:
+            return nan
+        rank = max(1, ceil(share * self.total))
+        return float(self.centres[np.searchsorted(np.cumsum(self.counts), rank)])
+
+    def contiguous(self) -> tuple[Array, Array]:
+        """Edges and counts without gaps: what lies between two bins is an empty bin.
+
+        Returns:
+            edges, float64, ascending; counts, int64, one less.
+        """
+        lower, upper = self._edges()
+        edges = np.column_stack([lower, upper]).ravel()
+        counts = np.column_stack([self.counts, np.zeros_like(self.counts)]).ravel()[:-1]
+        wide = np.diff(edges) > 0
+        return edges[np.concatenate([[True], wide])] if len(edges) else np.zeros(1), counts[wide]
+
+    def spread(self, edges: Sequence[float] | Array, low: float, high: float) -> Array:
+        """Counts in other bins: each bin's values are taken to lie evenly between its edges.
+
+        Args:
+            edges: ascending; a bin holds its lower edge, the last one its upper edge too.
+            low: smallest of the values.
+            high: largest of the values.
+
+        Returns:
+            float64, one number for each new bin.
+        """
+        lower, upper = self._edges()
+        lower, upper = np.clip(lower, low, high), np.clip(upper, low, high)
+        # A bin of no width is a jump just right of its value.
+        upper = np.maximum(upper, np.nextafter(lower, np.inf) + 2 * _SMALLEST * (lower == 0))
+        points = np.maximum.accumulate(np.column_stack([lower, upper]).ravel())
+        below = np.cumsum(self.counts)
+        levels = np.column_stack([below - self.counts, below]).ravel()
+        at = np.asarray(edges, np.float64).copy()
+        at[-1] = np.nextafter(at[-1], np.inf) + 2 * _SMALLEST * (at[-1] == 0)
+        return np.diff(np.interp(at, points, levels, left=0.0, right=float(self.total)))
+
+    def _edges(self) -> tuple[Array, Array]:
+        near, far = _edge(np.abs(self.bins)), _edge(np.abs(self.bins) + 1)
+        return (
+            np.where(self.bins < 0, -far, near),
+            np.where(self.bins < 0, -near, far),
+        )
+
+
+def transport(left: Histogram, right: Histogram) -> float:
+    """How far the values of one have to move, on average, to become those of the other: the Wasserstein-1 distance.
+
+    ``∫ |F(x) - G(x)| dx`` with the two cumulative distributions; values are taken to lie in the middle of their bins.
+
+    Returns:
+        in the unit of the values; nan where one holds nothing.
+
+    Source:
+        Villani, "Optimal Transport", Springer 2009, remark 6.5, for one dimension.
+
+    >>> transport(Histogram.of(np.array([1.0, 2.0])), Histogram.of(np.array([2.0, 4.0])))
+    1.5234375
+    """
+    if not left.total or not right.total:
+        return nan
+    every = np.union1d(left.bins, right.bins)
+    cumulative = [_cumulative(each, every) for each in (left, right)]
+    steps = np.diff(Histogram(every, np.zeros(len(every), np.int64)).centres)
+    return float(np.sum(np.abs(cumulative[0] - cumulative[1])[:-1] * steps))
+
+
+def _cumulative(histogram: Histogram, bins: Array) -> Array:
+    counts = np.zeros(len(bins))
+    counts[np.searchsorted(bins, histogram.bins)] = histogram.counts
+    return np.cumsum(counts) / histogram.total
+
+
+def _edge(magnitude: Array) -> Array:
+    """Lower edge of the bins of one sign; the last one ends at float32's largest number."""
+    edges = (np.minimum(magnitude, BINS).astype(np.int32) << SHIFT).view(np.float32)
+    finite: Array = np.minimum(edges, np.finfo(np.float32).max).astype(np.float64)
+    return finite

@@ -1,0 +1,120 @@
+"use strict";
+// Tables that sort by a click on a column's title and filter by words and limits.  Rows are drawn in portions as one
+// scrolls, so that ten thousand of them cost no more than a hundred; one listener serves a whole table.
+
+const PORTION = 200;
+
+function element(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+// JSON knows neither nan nor infinity: they come as texts.
+const SPECIAL = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+const numeric = value => (typeof value === "string" ? SPECIAL[value] : Number(value));
+const textOf = (column, row) => String((column.texts || column.values)[row]);
+
+// "conv sqnr<20": every word must be in some text of the row, and every limit must hold.
+function matcher(columns, query) {
+  const tests = query.toLowerCase().split(/\s+/).filter(Boolean).map(word => {
+    const limit = /^(.+?)(<=|>=|<|>|=)(-?[\d.e+-]+|inf)$/.exec(word);
+    const column = limit && columns.find(each => each.number && each.key.toLowerCase() === limit[1]);
+    if (!column) {
+      const texts = columns.filter(each => !each.number);
+      return row => texts.some(each => textOf(each, row).toLowerCase().includes(word));
+    }
+    const bound = limit[3] === "inf" ? Infinity : Number(limit[3]);
+    const holds = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
+    return row => holds[limit[2]](numeric(column.values[row]), bound);
+  });
+  return row => tests.every(test => test(row));
+}
+
+// Rows without a number come last, whichever way the others go.
+function comparer(column, descending) {
+  const sign = descending ? -1 : 1;
+  if (!column.number) return (a, b) => sign * textOf(column, a).localeCompare(textOf(column, b));
+  const values = column.values.map(numeric);
+  return (a, b) => {
+    const missing = Number.isNaN(values[a]) - Number.isNaN(values[b]);
+    if (missing) return missing;
+    return values[a] === values[b] ? 0 : values[a] < values[b] ? -sign : sign;
+  };
+}
+
+class Table {
+  constructor(data, place) {
+    this.data = data;
+    this.state = { sort: "", descending: false, filter: "", all: false };
+    this.search = element("input", { type: "search", placeholder: "filter: conv sqnr<20", "aria-label": `filter ${data.title || "rows"}` });
+    this.count = element("span", { class: "count" });
+    this.head = element("thead");
+    this.body = element("tbody");
+    this.scroll = element("div", { class: "scroll" }, element("table", {}, this.head, this.body));
+    const controls = element("div", { class: "controls" });
+    if (data.title) controls.append(element("h3", {}, data.title));
+    controls.append(this.search, this.count);
+    if (data.columns.some(column => !column.shown)) {
+      this.more = element("input", { type: "checkbox" });
+      this.more.addEventListener("change", () => this.show({ all: this.more.checked }));
+      controls.append(element("label", {}, this.more, " all columns"));
+    }
+    place.append(controls, this.scroll);
+    this.search.addEventListener("input", () => this.show({ filter: this.search.value }));
+    this.head.addEventListener("click", event => this.clicked(event));
+    this.scroll.addEventListener("scroll", () => this.fill());
+    this.show({});
+  }
+
+  clicked(event) {
+    const title = event.target.closest("th");
+    if (!title) return;
+    const again = this.state.sort === title.dataset.key;
+    this.show({ sort: title.dataset.key, descending: again && !this.state.descending });
+  }
+
+  column(key) {
+    return this.data.columns.find(column => column.key === key);
+  }
+
+  show(change) {
+    Object.assign(this.state, change);
+    const { sort, descending, filter, all } = this.state;
+    this.search.value = filter;
+    const by = this.column(sort);
+    this.columns = this.data.columns.filter(column => all || column.shown || column === by);
+    this.rows = [...Array(this.data.size).keys()].filter(matcher(this.data.columns, filter));
+    if (by) this.rows.sort(comparer(by, descending));
+    this.head.replaceChildren(element("tr", {}, ...this.columns.map(column => this.title(column))));
+    this.body.replaceChildren();
+    this.scroll.scrollTop = 0;
+    this.drawn = 0;
+    this.fill();
+    this.count.textContent = `${this.rows.length} of ${this.data.size} rows`;
+  }
+
+  title(column) {
+    const title = element("th", { "data-key": column.key, title: column.key, ...(column.number && { class: "n" }) },
+      element("button", { type: "button" }, column.title || column.key));
+    if (column.key === this.state.sort) title.setAttribute("aria-sort", this.state.descending ? "descending" : "ascending");
+    return title;
+  }
+
+  fill() {
+    const nearEnd = () => this.scroll.scrollTop + 2 * this.scroll.clientHeight >= this.scroll.scrollHeight;
+    while (this.drawn < this.rows.length && (this.drawn === 0 || nearEnd())) {
+      const portion = this.rows.slice(this.drawn, this.drawn + PORTION);
+      this.body.append(...portion.map(row => element("tr", {}, ...this.columns.map(column => this.cell(column, row)))));
+      this.drawn += portion.length;
+    }
+  }
+
+  cell(column, row) {
+    if (!column.number) return element("td", { class: column.key === "name" ? "text name" : "text" }, textOf(column, row));
+    const value = numeric(column.values[row]);
+    const mark = Number.isNaN(value) ? " none" : column.low !== null && value < column.low ? " low" : "";
+    return element("td", { class: `n${mark}` }, textOf(column, row));
+  }
+}

@@ -1,0 +1,217 @@
+"""One small report of each kind that the page draws in a way of its own, all of one model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+
+from pt2qa.report import (
+    Candidate,
+    CandidateReport,
+    CandidateRow,
+    CurvePoint,
+    EditRow,
+    Finding,
+    Findings,
+    LayerReport,
+    LayerRow,
+    Profile,
+    ProfileRow,
+    Reconfiguration,
+    Report,
+    RuleOutcome,
+    SensitivityReport,
+    SensitivityRow,
+    Stage,
+    Unpaired,
+)
+from pt2qa.report.histogram import Histogram
+from pt2qa.report.profile_report import HISTOGRAM, packed
+from tests.report.conftest import HERE, LAYER
+
+EVIL = """</script><script>alert("1")</script><b onclick='x'>&amp;"""
+"""A name that would break a page that does not escape it."""
+
+SCALE, ZERO_POINT = 0.025, -20
+
+
+def layers(count: int = 12, model: str = "Net") -> LayerReport:
+    """Layers whose SQNR falls along the graph; one bad by itself, one without a number, one with an evil name."""
+    rows = [
+        LayerRow(
+            **{
+                **LAYER,
+                "handle": i,
+                "name": f"blocks.{i}/{'linear' if i % 3 else 'conv2d'}",
+                "op": "linear" if i % 3 else "conv2d",
+                "module": f"blocks.{i}",
+                "sqnr": 45.0 - 30.0 * i / count,
+                "isolated_sqnr": 30.0 + (7 * i) % 11 + i / 1000,
+                "mse": 1e-5 / (i + 3),
+            }
+        )
+        for i in range(count)
+    ]
+    rows[0] = replace(rows[0], sqnr=inf, isolated_sqnr=inf)
+    rows[3] = replace(rows[3], isolated_sqnr=8.125)
+    rows[5] = replace(rows[5], sqnr=nan, isolated_sqnr=nan, rounding_sqnr=nan, note="the reference is zero")
+    rows[7] = replace(rows[7], name=EVIL, note=EVIL)
+    output = replace(rows[1], handle=-1, name="output", op="output", sqnr=15.5)
+    unpaired = (Unpaired(3, EVIL, "reference", "folded <away>"),)
+    return LayerReport(
+        tuple(rows), (output,), (), unpaired, ("2 ops & 1 more <fell> back",), 2, 16, "xnnpack", model, HERE
+    )
+
+
+def profiles() -> tuple[Profile, Profile]:
+    """What the fourth layer makes: in float, and rounded to an int8 grid that clamps its largest values."""
+    values = np.random.default_rng(0).normal(0.0, 1.2, 20_000)
+    integers = np.clip(np.round(values / SCALE) + ZERO_POINT, -128, 127)
+    rounded = (integers - ZERO_POINT) * SCALE
+    return _profile("reference", values), _profile(
+        "quantized", rounded, dtype="int8", scale=SCALE, zero_point=float(ZERO_POINT), scheme="per_tensor"
+    )
+
+
+def _profile(side: str, values: np.ndarray[Any, Any], **changes: Any) -> Profile:
+    row = ProfileRow(
+        name="blocks.3/conv2d",
+        module="blocks.3",
+        op="conv2d",
+        role="output",
+        argument="",
+        of="blocks.3/conv2d",
+        dtype="float32",
+        scheme="",
+        axis=-1,
+        scale=nan,
+        zero_point=nan,
+        shape=(8, 4, 25, 25),
+        count=values.size,
+        min=float(values.min()),
+        max=float(values.max()),
+        mean=float(values.mean()),
+        variance=float(values.var()),
+        q0_1=-3.0,
+        q1=-2.5,
+        q50=0.0,
+        q99=2.5,
+        q99_9=3.0,
+        zeros=0.0,
+        nans=0,
+        infs=0,
+        saturation=nan,
+        range_use=nan,
+        peak=1.2,
+        source="net.py:3: x = self.conv(x)",
+        value=0,
+        handle=3,
+    )
+    counted = Histogram.of(values)
+    histograms = packed(HISTOGRAM, [(counted.bins, counted.counts)])
+    return Profile((replace(row, **changes),), histograms, {}, side, "xnnpack", 2, 16, (), "Net", HERE)
+
+
+def sensitivity() -> SensitivityReport:
+    """Three sites; the second makes most of the noise."""
+    rows = tuple(
+        SensitivityRow(
+            f"blocks.{i}/linear",
+            "weight" if i % 2 else "activation",
+            "linear",
+            20.0 + i,
+            "int8",
+            100,
+            0.5,
+            site=i,
+            handle=i,
+            module=f"blocks.{i}",
+            region=i,
+            noise=noise,
+            noise_share=noise,
+            error=0.25,
+            rank=rank,
+            near_tie=False,
+        )
+        for i, (noise, rank) in enumerate([(0.25, 2), (0.7, 1), (0.05, 3)])
+    )
+    return SensitivityReport(
+        rows,
+        ("output",),
+        "exact",
+        "sqnr",
+        "smallest",
+        "site",
+        0,
+        3,
+        100.0,
+        1.0,
+        20.0,
+        2,
+        16,
+        (),
+        "xnnpack",
+        "Net",
+        HERE,
+        (),
+        (),
+    )
+
+
+def candidates() -> CandidateReport:
+    """Two candidates, and one that failed."""
+    rows = tuple(CandidateRow(i, f"blocks.{i}/linear", "", "linear", {"a": 30.0 - i, "b": 20.25}) for i in range(3))
+    each = (
+        Candidate("a", "xnnpack", 21.25, 5, 5, 6, 5, 1000),
+        Candidate("b", "x86", 24.5, 5, 5, 6, 5, 1000),
+        Candidate("broken", "x86:oops", nan, 0, 0, 0, 0, 0, "why <not>"),
+    )
+    return CandidateReport(rows, each, (), 2, 16, "Net", HERE)
+
+
+def reconfiguration() -> Reconfiguration:
+    """Two edits, the second of which reaches the target."""
+    edits = (EditRow("blocks.3/conv2d", "float", 0.25, 0.5, 2, ops="blocks.3/conv2d"),)
+    curve = (
+        CurvePoint("none", 0, 0.0, 0.0, 15.5, 15.25),
+        CurvePoint("blocks.3/conv2d", 1, 0.25, 0.125, 24.0, nan),
+        CurvePoint("blocks.4/linear", 2, 0.5, 0.25, 28.0, 27.5),
+    )
+    stages = (Stage("before", 15.25, 0.0, 9), Stage("converted", 27.5, 0.5, 7))
+    return Reconfiguration(
+        edits,
+        curve,
+        stages,
+        "sqnr ≥ 25 dB",
+        1,
+        "The target is met: 27.5 dB.",
+        7,
+        "[]",
+        "quantizer.set(<x>)",
+        (),
+        "xnnpack",
+        "Net",
+        HERE,
+    )
+
+
+def findings() -> Findings:
+    """An error about one op, and two warnings of one rule."""
+    rows = (
+        Finding("quantizer-fails", "error", EVIL, "net.py:12", "IndexError <1>", "report it"),
+        Finding("unfused-pair", "warning", "blocks.1/linear", "net.py:20", "rounded before relu", "fuse"),
+        Finding("unfused-pair", "warning", "blocks.2/linear", "", "rounded before relu", "fuse"),
+    )
+    outcomes = (
+        RuleOutcome("quantizer-fails", "the quantizer fails", "found", 1, 0, ""),
+        RuleOutcome("unfused-pair", "pairs rounded in between", "found", 2, 0, ""),
+    )
+    return Findings(rows, outcomes, ("model",), (), "xnnpack", "Net", HERE)
+
+
+def every() -> list[Report]:
+    """All of them."""
+    return [layers(), findings(), sensitivity(), candidates(), reconfiguration(), *profiles()]

@@ -1,0 +1,114 @@
+"""In a browser the page draws, sorts, filters and changes its colours, and the console stays empty."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pt2qa.report.html import html_page
+from tests.report.html import samples
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=1200,900"),
+    # Virtual time ends when the page has nothing more to do: the data are unpacked after it has loaded.
+    "--virtual-time-budget=10000",
+)
+WHEN_DRAWN = "new MutationObserver(() => {%s}).observe(document.documentElement, { attributeFilter: ['data-ready'] });"
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is installed")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """From the part of the address after #, and what a user does, to what the scripts made of the page."""
+    folder = tmp_path_factory.mktemp("browser")
+    page = folder / "report.html"
+    text = html_page(samples.every())
+
+    def dump(address: str, actions: str = "", options: Sequence[str] = ()) -> str:
+        assert CHROMIUM is not None
+        page.write_text(text.replace("</body>", f"<script>{WHEN_DRAWN % actions}</script></body>"), encoding="utf-8")
+        user = f"--user-data-dir={folder / 'user'}"
+        command = [CHROMIUM, *OPTIONS, *options, user, "--dump-dom", f"{page.as_uri()}#{address}"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert "CONSOLE" not in run.stderr, run.stderr
+        assert 'data-ready="true"' in run.stdout
+        return run.stdout
+
+    return dump
+
+
+def column(dom: str, number: int) -> list[str]:
+    """The cells of one column of the first table."""
+    body = re.search(r"<tbody>(.*?)</tbody>", dom, re.DOTALL)
+    assert body is not None
+    rows = re.findall(r"<tr>(.*?)</tr>", body[1], re.DOTALL)
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)[number] for row in rows]
+
+
+def test_everything_is_drawn(opened: Callable[..., str]) -> None:
+    dom = opened("")
+    names = column(dom, 0)
+    assert (len(names), names[:2]) == (12, ["blocks.0/conv2d", "blocks.1/linear"])
+    assert "&lt;/script&gt;" in names[7]
+    assert "<b onclick" not in dom
+    figures = re.findall(r"<figure.*?</figure>", dom, re.DOTALL)
+    assert len(figures) == 5
+    assert all("<svg" in figure and ("<path" in figure or "<rect" in figure) for figure in figures)
+    assert "NaN" not in "".join(figures)
+    assert 'data-theme="light"' in dom
+    assert re.search(r'<p id="failed" hidden="">', dom)
+
+
+def test_it_sorts_and_what_has_no_number_comes_last(opened: Callable[..., str]) -> None:
+    numbers = column(opened("sort=isolated_sqnr&theme=dark"), 5)
+    assert numbers[0] == "8.1"
+    assert numbers[-2:] == ["inf", "nan"]
+    assert [float(number) for number in numbers[:-2]] == sorted(float(number) for number in numbers[:-2])
+    dom = opened("sort=isolated_sqnr&order=desc&theme=dark")
+    assert column(dom, 5) == ["inf", *reversed(numbers[:-2]), "nan"]
+    assert 'aria-sort="descending"' in dom
+    assert 'data-theme="dark"' in dom
+
+
+def test_it_filters_by_words_and_limits(opened: Callable[..., str]) -> None:
+    dom = opened("filter=conv+sqnr%3C40")
+    assert column(dom, 0) == ["blocks.3/conv2d", "blocks.6/conv2d", "blocks.9/conv2d"]
+    assert "3 of 12 rows" in dom
+    dom = opened("table=report-3.rows&filter=weight&all=1")
+    assert "1 of 3 rows" in dom
+    assert "noise_share" in dom
+
+
+def test_it_follows_the_mouse_and_the_keyboard(opened: Callable[..., str]) -> None:
+    actions = """
+        const first = document.querySelector(".tables");
+        const click = key => first.querySelector(`th[data-key="${key}"] button`).click();
+        click("cosine");
+        click("sqnr");
+        click("sqnr");
+        const search = first.querySelector("input[type=search]");
+        search.value = "linear";
+        search.dispatchEvent(new Event("input"));
+        document.getElementById("theme").click();
+        const chart = document.querySelector("figure svg");
+        const place = chart.getBoundingClientRect();
+        const mouse = { bubbles: true, clientX: place.right - 20, clientY: place.top + 50 };
+        chart.querySelector("rect").dispatchEvent(new MouseEvent("mousemove", mouse));
+    """
+    dom = opened("", actions)
+    assert column(dom, 0)[:2] == ["blocks.1/linear", "blocks.2/linear"]
+    assert "8 of 12 rows" in dom
+    assert 'data-theme="dark"' in dom
+    tip = re.search(r'<div id="tip"[^>]*>(.*?)</div>', dom, re.DOTALL)
+    assert tip is not None
+    assert tip[1].split("\n") == ["blocks.11/linear", "cumulative: 17.5 dB", "isolated: 30.0 dB", "rounding: 38.2 dB"]
+
+
+def test_it_is_dark_where_the_system_is(opened: Callable[..., str]) -> None:
+    assert 'data-theme="dark"' in opened("", options=["--blink-settings=preferredColorScheme=0"])

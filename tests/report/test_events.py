@@ -1,0 +1,143 @@
+"""What TensorBoard reads back is what the reports hold."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pt2qa.errors import ReportError
+from pt2qa.report import LayerReport, Profile, WeightReport
+from pt2qa.report.events import METRICS, channel_scalars, layer_scalars, write_tensorboard
+from pt2qa.report.profile_report import CHANNELS, packed
+from tests.report.html import samples
+
+
+@pytest.fixture(scope="module")
+def accumulator() -> Callable[[Path], Any]:
+    """TensorBoard's own reader of one run, with nothing thinned out."""
+    reason = "tensorboard is not installed: pip install 'pt2qa[tensorboard]'"
+    module = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
+
+    def read(run: Path) -> Any:
+        found = module.EventAccumulator(str(run), size_guidance={"scalars": 0, "histograms": 0})
+        return found.Reload()
+
+    return read
+
+
+def with_channels(profile: Profile) -> Profile:
+    numbers = [np.array([10, 20]), *(np.array([number, -number]) for number in (0.5, 1.5, 1.0, 0.25, math.nan))]
+    row = replace(profile.rows[0], channels=1)
+    return replace(profile, rows=(row,), channels=packed(CHANNELS, [numbers]))
+
+
+def test_every_finite_number_of_every_layer_is_a_scalar(accumulator, tmp_path):
+    report = samples.layers()
+    write_tensorboard(report, tmp_path, step=7)
+    found = accumulator(tmp_path / "layers")
+    expected = {
+        f"{metric}/{row.name}": getattr(row, metric)
+        for metric in METRICS
+        for row in report.rows + report.outputs
+        if math.isfinite(getattr(row, metric))
+    }
+    tags = [tag for tag in found.Tags()["scalars"] if not tag.startswith("along_graph/")]
+    assert sorted(tags) == sorted(expected)
+    for tag in tags:
+        (event,) = found.Scalars(tag)
+        assert (event.step, event.value) == (7, pytest.approx(expected[tag], rel=1e-6))
+
+
+def test_the_steps_along_the_graph_are_the_layers(accumulator, tmp_path):
+    report = samples.layers()
+    write_tensorboard(report, tmp_path, step=7)
+    found = accumulator(tmp_path / "layers").Scalars("along_graph/isolated_sqnr")
+    finite = [(i, row.isolated_sqnr) for i, row in enumerate(report.rows) if math.isfinite(row.isolated_sqnr)]
+    assert [(event.step, event.value) for event in found] == [(i, pytest.approx(value)) for i, value in finite]
+
+
+def test_a_later_step_goes_on_with_the_curves(accumulator, tmp_path):
+    for step in (0, 1, 2):
+        write_tensorboard(samples.layers(), tmp_path, step=step)
+    assert [event.step for event in accumulator(tmp_path / "layers").Scalars("sqnr/output")] == [0, 1, 2]
+
+
+def test_histograms_hold_the_values_of_both_sides(accumulator, tmp_path):
+    profiles = samples.profiles()
+    write_tensorboard(profiles, tmp_path, step=3)
+    for profile in profiles:
+        (row,) = profile.rows
+        found = accumulator(tmp_path / profile.side)
+        assert found.Tags()["histograms"] == ["blocks.3/conv2d/output"]
+        (event,) = found.Histograms("blocks.3/conv2d/output")
+        value = event.histogram_value
+        assert (event.step, value.min, value.max, value.num) == (3, row.min, row.max, 20_000)
+        assert value.sum == pytest.approx(20_000 * row.mean)
+        assert value.sum_squares / 20_000 - (value.sum / 20_000) ** 2 == pytest.approx(row.variance)
+        edges = np.array([row.min, *value.bucket_limit])
+        assert edges[-1] == row.max
+        assert sum(value.bucket) == pytest.approx(20_000)
+    values = np.random.default_rng(0).normal(0.0, 1.2, 20_000)
+    reference = accumulator(tmp_path / "reference").Histograms("blocks.3/conv2d/output")[0].histogram_value
+    exact, _ = np.histogram(values, [reference.min, *reference.bucket_limit])
+    assert np.abs(np.array(reference.bucket) - exact).sum() < 0.02 * 20_000
+
+
+def test_numbers_by_channel_are_written_on_request(accumulator, tmp_path):
+    profile = with_channels(samples.profiles()[0])
+    write_tensorboard(profile, tmp_path / "without")
+    assert accumulator(tmp_path / "without" / "reference").Tags()["scalars"] == []
+    write_tensorboard(profile, tmp_path / "with", per_channel=True)
+    found = accumulator(tmp_path / "with" / "reference")
+    points = found.Scalars("blocks.3/conv2d/output/channel_min")
+    assert [(event.step, event.value) for event in points] == [(0, 0.5), (1, -0.5)]
+    assert "blocks.3/conv2d/output/channel_zeros" not in found.Tags()["scalars"]
+
+
+def test_rows_of_one_name_and_the_users_metrics_have_tags_of_their_own():
+    first = samples.layers().rows[1]
+    rows = (replace(first, custom={"kl": 0.5}), replace(first, sqnr=9.0, custom={"kl": math.inf}))
+    report = replace(samples.layers(), rows=rows, outputs=())
+    found = {scalar.tag: scalar.value for scalar in layer_scalars(report, 0) if "along" not in scalar.tag}
+    assert found["sqnr/blocks.1/linear"] == first.sqnr
+    assert found["sqnr/blocks.1/linear (2)"] == 9.0
+    assert found["kl/blocks.1/linear"] == 0.5
+    assert "kl/blocks.1/linear (2)" not in found
+
+
+def test_what_does_not_fit_is_refused(layers: LayerReport, tmp_path: Path) -> None:
+    reference, _ = samples.profiles()
+    with pytest.raises(ReportError, match="two reports would be the run 'layers'; write them into folders"):
+        write_tensorboard([layers, layers], tmp_path)
+    wrong: Any = WeightReport((), (), (), "xnnpack", "Net", samples.HERE)
+    with pytest.raises(ReportError, match="got a WeightReport; TensorBoard shows layer reports and profiles"):
+        write_tensorboard([wrong], tmp_path)
+    with pytest.raises(ReportError, match="no numbers by channel; profile with per_channel=True"):
+        list(channel_scalars(reference))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_without_histograms_and_a_folder_that_is_a_file_are_refused(accumulator, tmp_path):
+    reference, _ = samples.profiles()
+    with pytest.raises(ReportError, match="holds no histograms"):
+        write_tensorboard(replace(reference, histograms={}), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="cannot write events to"):
+        write_tensorboard(reference, tmp_path / "file")
+
+
+def test_without_tensorboard_the_error_names_the_extra(
+    layers: LayerReport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # type: ignore[arg-type]
+    with pytest.raises(ReportError, match=r"not installed: pip install 'pt2qa\[tensorboard\]'"):
+        write_tensorboard(layers, tmp_path)
