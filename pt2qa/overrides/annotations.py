@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -16,8 +16,17 @@ from pt2qa.export import Capture
 from pt2qa.handles import OpName
 from pt2qa.overrides import edits as kinds
 from pt2qa.overrides.plan import Edit
-from pt2qa.overrides.points import GraphNode, Point, is_quantized, read_nodes, read_specs, spec_text
-from pt2qa.overrides.sharing import root_of
+from pt2qa.overrides.points import (
+    Point,
+    SpecFacts,
+    constant_role,
+    is_quantized,
+    read_nodes,
+    read_specs,
+    spec_facts,
+    spec_text,
+)
+from pt2qa.overrides.sharing import groups_of, root_of
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import fusable_of, levels_of, refusal
 from pt2qa.plugins.options import did_you_mean
@@ -58,6 +67,19 @@ class AnnotatedOp:
     levels: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks for rounded values.
+
+    Attributes:
+        values: by the name of the op or input that makes a value, the points that ask for it.
+        constants: by the name of the op that reads a constant, the number of the argument and the point.
+    """
+
+    values: Mapping[str, tuple[Point, ...]]
+    constants: Mapping[str, tuple[tuple[int, Point], ...]]
+
+
 @dataclass(frozen=True)
 class Annotations:
     """What a quantizer annotates in one model.
@@ -77,7 +99,7 @@ class Annotations:
     @functools.cached_property
     def edges(self) -> frozenset[Edge]:
         """Every quantized edge and output; specs that round nothing, such as a float bias, are not among them."""
-        return frozenset(edge for point in self.specs if (edge := self._edge(point)) is not None)
+        return frozenset(edge for point in self.specs if (edge := self.edge(point)) is not None)
 
     def with_edits(self, edits: Iterable[Edit]) -> Annotations:
         """What the annotation is after some more edits, made one after the other.
@@ -92,9 +114,72 @@ class Annotations:
             specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.ground)
         return replace(self, specs=specs)
 
+    def asking(self, sites: Sequence[Site]) -> dict[int, tuple[Point, ...]]:
+        """By the index of each site of a pair, the points that ask for it; none where nobody does after some edits.
+
+        An activation's site is asked for by the op that makes the value and by those that read it; a weight's by the
+        op that reads it.
+
+        Args:
+            sites: of a pair that the same quantizer made of the same capture, such as ``pair.sites``.
+        """
+        same_value = Counter(site.name for site in sites if site.source != site.result)
+        found: dict[int, tuple[Point, ...]] = {}
+        for site in sites:
+            if site.source == site.result:
+                points = [
+                    point for _, point in self.asked.constants.get(site.name, ()) if self._role(point) == site.kind
+                ]
+            else:
+                points = list(self.asked.values.get(site.name, ()))
+                if same_value[site.name] > 1:
+                    points = [point for point in points if self._is_for(point, site)]
+            found[site.index] = tuple(points)
+        return found
+
     def sites_on(self, sites: Sequence[Site]) -> set[int]:
         """The indices of those sites of a pair that are quantized where this annotation holds; see :func:`sites_on`."""
         return sites_on(sites, self)
+
+    def facts(self, point: Point) -> SpecFacts:
+        """What a point that asks for a rounded value asks for in the end."""
+        root = root_of(self.specs, point)
+        assert root is not None, f"{self.ground.describe(point)} has no spec of its own"
+        return spec_facts(self.specs[root])
+
+    @functools.cached_property
+    def groups(self) -> Mapping[Point, Point]:
+        """For each point, the first one that has the same scale."""
+        return groups_of(self.specs)
+
+    @functools.cached_property
+    def asked(self) -> Asked:
+        """Who asks for rounded values, by the names that sites go by."""
+        values: dict[str, list[Point]] = defaultdict(list)
+        constants: dict[str, list[tuple[int, Point]]] = defaultdict(list)
+        for point in self.specs:
+            if self.edge(point) is None:
+                continue
+            if self.ground.nodes[point[0]].constant:
+                for reader, argument in self._readers(point):
+                    constants[reader].append((argument, point))
+            else:
+                values[self.value_name(point)].append(point)
+        return Asked(
+            {name: tuple(points) for name, points in values.items()},
+            {name: tuple(found) for name, found in constants.items()},
+        )
+
+    def value_name(self, point: Point) -> str:
+        """What reports call the value that a point stands for.
+
+        QAT keeps a batch norm until convert folds it into the convolution before it, after which the value is called.
+        """
+        source = self.ground.nodes[point[0]]
+        before = [self.ground.nodes[key] for key in source.inputs if not self.ground.nodes[key].constant]
+        if self.ground.qat and source.op in kinds.BATCH_NORMS and len(before) == 1 and before[0].op.startswith("conv"):
+            return before[0].name
+        return source.name
 
     @functools.cached_property
     def _keys_of(self) -> dict[str, tuple[str, ...]]:
@@ -121,7 +206,8 @@ class Annotations:
         near = did_you_mean(op, sorted(self.known | self._keys_of.keys()))
         raise SelectionError(f"{edit}: the model has no op {op!r}{near} Reports list the names of all ops")
 
-    def _edge(self, point: Point) -> Edge | None:
+    def edge(self, point: Point) -> Edge | None:
+        """The edge that a point is; None where it asks for nothing to be rounded, or for what is not there."""
         root = root_of(self.specs, point)
         node = self.ground.nodes[point[0]]
         if root is None or not is_quantized(self.specs[root], node):
@@ -132,12 +218,13 @@ class Annotations:
         if not reader and not node.is_tensor and not node.constant:
             return None
         name = self.ground.nodes[reader].name if reader else ""
-        return Edge(node.name, name, self._kind(node, reader), spec_text(self.specs[root]))
+        return Edge(node.name, name, self._role(point), spec_text(self.specs[root]))
 
-    def _kind(self, source: GraphNode, reader: str) -> EdgeKind:
+    def _role(self, point: Point) -> EdgeKind:
+        source = self.ground.nodes[point[0]]
         if not source.constant:
             return "activation"
-        reading = reader or next(iter(source.readers), "")
+        reading = point[1] or next(iter(source.readers), "")
         position = -1
         while reading:
             node = self.ground.nodes[reading]
@@ -145,41 +232,28 @@ class Annotations:
             if not node.constant:
                 break
             source, reading = node, next(iter(node.readers), "")
-        op = self.ground.nodes[reading].op if reading else ""
-        if op.startswith(("conv", "linear")) and position in (1, 2):
-            return "weight" if position == 1 else "bias"
-        return "weight" if source.is_parameter else "activation"
+        return constant_role(self.ground.nodes[reading].op if reading else "", position, source.is_parameter)
 
-    @functools.cached_property
-    def _placed(self) -> tuple[dict[str, list[Edge]], set[tuple[str, EdgeKind]]]:
-        """Activation edges by their source; who reads constants that are quantized, and what they are to it."""
-        activations: dict[str, list[Edge]] = defaultdict(list)
-        constants: set[tuple[str, EdgeKind]] = set()
-        for point in self.specs:
-            edge = self._edge(point)
-            if edge is None:
-                continue
-            source = self.ground.nodes[point[0]]
-            if source.constant:
-                constants.update((reader, edge.kind) for reader in self._readers(point))
-                continue
-            activations[edge.source].append(edge)
-            # QAT keeps a batch norm until convert folds it: the site is then called after the op before it.
-            before = [self.ground.nodes[key] for key in source.inputs if not self.ground.nodes[key].constant]
-            if source.op in kinds.BATCH_NORMS and len(before) == 1:
-                activations[before[0].name].append(edge)
-        return activations, constants
-
-    def _readers(self, point: Point) -> set[str]:
-        """Names of the ops that read a quantized constant."""
-        open_keys, found = [point[1]] if point[1] else list(self.ground.nodes[point[0]].readers), set[str]()
+    def _readers(self, point: Point) -> list[tuple[str, int]]:
+        """Names of the ops that read a quantized constant, each with the number of the argument."""
+        source, reader = point
+        found: list[tuple[str, int]] = []
+        open_keys = [(source, key) for key in ([reader] if reader else self.ground.nodes[source].readers)]
         while open_keys:
-            node = self.ground.nodes[open_keys.pop()]
+            read, key = open_keys.pop()
+            node = self.ground.nodes[key]
             if node.constant:
-                open_keys.extend(node.readers)
+                open_keys.extend((key, user) for user in node.readers)
             else:
-                found.add(node.name)
+                found.append((node.name, node.inputs.get(read, -1)))
         return found
+
+    def _is_for(self, point: Point, site: Site) -> bool:
+        """Whether a site was made for a point, where one value has several."""
+        facts = self.facts(point)
+        fits = facts.dtype == site.params.dtype and facts.dynamic == site.params.dynamic
+        reader = self.ground.nodes[point[1]].name if point[1] else ""
+        return fits and (not reader or not site.readers or reader in site.readers)
 
 
 def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (), *, qat: bool = False) -> Annotations:
@@ -244,28 +318,7 @@ def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
         sites: of a pair that the same quantizer made of the same capture, such as ``pair.sites``.
         annotations: that quantizer's annotation of the capture, after edits.
     """
-    activations, constants = annotations._placed
-    same_value: dict[str, int] = defaultdict(int)
-    for site in sites:
-        if site.source != site.result:
-            same_value[site.name] += 1
-    on = set()
-    for site in sites:
-        if site.source == site.result:
-            stays = (site.name, site.kind) in constants
-        elif same_value[site.name] == 1:
-            stays = site.name in activations
-        else:
-            stays = any(_is_for(edge, site) for edge in activations.get(site.name, ()))
-        on |= {site.index} if stays else set()
-    return on
-
-
-def _is_for(edge: Edge, site: Site) -> bool:
-    """Whether an edge is what a site was made for, where one value has several."""
-    words = edge.spec.split()
-    fits = words[0] == site.params.dtype and ("dynamic" in words) == site.params.dynamic
-    return fits and (not edge.reader or not site.readers or edge.reader in site.readers)
+    return {index for index, points in annotations.asking(sites).items() if points}
 
 
 def _levels(key: str, specs: Mapping[Point, Any], ground: kinds.Ground, offered: Iterable[str]) -> tuple[str, ...]:

@@ -10,12 +10,13 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from pt2qa.handles import OpName, handle_of
 from pt2qa.simulator import op_rules
@@ -55,7 +56,9 @@ class GraphNode:
         constant: whether its value depends on no input.
         is_parameter: of a constant, whether a Parameter is in it.
         is_tensor: whether its value is one tensor, so that an observer can stand behind it.
+        dtype: of its value, such as ``float32``; of several outputs each once, with commas; empty where it is unknown.
         inputs: fx names of what it reads by position, with the number of the argument.
+        reads: every value that it reads, keyword arguments and repeats included: number of the argument and fx name.
         readers: fx names of the ops that read it.
     """
 
@@ -66,7 +69,9 @@ class GraphNode:
     constant: bool
     is_parameter: bool
     is_tensor: bool
+    dtype: str
     inputs: Mapping[str, int]
+    reads: tuple[tuple[int, str], ...]
     readers: tuple[str, ...]
 
 
@@ -101,7 +106,9 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
             if node.op == "get_attr"
             else constant and any(source.is_parameter for source in sources),
             is_tensor=isinstance(node.meta.get("val"), FakeTensor),
+            dtype=dtype_of(node),
             inputs=inputs,
+            reads=_reads(node),
             readers=tuple(user.name for user in node.users if user.op != "output"),
         )
     return nodes
@@ -161,18 +168,86 @@ def is_quantized(spec: Any, node: GraphNode) -> bool:
     return dtype.itemsize == 1 or (dtype is torch.float16 and node.constant)
 
 
+@dataclass(frozen=True, slots=True)
+class SpecFacts:
+    """What a spec asks for.
+
+    Attributes:
+        dtype: of the quantized values, such as ``int8``.
+        scheme: ``per_tensor_affine`` and so on; empty where the spec has none.
+        axis: channel axis; -1 where one scale serves the whole tensor.
+        quant_min, quant_max: the integer range; None where the observer takes that of the dtype.
+        dynamic: whether each batch sets its own scale.
+        derived: whether the scale is computed from those of other points.
+        observer: class of the observer, or of the fake-quantize with its observer's in brackets; empty where the scale
+            is fixed or derived.
+    """
+
+    dtype: str
+    scheme: str
+    axis: int
+    quant_min: int | None
+    quant_max: int | None
+    dynamic: bool
+    derived: bool
+    observer: str
+
+
+def spec_facts(spec: Any) -> SpecFacts:
+    """What a spec that is no reference asks for."""
+    own = spec.spec if isinstance(spec, Derives) else spec
+    scheme = getattr(own, "qscheme", None)
+    per_channel = scheme in (
+        torch.per_channel_affine,
+        torch.per_channel_symmetric,
+        torch.per_channel_affine_float_qparams,
+    )
+    axis = getattr(own, "ch_axis", None)
+    maker = observer_class(own)
+    return SpecFacts(
+        dtype=str(getattr(own, "dtype", type(own).__name__)).removeprefix("torch."),
+        scheme="" if scheme is None else str(scheme).removeprefix("torch."),
+        axis=axis if per_channel and axis is not None else -1,
+        quant_min=getattr(own, "quant_min", None),
+        quant_max=getattr(own, "quant_max", None),
+        dynamic=bool(getattr(own, "is_dynamic", False)),
+        derived=isinstance(spec, Derives),
+        observer="" if maker is None else _observer_name(maker, own),
+    )
+
+
+def _observer_name(maker: type[Any], spec: Any) -> str:
+    keywords = getattr(getattr(spec.observer_or_fake_quant_ctr, "p", None), "keywords", {})
+    inner = getattr(keywords.get("observer"), "__name__", "")
+    return f"{maker.__name__}({inner})" if inner else maker.__name__
+
+
 def spec_text(spec: Any) -> str:
     """A spec as dtype, scheme, range and observer: ``int8 per_tensor_affine -128..127 Histogram``."""
-    own = spec.spec if isinstance(spec, Derives) else spec
-    words = [str(getattr(own, "dtype", type(own).__name__)).removeprefix("torch.")]
-    scheme = getattr(own, "qscheme", None)
-    words += [str(scheme).removeprefix("torch.")] if scheme is not None else []
-    if getattr(own, "quant_min", None) is not None:
-        words.append(f"{own.quant_min}..{own.quant_max}")
-    words += ["dynamic"] if getattr(own, "is_dynamic", False) else []
-    words += ["derived"] if isinstance(spec, Derives) else []
-    maker = observer_class(own)
-    return " ".join([*words, *([maker.__name__.removesuffix("Observer")] if maker is not None else [])])
+    facts = spec_facts(spec)
+    words = [facts.dtype, facts.scheme, f"{facts.quant_min}..{facts.quant_max}" if facts.quant_min is not None else ""]
+    words += ["dynamic" if facts.dynamic else "", "derived" if facts.derived else ""]
+    return " ".join(filter(None, (*words, facts.observer.removesuffix("Observer"))))
+
+
+def constant_role(op: str, argument: int, is_parameter: bool) -> Literal["activation", "weight", "bias"]:
+    """What a constant is to the op that reads it.
+
+    Args:
+        op: kind of the op, such as ``conv2d``.
+        argument: position among its arguments.
+        is_parameter: whether it is a Parameter of the model, as against a buffer or a literal.
+    """
+    if op.startswith(("conv", "linear")) and argument in (1, 2):
+        return "weight" if argument == 1 else "bias"
+    return "weight" if is_parameter else "activation"
+
+
+def dtype_of(node: Node) -> str:
+    """The dtype of a node's value; of several outputs each once, with commas; empty where nothing says so."""
+    values = tree_leaves(node.meta.get("val"))
+    found = [str(value.dtype).removeprefix("torch.") for value in values if isinstance(value, torch.Tensor)]
+    return ", ".join(dict.fromkeys(found))
 
 
 def observer_class(spec: Any) -> type[Any] | None:
@@ -180,6 +255,12 @@ def observer_class(spec: Any) -> type[Any] | None:
     maker = getattr(spec, "observer_or_fake_quant_ctr", None)
     maker = getattr(getattr(maker, "p", None), "func", maker)
     return maker if isinstance(maker, type) else None
+
+
+def keyword_numbers(target: Any) -> dict[str, int]:
+    """The number of each argument of an op by its keyword; empty where the op has no schema."""
+    schema = getattr(target, "_schema", None)
+    return {} if schema is None else {argument.name: number for number, argument in enumerate(schema.arguments)}
 
 
 def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:
@@ -200,6 +281,17 @@ def _inputs(node: Node) -> dict[str, int]:
         for source in nodes:
             found.setdefault(source.name, position)
     return found
+
+
+def _reads(node: Node) -> tuple[tuple[int, str], ...]:
+    numbers = keyword_numbers(node.target)
+    keywords = ((numbers.get(name, len(node.args)), argument) for name, argument in node.kwargs.items())
+    found: list[tuple[int, str]] = []
+    for number, argument in (*enumerate(node.args), *keywords):
+        sources: list[Node] = []
+        map_arg(argument, sources.append)
+        found += [(number, source.name) for source in sources]
+    return tuple(found)
 
 
 def _read(spec: Any) -> Any:

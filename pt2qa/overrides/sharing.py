@@ -26,6 +26,38 @@ def root_of(specs: Specs, point: Point) -> Point | None:
     return None
 
 
+def groups_of(specs: Specs) -> dict[Point, Point]:
+    """For each point, the first one that has the same scale: one observer watches them all.
+
+    Points share by reference, and without one where they stand for the same value and ask for the same.
+
+    Source:
+        ``_get_edge_or_node_to_group_id`` in ``torchao/quantization/pt2e/prepare.py``.
+    """
+    parents = {point: point for point in specs}
+
+    def find(point: Point) -> Point:
+        while parents[point] != point:
+            parents[point] = point = parents[parents[point]]
+        return point
+
+    alike: dict[Any, Point] = {}
+    for point, spec in specs.items():
+        if isinstance(spec, Shares) and spec.point in parents:
+            parents[find(point)] = find(spec.point)
+        root = root_of(specs, point)
+        if root is not None:
+            own = specs[root].spec if isinstance(specs[root], Derives) else specs[root]
+            asks = (point[0], *(getattr(own, name, None) for name in _ASKED_ALIKE))
+            parents[find(point)] = find(alike.setdefault(asks, point))
+    first: dict[Point, Point] = {}
+    return {point: first.setdefault(find(point), point) for point in specs}
+
+
+_ASKED_ALIKE = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+"""What torchao compares where two specs stand for one value."""
+
+
 def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], str]) -> dict[Point, Any]:
     """The specs without some points; those that shared with them share among themselves.
 

@@ -18,20 +18,11 @@ Fallback = Literal["float", "int16", "dynamic"]
 
 def holders_of(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
     """By site, the edges of the annotation that ask for it."""
-    by_source: dict[tuple[str, str], set[Edge]] = {}
-    by_reader: dict[tuple[str, str], set[Edge]] = {}
-    for edge in _edges(annotations):
-        by_source.setdefault((edge.kind, edge.source), set()).add(edge)
-        by_reader.setdefault((edge.kind, edge.reader), set()).add(edge)
-    found = {}
-    for site in pair.sites:
-        if site.kind == "activation":
-            edges = by_source.get(("activation", site.name), set())
-            edges = {edge for edge in edges if not edge.reader or edge.reader in site.readers}
-        else:
-            edges = by_reader.get((site.kind, site.name), set())
-        found[site.index] = frozenset(edges)
-    return found
+    asking = annotations.asking(pair.sites)
+    return {
+        index: frozenset(_unspecified(edge) for point in points if (edge := annotations.edge(point)) is not None)
+        for index, points in asking.items()
+    }
 
 
 def units_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback: Fallback) -> Iterator[Unit]:
@@ -81,4 +72,8 @@ def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallb
 
 def _edges(annotations: Annotations) -> frozenset[Edge]:
     """The edges by who asks for what; how it is rounded may change when an anchor of a shared spec goes."""
-    return frozenset(replace(edge, spec="") for edge in annotations.edges)
+    return frozenset(map(_unspecified, annotations.edges))
+
+
+def _unspecified(edge: Edge) -> Edge:
+    return replace(edge, spec="")

@@ -14,6 +14,7 @@ from pt2qa.metrics import ErrorSums
 from pt2qa.pairing import QuantizedPair
 from pt2qa.reconfiguration.target import Target
 from pt2qa.simulator.batches import Batch, as_batch, read_batches
+from pt2qa.simulator.outputs import structured
 
 
 class Scorer:
@@ -110,4 +111,4 @@ class SimulatedModel:
         values = self.pair.values(as_batch(args, kwargs, graph_module))
         every = len(self.on) == len(self.pair.sites)
         outputs = self.pair.simulator.run(values, on=True if every else self.on)
-        return graph_module.graph.process_outputs(outputs)
+        return structured(graph_module, outputs)
