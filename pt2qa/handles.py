@@ -8,8 +8,10 @@ A handle is ``node.meta["custom"]["numeric_debug_handle"]``. torch and torchao c
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -22,6 +24,9 @@ KEY = "numeric_debug_handle"
 OUTPUTS = "output_handles"
 """Where an op with several outputs notes their handles: a saved program gives every output the op's own metadata."""
 
+PART = "recurrent_part"
+"""Where a part of a recurrent op that capture took apart notes which op that was, and which step it computes."""
+
 _BODIES = {
     "cond": ("true", "false"),
     "while_loop": ("cond", "body"),
@@ -32,6 +37,8 @@ _BODIES = {
 }
 """What the nested graphs of a higher-order op are called, in the order of its arguments."""
 
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*\n([^\n]*)')
+_LIBRARIES = ("torch", "torchao", "executorch")
 _QUANTIZATION = ("quantize_", "dequantize_", "choose_qparams", "fake_quantize", "fused_moving_avg_obs_fake_quant")
 
 
@@ -44,12 +51,16 @@ class OpName:
         module: path of the module that called the op; empty at the root.
         module_type: class name of that module; empty where it is not known.
         op: what the op does, without overload and in-place underscore: ``conv2d``, ``relu``; ``input`` for an input.
+        part_of: for a part of a recurrent op that capture took apart, that op's name; else empty.
+        step: which step of the sequence such a part computes, from 0 in the order of computation; else -1.
     """
 
     name: str
     module: str
     module_type: str
     op: str
+    part_of: str = ""
+    step: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +100,15 @@ def handle_of(node: Node) -> int | None:
     return handle if isinstance(handle, int) else None
 
 
-def assign_handles(program: ExportedProgram) -> None:
-    """Numbers every user input and every op of a program from 0 in graph order, in place.
+def assign_handles(source: GraphModule | ExportedProgram) -> None:
+    """Numbers every user input and every op of a program or its graph from 0 in graph order, in place.
 
     The ops of a nested graph (of ``cond``, ``while_loop``, ``map``, ``scan``) follow the op that owns it.  Parameters
     and buffers get none: in QAT torchao copies their metadata to new ops, which would then claim the same handle.
     """
-    inputs = set(user_inputs(program))
+    inputs = set(user_inputs(source))
     count = 0
-    for placed in walk(program.graph_module):
+    for placed in walk(source.graph_module if isinstance(source, ExportedProgram) else source):
         node = placed.node
         custom = {key: value for key, value in _custom(node).items() if key not in (KEY, OUTPUTS)}
         if node.op == "call_function" or (placed.owner is None and node in inputs):
@@ -207,6 +218,22 @@ def module_of(node: Node) -> tuple[str, str]:
     return clean_path(path), kind.rpartition(".")[2]
 
 
+def source_line(node: Node, *, code: bool = False) -> str:
+    """The innermost line of the user's files that made a node, ``net.py:12``; empty where nothing says so.
+
+    Args:
+        node: of a graph from ``torch.export``.
+        code: also what stands there: ``net.py:12: y = self.conv(x)``.
+    """
+    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    own = [(path, line, text) for path, line, text in frames if not _is_library(path)]
+    if not own:
+        return ""
+    path, line, text = own[-1]
+    place = f"{PurePath(path).name}:{line}"
+    return f"{place}: {text.strip()}" if code else place
+
+
 def clean_path(path: str) -> str:
     """A module path without the decorations of ``nn_module_stack``.
 
@@ -243,7 +270,9 @@ class _Namer:
         else:
             stem = f"{module}/{op}" if module else op
         ordinal = self._used[stem] = self._used.get(stem, -1) + 1
-        result = OpName(f"{stem}_{ordinal}" if ordinal else stem, module, module_type, op)
+        part = _custom(node).get(PART, {"of": "", "step": -1})
+        name = f"{stem}_{ordinal}" if ordinal else stem
+        result = OpName(name, module, module_type, op, part["of"], part["step"])
         self._by_node[node] = result
         return result
 
@@ -262,6 +291,14 @@ def _attribute(graph_module: GraphModule, path: str) -> object:
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
+
+
+def _is_library(path: str) -> bool:
+    """Whether a file belongs to torch or is no file, such as generated code."""
+    parts = PurePath(path).parts
+    if path.startswith("<"):
+        return True
+    return "site-packages" in parts and parts[parts.index("site-packages") + 1] in _LIBRARIES
 
 
 def _custom(node: Node) -> dict[str, Any]:

@@ -7,11 +7,12 @@ that needs it is called.
 from __future__ import annotations
 
 from pt2qa.overrides.plan import Edit, OverridePlan
-from pt2qa.plugins.abilities import fusable_of, levels_of, refusal, spell
+from pt2qa.plugins.abilities import fusable_of, levels_of, refusal, rules_of, spell
 from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import Option, check_options, describe, options_of
 from pt2qa.plugins.protocol import QuantizerPlugin
 from pt2qa.plugins.registry import GROUP, available, quantizer, resolve, unavailable
+from pt2qa.plugins.rules import DoesNotApplyError, Found, Need, Rule, Severity
 from pt2qa.plugins.scopes import Overrides, Scope, called_modules, check_overrides, modules_of, op_type, scopes_in
 from pt2qa.plugins.spelling import Base, Place, places_of, spell_edits
 
@@ -38,6 +39,13 @@ __all__ = [
     "modules_of",
     "op_type",
     "scopes_in",
+    # rules of the structure check
+    "DoesNotApplyError",
+    "Found",
+    "Need",
+    "Rule",
+    "Severity",
+    "rules_of",
     # override plans
     "Base",
     "Edit",

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from pt2qa.overrides.plan import OverridePlan
+    from pt2qa.plugins.rules import Rule
 
 LEVELS = ("float", "observer")
 """What every backend can take: an op that stays in float, and scales that are found in another way."""
@@ -28,6 +29,12 @@ def refusal(plugin: Any, kind: str, node: Node) -> str:
     """Why an op cannot take an edit; empty where it can, or where the plug-in does not say."""
     refuses = getattr(plugin, "refuses", None)
     return "" if refuses is None else str(refuses(kind, node))
+
+
+def rules_of(plugin: Any) -> tuple[Rule, ...]:
+    """The rules that a plug-in brings to the structure check, for what only its backend knows."""
+    rules = getattr(plugin, "rules", None)
+    return () if rules is None else tuple(rules())
 
 
 def spell(plugin: Any, plan: OverridePlan, graph: GraphModule) -> str:

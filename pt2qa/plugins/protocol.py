@@ -16,7 +16,8 @@ class QuantizerPlugin(Protocol):
     options*; :func:`pt2qa.plugins.quantizer` replaces fields in it. ``name`` equals the entry point's name. A field
     may carry its explanation as ``field(metadata={"help": "..."})``.
 
-    What follows may be left out (:mod:`pt2qa.plugins.abilities` holds what is assumed then); it is for override plans:
+    What follows may be left out (:mod:`pt2qa.plugins.abilities` holds what is assumed then); it is for override plans
+    and the structure check:
 
     - ``levels: ClassVar[tuple[str, ...]]``: the kinds of edit that are worth trying op by op, ``("float", "observer")``
       where it is missing.
@@ -25,6 +26,7 @@ class QuantizerPlugin(Protocol):
     - ``refuses(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``); empty where
       it can. ``node`` is one of the graph that is being annotated.
     - ``spell(plan, graph) -> str``: Python source that does a plan's edits in an export flow without pt2qa.
+    - ``rules() -> tuple[Rule, ...]``: rules of the structure check that only this backend needs.
 
     >>> from dataclasses import dataclass
     >>> from typing import ClassVar

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
-from pt2qa.plugins import OverridePlan, Scope, check_options, check_overrides, modules_of, op_type, scopes_in
+from pt2qa.plugins import OverridePlan, Rule, Scope, check_options, check_overrides, modules_of, op_type, scopes_in
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -98,6 +98,12 @@ class X86:
         from pt2qa_x86.spelling import spell
 
         return spell(self, plan, graph)
+
+    def rules(self) -> tuple[Rule, ...]:
+        """What only these CPUs need to be checked for; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        from pt2qa_x86.rules import RULES
+
+        return RULES
 
 
 def _check_linear_only(scope: Scope[X86]) -> None:

@@ -30,8 +30,8 @@ QUANTIZED_OPS = (
 DYNAMIC_OPS = ("linear", "conv2d", "conv_transpose2d")
 """Ops that XNNPACK can quantize with scales that are computed anew for each input."""
 
-FUSABLE = (("conv2d", "hardtanh"), ("conv_transpose2d", "hardtanh"), ("linear", "hardtanh"))
-"""Pairs that XNNPACK runs as one int8 kernel, though its quantizer rounds in between; ReLU6 is a hardtanh.
+FUSABLE = tuple((op, act) for op in ("conv2d", "conv_transpose2d", "linear") for act in ("hardtanh", "relu6"))
+"""Pairs that XNNPACK runs as one int8 kernel, though its quantizer rounds in between; ``F.relu6`` becomes a hardtanh.
 
 From ExecuTorch 1.4.1: ``fused_acts`` in ``backends/xnnpack/partition/config/gemm_configs.py`` takes them into one
 partition, and ``backends/xnnpack/_passes/fuse_activation_pass.py`` makes the activation the kernel's output range.

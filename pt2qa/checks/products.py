@@ -1,0 +1,188 @@
+"""The ops that multiply matrices: where a model's time goes, and how far a quantizer takes each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from pt2qa.checks.rounding import spec_read
+from pt2qa.handles import OpName, handle_of, op_of, walk
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.points import GraphNode
+from pt2qa.simulator.program import Program, Step
+
+State = Literal["quantized", "input only", "weight only", "float"]
+
+CONVOLUTIONS = frozenset(
+    {f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)} | {"convolution"},
+)
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_ATTENTION = "scaled_dot_product_attention"
+_BIAS = {"linear": 2, "addmm": 0, "baddbmm": 0, "addbmm": 0, "addmv": 0, **dict.fromkeys(CONVOLUTIONS, 2)}
+"""The argument that is added, not multiplied."""
+
+_BY_TORCH = CONVOLUTIONS | _BIAS.keys() | {"matmul", "mm", "bmm", "mv", "einsum", "bilinear"}
+OPAQUE = RECURRENT | {_ATTENTION}
+"""Ops that hide their products from every quantizer."""
+
+PRODUCTS = _BY_TORCH | OPAQUE
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """An op that multiplies matrices.
+
+    Attributes:
+        name: what people read.
+        op: what it does, such as ``conv2d``.
+        node: it, in the float graph.
+        macs: its multiply-adds for the example inputs.
+        share: of all multiply-adds of the model, 0..1.
+        owner: name of the higher-order op in whose nested graph it stands; empty at the top.
+        annotated: whether the quantizer annotated it; None where no annotation is known.
+        state: what is rounded of what it multiplies: all, its input, its weight, nothing.
+    """
+
+    name: str
+    op: str
+    node: Node
+    macs: int
+    share: float
+    owner: str
+    annotated: bool | None
+    state: State
+
+
+def products_of(
+    graph: GraphModule, names: Mapping[int, OpName], annotations: Annotations | None, converted: Program | None
+) -> tuple[Product, ...]:
+    """The ops of a float graph and its nested graphs that multiply something by an activation, in graph order.
+
+    Args:
+        graph: the float graph, with handles and traced values.
+        names: what to call each handle.
+        annotations: what the quantizer annotates in it, where it is known.
+        converted: what became of it, where it is converted already; it has the last word on what is rounded.
+    """
+    states = states_of(annotations) if converted is None and annotations is not None else {}
+    states |= {} if converted is None else _converted_states(converted)
+    annotated = None if annotations is None else annotations.ops.keys()
+    found: list[tuple[str, Node, int, str]] = []
+    for placed in walk(graph):
+        node, handle = placed.node, handle_of(placed.node)
+        if node.op != "call_function" or handle is None or handle not in names or op_of(node.target) not in PRODUCTS:
+            continue
+        owner = handle_of(placed.owner) if placed.owner is not None else None
+        inside = names[owner].name if owner is not None and owner in names else ""
+        found.append((names[handle].name, node, multiply_adds(node), inside))
+    total = sum(macs for _, _, macs, _ in found) or 1
+    return tuple(
+        Product(
+            name=name,
+            op=op_of(node.target),
+            node=node,
+            macs=macs,
+            share=macs / total,
+            owner=owner,
+            annotated=None if annotated is None else name in annotated,
+            state=_if_annotated(states.get(name, "float"), node, annotated is None or name in annotated),
+        )
+        for name, node, macs, owner in found
+    )
+
+
+def _if_annotated(state: State, node: Node, is_annotated: bool) -> State:
+    """What is left of a state where the op itself is not annotated: the ops before it may round their outputs."""
+    if is_annotated or state != "quantized":
+        return state
+    return "input only" if any(source.op == "get_attr" for source in node.all_input_nodes) else "float"
+
+
+def multiply_adds(node: Node) -> int:
+    """The multiply-adds of a matrix product for the sizes that it was traced with.
+
+    torch's own formulas count convolutions and matrix products.  It has none for recurrent ops and for attention on a
+    CPU: a recurrent op multiplies each of its weights once a step, attention multiplies queries by keys and scores by
+    values.
+    """
+    args, kwargs = pytree.tree_map_only(Node, lambda source: source.meta.get("val"), (node.args, node.kwargs))
+    args, kwargs = pytree.tree_map(_sized, (args, kwargs))
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    op = op_of(node.target)
+    if len(tensors) < 2:
+        return 0
+    if op in RECURRENT:
+        steps = tensors[0].numel() // tensors[0].shape[-1]
+        return steps * sum(tensor.numel() for tensor in tensors[1:] if tensor.dim() == 2)
+    if op == _ATTENTION:
+        query, key, value = tensors[:3]
+        return query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    assert callable(node.target)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        node.target(*args, **kwargs)
+    return int(counter.get_total_flops()) // 2
+
+
+def _sized(value: Any) -> Any:
+    """A traced value without data and without symbolic sizes, so that counting puts no guard on a program."""
+    if isinstance(value, Tensor):
+        return torch.empty([_size(size) for size in value.shape], dtype=value.dtype, device="meta")
+    return _size(value) if isinstance(value, torch.SymInt) else value
+
+
+def _size(size: int | torch.SymInt) -> int:
+    """A size of the example inputs; 1 where it depends on data."""
+    if isinstance(size, int):
+        return size
+    return size.node.hint if size.node.has_hint() else 1
+
+
+def states_of(annotations: Annotations) -> dict[str, State]:
+    """What is rounded of what each product multiplies, by name, as a quantizer annotated it."""
+    nodes = annotations.ground.nodes.values()
+    return {node.name: _annotated_state(annotations, node) for node in nodes if node.op in PRODUCTS}
+
+
+def _annotated_state(annotations: Annotations, node: GraphNode) -> State:
+    inputs: list[bool] = []
+    weights: list[bool] = []
+    for source, position in node.inputs.items():
+        if not _is_factor(node.op, position):
+            continue
+        rounded = spec_read(annotations, source, node.key) is not None
+        (weights if annotations.ground.nodes[source].constant else inputs).append(rounded)
+    return _state(node.op, inputs, weights)
+
+
+def _converted_states(program: Program) -> dict[str, State]:
+    results = {site.result for site in program.sites}
+    arguments = {constant.slot: constant.argument for constant in program.constants}
+    return {step.name: _converted_state(step, results, arguments) for step in program.steps if step.op in PRODUCTS}
+
+
+def _converted_state(step: Step, results: set[int], arguments: Mapping[int, int]) -> State:
+    weights = [slot in results for slot in step.constants if _is_factor(step.op, arguments.get(slot, -1))]
+    return _state(step.op, [slot in results for slot in step.reads], weights)
+
+
+def _is_factor(op: str, position: int) -> bool:
+    """Whether an argument is multiplied; an attention mask is added, and so is a bias."""
+    return position != _BIAS.get(op) and (op != _ATTENTION or position < 3)
+
+
+def _state(op: str, inputs: list[bool], weights: list[bool]) -> State:
+    # Of a recurrent op the first states and the biases stay in float, whatever else is rounded.
+    every = any if op in RECURRENT else all
+    if not inputs or not weights:
+        factors = inputs or weights
+        return "quantized" if factors and every(factors) else "float"
+    if every(weights) and every(inputs):
+        return "quantized"
+    return "input only" if any(inputs) else "weight only" if any(weights) else "float"

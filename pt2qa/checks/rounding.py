@@ -1,0 +1,43 @@
+"""Which values of an annotated graph are rounded where they are read, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.points import Derives, Point, is_quantized
+from pt2qa.overrides.sharing import root_of
+
+ATTRIBUTES = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+"""What torchao compares before two points of one value get one observer (``_union_input_edge_with``, prepare.py)."""
+
+
+def own_spec(annotations: Annotations, point: Point) -> Any | None:
+    """The spec that a point has in the end; None where it has none, leads nowhere, or rounds nothing."""
+    root = root_of(annotations.specs, point)
+    if root is None or not is_quantized(annotations.specs[root], annotations.ground.nodes[point[0]]):
+        return None
+    spec = annotations.specs[root]
+    return spec.spec if isinstance(spec, Derives) else spec
+
+
+def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
+    """The spec with which an op reads a value; None where it reads it in float.
+
+    Args:
+        annotations: the annotated graph.
+        source: fx name of the node that makes the value; a constant may be rounded before it is reshaped.
+        reader: fx name of the op.
+    """
+    for point in ((source, reader), (source, "")):
+        if (spec := own_spec(annotations, point)) is not None:
+            return spec
+    node = annotations.ground.nodes[source]
+    deeper = node.inputs if node.constant else ()
+    return next((spec for one in deeper if (spec := spec_read(annotations, one, source)) is not None), None)
+
+
+def differing(one: Any, other: Any) -> tuple[str, ...]:
+    """The attributes of :data:`ATTRIBUTES` in which two specs differ."""
+    missing = object()
+    return tuple(name for name in ATTRIBUTES if getattr(one, name, missing) != getattr(other, name, missing))

@@ -1,0 +1,87 @@
+"""Rules of the structure check that only x86 CPUs need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+VNNI = frozenset({"avx_vnni", "avx512_vnni", "amx_int8"})
+"""Any of these adds four products of int8 in 32 bits at once."""
+
+_X86 = frozenset({"x86_64", "amd64", "sse2", "ssse3", "sse4_1", "avx", "avx2", "avx512f", "avx512bw"})
+INT16_MAX = 2**15 - 1
+
+
+def find(subject: Any) -> Iterator[Found]:
+    """Convolutions and linears with a pair of weights whose products with the largest input exceed 16 bits."""
+    if subject.cpu & VNNI:
+        raise DoesNotApplyError("to CPUs with VNNI, which add products in 32 bits")
+    if not subject.cpu & _X86:
+        raise DoesNotApplyError('to CPUs that are not known to be x86; give cpu="no-vnni"')
+    for product in subject.integer_products:
+        given = product.input_params
+        if given is None or given.dtype != "uint8":
+            continue
+        largest = given.quant_max * _largest_pair(product.integers)
+        if largest > INT16_MAX:
+            yield Found(
+                product.name,
+                f"inputs reach {given.quant_max}, and pairs of weights exceed 16 bits with that",
+                value=largest,
+            )
+
+
+def _largest_pair(integers: Any) -> float:
+    """The largest absolute sum of two weights of one sign that are multiplied with adjacent input channels.
+
+    Args:
+        integers: tensor of shape (output channels, input channels, ...).
+    """
+    before, after = integers[:, 0::2], integers[:, 1::2]
+    if not after.numel():
+        return 0.0  # depthwise kernels widen to 32 bits before they multiply
+    before = before[:, : after.shape[1]]
+    above = (before.clamp(min=0) + after.clamp(min=0)).max()
+    below = (before.clamp(max=0) + after.clamp(max=0)).min()
+    return max(float(above), -float(below))
+
+
+PAIR_SUMS = Rule(
+    id="x86-pair-sums",
+    severity="warning",
+    title="sums of two products that saturate at 16 bits on a CPU without VNNI",
+    why="Without VNNI, oneDNN multiplies uint8 inputs by int8 weights and adds the products of two adjacent input "
+    "channels in 16 bits, which cuts them off at 32,767: 255 * 127 * 2 is 64,770. The model then computes something "
+    "else than on a CPU with VNNI, and than its converted graph. Listed where the weights as they are can do it, for "
+    "inputs at the upper end.",
+    fix='take 7 bits for activations, as 127 * 127 * 2 is 32,258: pt2qa.quantizer("x86", reduce_range=True); or deploy '
+    "on CPUs with VNNI",
+    needs=("pair",),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+torch.manual_seed(0)
+x = torch.randn(4, 16)
+pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 8).eval(), x), "x86", [x])
+findings = pt2qa.check(pair, cpu="no-vnni")
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+torch.manual_seed(0)
+x = torch.randn(4, 16)
+quantizer = pt2qa.quantizer("x86", reduce_range=True)
+pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 8).eval(), x), quantizer, [x])
+findings = pt2qa.check(pair, cpu="no-vnni")
+""",
+)
+
+RULES = (PAIR_SUMS,)
+"""What :meth:`pt2qa_x86.X86.rules` brings to the structure check."""
