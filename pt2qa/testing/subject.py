@@ -1,0 +1,86 @@
+"""What is checked: a quantizer, or a function that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantizer import Quantizer
+
+from pt2qa.plugins import QuantizerPlugin, describe, resolve
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A quantizer under test.
+
+    Args:
+        quantizer: what :func:`pt2qa.quantize` takes, or a function without arguments that returns it.
+        qat: whether it is for quantization-aware training.
+    """
+
+    quantizer: Any
+    qat: bool = False
+
+    @property
+    def makes_new_ones(self) -> bool:
+        """Whether each graph gets a quantizer of its own."""
+        return self._factory or not isinstance(self.quantizer, Quantizer)
+
+    def plugin(self) -> QuantizerPlugin:
+        """The quantizer as a plug-in: a new one where there is a way to make one, else the object that was given.
+
+        Raises:
+            PluginError: it is no quantizer.
+        """
+        return resolve(self.quantizer() if self._factory else self.quantizer)
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return describe(self.plugin()) + (" for QAT" if self.qat else "")
+
+    @property
+    def note(self) -> str:
+        """How quantizers were made for the many graphs."""
+        if self._factory:
+            made = getattr(self.quantizer, "__qualname__", type(self.quantizer).__name__)
+            return f"each graph was annotated by a new quantizer from {made}()"
+        if self.makes_new_ones:
+            return "each graph was annotated by a new quantizer from the plug-in"
+        return "all graphs were annotated by the one object that was given; pass a function to have a new one for each"
+
+    @property
+    def _factory(self) -> bool:
+        if isinstance(self.quantizer, type):
+            return True
+        return callable(self.quantizer) and not isinstance(self.quantizer, Quantizer | QuantizerPlugin)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A plug-in whose quantizer is changed after it is built.
+
+    Args:
+        plugin: the plug-in.
+        change: from its quantizer to another one.
+    """
+
+    plugin: QuantizerPlugin
+    change: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        """As the plug-in's."""
+        return self.plugin.name
+
+    @property
+    def summary(self) -> str:
+        """As the plug-in's."""
+        return self.plugin.summary
+
+    def build(self, graph: GraphModule, *, qat: bool) -> Any:
+        """What ``change`` makes of the plug-in's quantizer."""
+        return self.change(self.plugin.build(graph, qat=qat))
