@@ -49,9 +49,10 @@ format: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/ruff" format .
 	cd "$(ROOT)" && "$(BIN)/ruff" check --fix .
 
-# One thread a process: tests run side by side, and more threads than cores would wait for each other.
+# One thread a process: tests run side by side, and more threads than cores would wait for each other. The tests of one
+# file or class stay in one process, where they share what they have captured and quantized.
 test: $(VENV)/.installed
-	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto -m "not zoo"
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m "not zoo"
 
 zoo: $(VENV)/.zoo
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -m zoo

@@ -40,4 +40,4 @@ class FlowError(Pt2qaError):
 
 
 class SelectionError(Pt2qaError):
-    """A module path, class or op type matches nothing in the model."""
+    """A name or pattern matches nothing, or what is asked for cannot be read."""

@@ -38,6 +38,9 @@ REFERENCE_MATCH_DB = 60.0
 """How well the simulator with every site off must match a reference graph that somebody else made."""
 
 
+_ARITHMETIC = ("conv", "linear", "matmul", "bmm", "addmm", "lstm", "gru")
+"""Beginnings of the names of ops that carry the arithmetic of a model."""
+
 WEIGHT_MATCH_DB = 3.0
 """How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
 
@@ -86,6 +89,11 @@ class OpCoverage:
     total: int
     annotated: int
     quantized: int
+
+    @property
+    def carries_arithmetic(self) -> bool:
+        """Whether one of them in float is worth a note."""
+        return self.op.startswith(_ARITHMETIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +309,16 @@ def _check_weights(pair: QuantizedPair) -> None:
             continue
         match = error_sums(constant.reference, constant.quantized.to(constant.reference.dtype)).sqnr
         if match < WEIGHT_MATCH_DB:
+            site = pair.sites[constant.site]
             raise PairingError(
-                f"the quantized {pair.sites[constant.site].kind} of {constant.reader} matches its float value at "
-                f"{match:.1f} dB; expected at least {WEIGHT_MATCH_DB:.0f} dB. Pass a reference and a quantized graph "
-                "made from one model."
+                f"the quantized {site.kind} of {constant.reader} matches its float value at {match:.1f} dB; expected "
+                f"at least {WEIGHT_MATCH_DB:.0f} dB. "
+                + (
+                    "Its scale is 1.0, as of an observer that saw no value: run batches through the prepared graph "
+                    "before convert_pt2e."
+                    if site.params.largest_scale == 1.0
+                    else "Pass a reference and a quantized graph made from one model."
+                )
             )
 
 

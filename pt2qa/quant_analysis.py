@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pt2qa.bad_cases import CaseMetric, find_bad_cases
+from pt2qa.checks import check
 from pt2qa.compare import compare_layers, compare_weights
 from pt2qa.errors import BatchError, ReportError
 from pt2qa.pairing import QuantizedPair
 from pt2qa.reconfiguration import Target, reconfigure
-from pt2qa.report import BadCases, LayerReport, Reconfiguration, Report, SensitivityReport, WeightReport, load
+from pt2qa.report import (
+    BadCases,
+    Findings,
+    LayerReport,
+    Reconfiguration,
+    Report,
+    SensitivityReport,
+    WeightReport,
+    load,
+)
 from pt2qa.report.atomic import write_atomic
 from pt2qa.sensitivities import sensitivity
 from pt2qa.simulator.batches import Batch
@@ -21,7 +31,7 @@ from pt2qa.simulator.batches import Batch
 ReportType = TypeVar("ReportType", bound=Report)
 
 BAD_CASES: Final = "bad-cases"
-REPORTS: Final = (BAD_CASES, "layers", "weights", "sensitivity", "reconfiguration")
+REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "sensitivity", "reconfiguration")
 """What a folder may hold, in the order of a session."""
 
 PLAN: Final = "plan.json"
@@ -39,7 +49,7 @@ _FILES: Final = frozenset({*(name for what in REPORTS for name in _files_of(what
 
 
 class QuantAnalysis:
-    """Finds bad cases, compares on them, ranks sites and searches a better configuration, all on one pair.
+    """Checks, finds bad cases, compares on them, ranks sites and searches a better configuration, all on one pair.
 
     Every method calls the function of pt2qa that does the work, writes ``<what>.safetensors`` and ``<what>.txt`` (all
     rows) to ``out_dir``, and returns the report.  Another process goes on from the folder: :meth:`load_bad_case`,
@@ -80,6 +90,20 @@ class QuantAnalysis:
         self.post_process = post_process
         self.progress = progress
         self.bad_case: BadCases | None = None
+
+    def check(self, **options: Any) -> Findings:
+        """Checks structure, annotation and numbers on all batches: :func:`pt2qa.check`.
+
+        Args:
+            options: ``model``, ``cpu``, ``rules``, ``silence`` and so on of :func:`pt2qa.check`.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        return self._written(
+            "findings",
+            lambda: check(self.pair, batches=self.batches, inputs_of=self.inputs_of, progress=self.progress, **options),
+        )
 
     # -- bad cases -----------------------------------------------------------------------------------------------
 

@@ -14,16 +14,19 @@ ROOT = Path(__file__).parent.parent
 FRONT_DOOR = "pt2qa"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pt2qa.errors",),
-    ("pt2qa.report.atomic",),
+    ("pt2qa.report.atomic", "pt2qa.decibels"),
     ("pt2qa.overrides.plan",),
     ("pt2qa.handles", "pt2qa.metrics", "pt2qa.report"),
     ("pt2qa.export", "pt2qa.plugins"),
-    ("pt2qa.simulator",),
+    ("pt2qa.simulator", "pt2qa.overlays"),
     ("pt2qa.pairing", "pt2qa.prepare_check"),
     ("pt2qa.calibration", "pt2qa.overrides"),
     ("pt2qa.quantization",),
+    ("pt2qa.inventory",),
     ("pt2qa.compare", "pt2qa.bad_cases", "pt2qa.sensitivities"),
-    ("pt2qa.reconfiguration",),
+    ("pt2qa.profiling", "pt2qa.reconfiguration"),
+    ("pt2qa.checks",),
+    ("pt2qa.testing",),
     ("pt2qa.quant_analysis",),
     (FRONT_DOOR,),
     ("pt2qa.flow",),
@@ -36,7 +39,7 @@ PLUGINS = sorted(
     path.name for path in (ROOT / "quantizers").iterdir() if path.is_dir() and path.name.startswith("pt2qa")
 )
 TORCH_FREE = (
-    *("pt2qa.errors", "pt2qa.report.atomic", "pt2qa.overrides.plan", "pt2qa.report"),
+    *("pt2qa.errors", "pt2qa.decibels", "pt2qa.report.atomic", "pt2qa.overrides.plan", "pt2qa.report"),
     *("pt2qa.plugins", "pt2qa.flow", "pt2qa.cli", FRONT_DOOR),
 )
 """What ``pt2qa show`` and ``pt2qa quantizers`` load: these import torch only inside functions or for types."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from fnmatch import fnmatch
 from importlib.metadata import entry_points, requires, version
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_the_command_and_the_plugins_are_installed() -> None:
 @pytest.mark.parametrize("package", ["pt2qa", "quantizers/pt2qa_x86", "quantizers/pt2qa_xnnpack"])
 def test_packages_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
+
+
+def test_wheels_hold_every_file_that_the_code_reads() -> None:
+    text = (ROOT / "pyproject.toml").read_text().partition("[tool.setuptools.package-data]\n")[2].partition("\n\n")[0]
+    declared = {name: re.findall(r'"([^"]+)"', patterns) for name, patterns in re.findall(r'"([^"]+)" = (.*)', text)}
+    assert declared["*"] == ["py.typed"]
+    data = [path for path in (ROOT / "pt2qa").rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
+    for path in data:
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        assert any(fnmatch(path.name, pattern) for pattern in declared["*"] + declared.get(package, [])), path
 
 
 def test_the_folder_of_the_plugins_is_no_package() -> None:

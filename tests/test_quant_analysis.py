@@ -55,6 +55,17 @@ def test_each_step_writes_its_report_and_its_text(session: Session) -> None:
     assert [type(report) for report in kept.values()] == [type(report) for report in made.values()]
 
 
+def test_the_check_looks_at_all_batches_and_is_the_first_report(session: Session) -> None:
+    analysis = session()
+    analysis.auto_find_bad_case(k=1)
+    findings = analysis.check(silence=["fixed-batch"])
+    alone = pt2qa.check(analysis.pair, batches=BATCHES, silence=["fixed-batch"], progress=False)
+    assert [row.rule for row in findings] == [row.rule for row in alone]
+    assert findings.rules == alone.rules
+    assert "layers" in findings.checked
+    assert list(analysis.reports()) == ["findings", "bad-cases"]
+
+
 def test_another_session_goes_on_from_the_folder(session: Session) -> None:
     first = session().auto_find_bad_case(k=2)
     later = session()

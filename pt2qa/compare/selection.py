@@ -7,7 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pt2qa.errors import SelectionError
+from pt2qa.handles import OpName
 from pt2qa.simulator.program import Program, Step
+
+Labelled = Step | OpName
+"""What has a name, a module and a kind of op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +38,33 @@ def selected_steps(program: Program, prefixes: Sequence[str], ops: Collection[st
         SelectionError: a prefix or a kind matches nothing; the message lists near names.
     """
     steps = [step for step in program.steps if step.site is None]
+    return frozenset(steps[position].index for position in select(steps, prefixes, ops))
+
+
+def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
+    """Positions of the ops under any of the module paths and of any of the kinds; all where both are empty.
+
+    Raises:
+        SelectionError: a prefix or a kind matches nothing; the message lists near names.
+    """
     for prefix in prefixes:
-        if not any(_is_under(step, prefix) for step in steps):
-            raise _no_match("module or op", prefix, [name for step in steps for name in (step.module, step.name)])
+        if not any(_is_under(label, prefix) for label in labels):
+            raise _no_match("module or op", prefix, [name for label in labels for name in (label.module, label.name)])
     for op in ops:
-        if not any(step.op == op for step in steps):
-            raise _no_match("op type", op, [step.op for step in steps])
+        if not any(label.op == op for label in labels):
+            raise _no_match("op type", op, [label.op for label in labels])
     return frozenset(
-        step.index
-        for step in steps
-        if (not prefixes or any(_is_under(step, prefix) for prefix in prefixes)) and (not ops or step.op in ops)
+        position
+        for position, label in enumerate(labels)
+        if (not prefixes or any(_is_under(label, prefix) for prefix in prefixes)) and (not ops or label.op in ops)
     )
 
 
-def find_blocks(program: Program, wanted: Iterable[str]) -> list[Block]:
-    """The calls of the modules that are named by path (``layer2``) or by class (``BasicBlock``), in graph order.
+def find_blocks(program: Program, wanted: Iterable[str | type]) -> list[Block]:
+    """The calls of the modules that are named by path (``layer2``), by class, or by its name (``BasicBlock``).
+
+    Returns:
+        The calls in graph order.
 
     Raises:
         SelectionError: a name matches no module; the message lists near names.
@@ -59,7 +75,7 @@ def find_blocks(program: Program, wanted: Iterable[str]) -> list[Block]:
             for key, path, kind in step.module_stack:
                 blocks.setdefault((key, path, kind.rpartition(".")[2]), []).append(step.index)
     found = []
-    for name in wanted:
+    for name in (each.__name__ if isinstance(each, type) else each for each in wanted):
         matches = [block for block in blocks if name in (block[1], block[2])]
         if not matches:
             raise _no_match("module path or class", name, [part for block in blocks for part in block[1:]])
@@ -70,8 +86,8 @@ def find_blocks(program: Program, wanted: Iterable[str]) -> list[Block]:
     return sorted(dict.fromkeys(found), key=lambda block: block.steps)
 
 
-def _is_under(step: Step, prefix: str) -> bool:
-    return any(name == prefix or name.startswith((f"{prefix}.", f"{prefix}/")) for name in (step.module, step.name))
+def _is_under(label: Labelled, prefix: str) -> bool:
+    return any(name == prefix or name.startswith((f"{prefix}.", f"{prefix}/")) for name in (label.module, label.name))
 
 
 def _no_match(what: str, given: str, known: Iterable[str]) -> SelectionError:

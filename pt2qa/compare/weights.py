@@ -7,13 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from pt2qa.metrics import error_sums, sqnr
+from pt2qa.decibels import sqnr
+from pt2qa.metrics import error_sums
 from pt2qa.pairing import QuantizedPair
 from pt2qa.report import WeightReport, WeightRow
 from pt2qa.report.rows import UNQUANTIZED
 from pt2qa.simulator.program import Constant, QuantParams
-
-_WEIGHTED = ("conv", "linear", "addmm", "embedding", "lstm", "gru", "rnn", "layer_norm", "batch_norm", "group_norm")
 
 
 def compare_weights(pair: QuantizedPair) -> WeightReport:
@@ -24,10 +23,11 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
 
     Returns:
         One row for each weight, bias and other parameter that an op reads.  Parameters that stay float are rows too,
-        with the note ``not quantized``.  A channel is dead where its float value is not zero and its dequantized
-        value is.
+        with the note ``not quantized``.  A weight that one module reads again and again, as at each step of a recurrent
+        op, is one row, with the name of the first reader.  A channel is dead where its float value is not zero and its
+        dequantized value is.
     """
-    rows = [_row(pair, constant) for constant in pair.program.constants if _is_weight(constant)]
+    rows = [_row(pair, constant, readers) for constant, readers in _each_once(pair)]
     return WeightReport(
         rows=tuple(rows),
         unpaired=pair.pairing.unpaired,
@@ -45,7 +45,29 @@ def _is_weight(constant: Constant) -> bool:
     return constant.site is not None or constant.is_parameter
 
 
-def _row(pair: QuantizedPair, constant: Constant) -> WeightRow:
+def _each_once(pair: QuantizedPair) -> list[tuple[Constant, int]]:
+    """The weights, each with how many ops of its module read it at the same argument with the same rounded values."""
+    found: list[tuple[Constant, int]] = []
+    places: dict[tuple[str, str, str, int], list[int]] = {}
+    for constant in filter(_is_weight, pair.program.constants):
+        key = (constant.attribute, _module(pair, constant), constant.op, constant.argument)
+        like = places.setdefault(key, [])
+        same = (at for at in like if torch.equal(found[at][0].quantized, constant.quantized))
+        at = next(same, None) if constant.attribute else None
+        if at is None:
+            like.append(len(found))
+            found.append((constant, 1))
+        else:
+            found[at] = (found[at][0], found[at][1] + 1)
+    return found
+
+
+def _module(pair: QuantizedPair, constant: Constant) -> str:
+    known = pair.names.get(constant.handle)
+    return known.module if known is not None else ""
+
+
+def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
     float_value, dequantized = constant.reference.detach(), constant.quantized.detach()
     params = pair.sites[constant.site].params if constant.site is not None else None
     sums = error_sums(float_value, dequantized.to(float_value.dtype))
@@ -53,11 +75,11 @@ def _row(pair: QuantizedPair, constant: Constant) -> WeightRow:
     channel_axis = axis if axis is not None else _channel_axis(constant)
     worst, worst_sqnr, dead = _channels(float_value, dequantized, channel_axis)
     scales = params.largest_scale if params is not None else math.nan
-    known = pair.names.get(constant.handle)
+    notes = (UNQUANTIZED if params is None else "", f"read by {readers} ops" if readers > 1 else "", sums.reason)
     return WeightRow(
         handle=constant.handle,
         name=constant.reader,
-        module=known.module if known is not None else "",
+        module=_module(pair, constant),
         op=constant.op,
         attr=_attribute(constant),
         dtype=params.dtype if params is not None else str(float_value.dtype).removeprefix("torch."),
@@ -77,16 +99,21 @@ def _row(pair: QuantizedPair, constant: Constant) -> WeightRow:
         quant_min=sums.quant_min,
         ref_max=sums.ref_max,
         quant_max=sums.quant_max,
-        note="; ".join(part for part in (UNQUANTIZED if params is None else "", sums.reason) if part),
+        note="; ".join(part for part in notes if part),
     )
 
 
 def _attribute(constant: Constant) -> str:
-    """``weight``, ``bias`` or the last part of the parameter's name."""
-    by_position = {1: "weight", 2: "bias"}
-    if constant.op.startswith(("conv", "linear")) and constant.argument in by_position:
-        return by_position[constant.argument]
-    return constant.attribute.rpartition(".")[2] or f"argument {constant.argument}"
+    """``weight``, ``bias`` or the last part of the parameter's name, such as ``weight_hh_l0``."""
+    role = {1: "weight", 2: "bias"}.get(constant.argument)
+    own = constant.attribute.rpartition(".")[2]
+    if (
+        role is not None
+        and constant.op.startswith(("conv", "linear"))
+        and not own.startswith((f"{role}_ih", f"{role}_hh"))
+    ):
+        return role
+    return own or f"argument {constant.argument}"
 
 
 def _channel_axis(constant: Constant) -> int | None:

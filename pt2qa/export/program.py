@@ -21,7 +21,7 @@ from pt2qa.export.batches import check_inputs
 from pt2qa.export.changes import Change
 from pt2qa.export.exporting import check_model, export
 from pt2qa.export.inputs import as_call, refuse_aliases
-from pt2qa.export.normalise import RECURRENT, normalise
+from pt2qa.export.normalise import DECOMPOSABLE, normalise
 from pt2qa.handles import OpName, assign_handles, handle_of, names_of, walk
 
 
@@ -116,8 +116,9 @@ def capture(
         kwargs: keyword example inputs.
         dynamic_shapes: which dimensions may change, as ``torch.export.export`` takes it: ``{"x": {0: Dim("batch")}}``.
         strict: analyse the Python of the forward (True) or run it (False).
-        decompose: recurrent ops to take apart so that quantizers see their linears: any of ``"lstm"``, ``"gru"``,
-            ``"rnn"``.  The sequence is written out step by step, so its length must be fixed.
+        decompose: ops to take apart so that quantizers see what is inside: any of ``"lstm"``, ``"gru"``, ``"rnn"``,
+            whose sequence is written out step by step, so that its length must be fixed; and ``"attention"``, both
+            ``scaled_dot_product_attention`` and the linears of ``nn.MultiheadAttention``.
 
     Returns:
         The capture.
@@ -156,7 +157,7 @@ def capture(
 
 def _kinds(decompose: Collection[str]) -> tuple[str, ...]:
     kinds = (decompose,) if isinstance(decompose, str) else tuple(decompose)
-    unknown = [kind for kind in kinds if kind not in RECURRENT]
+    unknown = [kind for kind in kinds if kind not in DECOMPOSABLE]
     if unknown:
-        raise CaptureError(f"decompose has {unknown}; expected any of {list(RECURRENT)}.")
+        raise CaptureError(f"decompose has {unknown}; expected any of {list(DECOMPOSABLE)}.")
     return kinds

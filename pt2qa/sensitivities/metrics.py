@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from pt2qa.decibels import sqnr
 from pt2qa.errors import SelectionError
-from pt2qa.metrics import ErrorSums, error_sums, sqnr
+from pt2qa.metrics import ErrorSums, error_sums
 from pt2qa.report import SensitivityBatch, SensitivityPart
 from pt2qa.sensitivities.outputs import float_leaves
 

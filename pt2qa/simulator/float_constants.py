@@ -24,12 +24,12 @@ class FloatConstant:
     """A constant of the reference graph.
 
     Attributes:
-        value: the tensor.
+        value: the tensor; several of an op with several outputs.
         attribute: qualified name of the parameter or buffer it comes from.
         is_parameter: whether that is a Parameter.
     """
 
-    value: Tensor
+    value: Any
     attribute: str
     is_parameter: bool
 
@@ -57,7 +57,7 @@ class FloatConstants:
         for node in self._by_handle.get(handle, []):
             argument = _argument(node, path)
             constant = self._evaluate(argument) if isinstance(argument, Node) else None
-            if constant is not None and constant.value.shape == like.shape:
+            if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
                 found.append(constant)
         return found[0] if found and all(other.value is found[0].value for other in found) else None
 
@@ -88,7 +88,7 @@ class FloatConstants:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: inputs[arg].value)  # type: ignore[union-attr]
         with torch.no_grad():
             value = function(*args, **kwargs)
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor | list | tuple):
             return None
         return FloatConstant(value, known[0].attribute, any(constant.is_parameter for constant in known))
 

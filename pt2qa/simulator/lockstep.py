@@ -235,8 +235,9 @@ class _Lockstep:
         for follower in steps[step.index + 1 :]:
             alike = self.groups_of.get(follower.index, []) == self.groups_of.get(step.index, [])
             overwrites = self._allocated(step.out) and follower.reuse and follower.reuse_all_on
+            alone = follower.reads == (last.out,) and not follower.constants
             pointwise = op_rules.is_pointwise(follower.function)
-            if not (alike and overwrites and pointwise and follower.site is None and follower.reads == (last.out,)):
+            if not (alike and overwrites and alone and pointwise and follower.site is None):
                 break
             found.append(follower)
             last = follower

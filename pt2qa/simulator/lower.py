@@ -86,6 +86,7 @@ class _Lowering:
         self.notes: list[str] = []
         self.site_slots: dict[tuple[Node, str], Slot] = {}
         self.constant_slots: dict[tuple[Node, int], Slot] = {}
+        self.dequantized: dict[tuple[Any, ...], Tensor] = {}
         self.same_sites: dict[tuple[int, str], int] = {}
         self.handle_uses: dict[int, int] = defaultdict(int)
         self.may_share = True
@@ -224,7 +225,7 @@ class _Lowering:
         if isinstance(value, _Folded):
             return replace(
                 value,
-                quantized=self._apply(node, value.quantized),
+                quantized=self._dequantized(node, value.quantized),
                 reference=None,
                 params=quant_ops.read_params(node, self._tensor),
             )
@@ -252,6 +253,17 @@ class _Lowering:
         if key not in self.site_slots:
             self.site_slots[key] = self._activation_site(value, node, exact=matching and not node.kwargs, alone=alone)
         return self.site_slots[key]
+
+    def _dequantized(self, node: Node, value: Tensor) -> Any:
+        """A dequantized constant; what several dequantize nodes make of it alike, as for the steps of an LSTM, is one.
+
+        Tensors are known by their identity: the graph holds them, so that no other takes the place of one that went.
+        """
+        args = tuple(self._tensor(arg) if isinstance(arg, Node) else arg for arg in node.args[1:])
+        key = (node.target, str(node.kwargs), *(id(arg) if isinstance(arg, Tensor) else arg for arg in (value, *args)))
+        if key not in self.dequantized:
+            self.dequantized[key] = self._apply(node, value)
+        return self.dequantized[key]
 
     def _is_read_after(self, dequantize: Node, value: _Integers) -> bool:
         """Whether the value that a dequantize node stands for is read through another one later."""
@@ -338,7 +350,7 @@ class _Lowering:
         handle = handle_of(node)
         known = self.names.get(handle) if handle is not None else None
         function = self._function(node)
-        in_place = op_rules.in_place_spelling(function)
+        in_place = op_rules.in_place_spelling(function) if _keeps_dtype(node) else None
         mutates = op_rules.mutates_first_argument(node.target)
         if mutates and isinstance(node.target, torch._ops.OpOverload):
             functional = op_rules.functional_spelling(node.target)
@@ -394,6 +406,9 @@ class _Lowering:
         if node.op == "call_method":
             method = str(node.target)
             return lambda self, *args, **kwargs: getattr(self, method)(*args, **kwargs)
+        if node.target is torch.ops.aten.detach_.default:
+            # In place it would cut the value itself off from gradients.
+            return torch.ops.aten.detach.default
         return node.target  # type: ignore[return-value]
 
     def _template(self, part: Any, reader: Node, handle: int | None, mutates: bool = False, path: Path = ()) -> Any:
@@ -498,6 +513,15 @@ class _Lowering:
                 if step.site is None:
                     readers[slot].append(step.name)
         return [replace(site, readers=tuple(readers[site.result])) for site in self.sites]
+
+
+def _keeps_dtype(node: Node) -> bool:
+    """Whether an op's result may overwrite its first argument: the sigmoid of integers is no integer."""
+    value, first = (
+        node.meta.get("val"),
+        node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None,
+    )
+    return not (isinstance(value, Tensor) and isinstance(first, Tensor)) or value.dtype == first.dtype
 
 
 def _module_stack(node: Node) -> tuple[tuple[str, str, str], ...]:

@@ -40,8 +40,8 @@ def _plain(name: str) -> str:
 
 
 def mutates_first_argument(target: Any) -> bool:
-    """Whether the op writes to its first argument."""
-    if not isinstance(target, torch._ops.OpOverload):
+    """Whether the op writes to the memory of its first argument; ``detach_`` changes no value, whatever it declares."""
+    if not isinstance(target, torch._ops.OpOverload) or target is torch.ops.aten.detach_.default:
         return False
     arguments = target._schema.arguments
     return bool(arguments and arguments[0].alias_info is not None and arguments[0].alias_info.is_write)
@@ -64,8 +64,10 @@ def in_place_spelling(target: Any) -> torch._ops.OpOverload | None:
 
 
 def is_pointwise(target: Any) -> bool:
-    """Whether a unary op computes each element by itself."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and op_name(target) in _IN_PLACE
+    """Whether an op computes each element from that element alone; a clamp by a tensor does not."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or op_name(target) not in _IN_PLACE:
+        return False
+    return sum("Tensor" in str(argument.type) for argument in target._schema.arguments) == 1
 
 
 def keeps_order(target: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,25 +40,43 @@ class Simulator:
         Returns:
             What the graph's output node holds: a tuple or list of values.
         """
+        walk = self.walk(values, on)
+        with torch.no_grad():
+            while True:
+                try:
+                    next(walk)
+                except StopIteration as end:
+                    return end.value
+
+    def walk(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Generator[tuple[Step, Any], None, Any]:
+        """One forward pass, step by step: gives each step with its value, which later steps may overwrite.
+
+        Args:
+            values: the inputs, flat.
+            on: as for :meth:`run`.  The caller switches gradients off around each step.
+
+        Returns:
+            As :meth:`run`, when all steps are done.
+        """
         program = self.program
         all_on, all_off = on is True, on is False
         chosen = frozenset() if isinstance(on, bool) else frozenset(on)
         env = self.environment(values, on)
-        with torch.no_grad():
-            for step in program.steps:
-                source = step.reads[0] if step.reads else -1
-                if step.site is None:
-                    reuse = step.reuse_all_on if all_on else step.reuse
-                    env[step.out] = self.call(step, env, reuse)
-                elif all_off or not (all_on or step.site in chosen):
-                    env[step.out] = env[source]
-                elif step.twin is not None and (all_on or program.steps[program.producers[step.twin]].site in chosen):
-                    env[step.out] = env[step.twin]
-                else:
-                    env[step.out] = self._quantize(step, env[source], step.reuse_all_on if all_on else step.reuse)
-                for slot in step.releases:
-                    env[slot] = None
-            return bind(program.outputs, env)
+        for step in program.steps:
+            source = step.reads[0] if step.reads else -1
+            if step.site is None:
+                reuse = step.reuse_all_on if all_on else step.reuse
+                env[step.out] = self.call(step, env, reuse)
+            elif all_off or not (all_on or step.site in chosen):
+                env[step.out] = env[source]
+            elif step.twin is not None and (all_on or program.steps[program.producers[step.twin]].site in chosen):
+                env[step.out] = env[step.twin]
+            else:
+                env[step.out] = self._quantize(step, env[source], step.reuse_all_on if all_on else step.reuse)
+            yield step, env[step.out]
+            for slot in step.releases:
+                env[slot] = None
+        return bind(program.outputs, env)
 
     def environment(self, values: Sequence[Any], on: bool | Collection[int]) -> list[Any]:
         """The slots as they are before the first step, with these sites on."""

@@ -240,6 +240,86 @@ def test_a_users_metric_is_a_column() -> None:
         layers(pair, BATCHES, metrics={"sqnr": empty})
 
 
+@dataclass(frozen=True)
+class OwnShare:
+    """What an op adds by itself, as a share of all the error that arrives there; counts what it was given, too."""
+
+    own: float = 0.0
+    whole: float = 0.0
+    scales: frozenset[float | None] = frozenset()
+
+    def update(
+        self, reference: Tensor, quantized: Tensor, *, isolated: Tensor | None = None, scale: float | None = None
+    ) -> OwnShare:
+        assert isolated is None or isolated.shape == reference.shape
+        own = math.nan if isolated is None else float(((isolated.double() - reference.double()) ** 2).sum())
+        whole = float(((quantized.double() - reference.double()) ** 2).sum())
+        return OwnShare(self.own + own, self.whole + whole, self.scales | {scale})
+
+    def merge(self, other: OwnShare) -> OwnShare:
+        return OwnShare(self.own + other.own, self.whole + other.whole, self.scales | other.scales)
+
+    def compute(self) -> float:
+        return self.own / self.whole if self.whole else math.nan
+
+
+def test_a_metric_may_ask_for_the_isolated_value_and_the_scale() -> None:
+    assert isinstance(OwnShare(), pt2qa.Metric)
+    pair = residual_pair()
+    report = layers(pair, BATCHES, metrics={"own": OwnShare(), "off": ShareOff(0.01)}, modules=["conv2"])
+    for row in (*report.rows, *report.modules):
+        # both SQNRs have the reference's power above the line
+        assert row.custom["own"] == pytest.approx(10 ** ((row.sqnr - row.isolated_sqnr) / 10), rel=1e-5), row.name
+    assert math.isnan(report.outputs[0].custom["own"])
+    alone = layers(pair, BATCHES, metrics={"off": ShareOff(0.01)})
+    assert [row.custom["off"] for row in alone.rows] == [row.custom["off"] for row in report.rows]
+
+
+def test_a_metric_that_asks_for_the_isolated_value_gets_none_where_it_is_not_run() -> None:
+    report = layers(residual_pair(), BATCHES, metrics={"own": OwnShare()}, modules=["conv2"], isolated=False)
+    assert all(math.isnan(row.custom["own"]) for row in report.rows)
+    assert all(row.custom["own"] > 0 for row in report.modules)
+
+
+def test_a_metric_is_given_the_rows_scale() -> None:
+    @dataclass(frozen=True)
+    class Scale:
+        seen: tuple[float | None, ...] = ()
+
+        def update(self, reference: Tensor, quantized: Tensor, *, scale: float | None = None) -> Scale:
+            return Scale((*self.seen, scale))
+
+        def merge(self, other: Scale) -> Scale:
+            return Scale(self.seen + other.seen)
+
+        def compute(self) -> float:
+            return math.nan if None in self.seen else float(sum(self.seen) / len(self.seen))  # type: ignore[arg-type]
+
+    example = (torch.randn(4, 16),)
+    for quantizer in ("xnnpack", pt2qa.quantizer("xnnpack", mode="dynamic")):
+        for row in layers(quantized_pair(Linears(), example, quantizer), [example], metrics={"unit": Scale()}).rows:
+            assert row.custom["unit"] == pytest.approx(row.scale, nan_ok=True)
+
+
+# -- recurrent ops that are taken apart --------------------------------------------------------------------------------
+
+
+def test_the_parts_of_an_lstm_are_rows_with_their_steps() -> None:
+    torch.manual_seed(0)
+    example = (torch.randint(0, 10, (5, 3)), torch.zeros(2, 3, 8), torch.ones(2, 3, 8))
+    capture = pt2qa.capture(Recurrent().eval(), example, decompose="lstm")
+    pair = pt2qa.quantize(capture, "x86", [example], progress=False)
+    report = layers(pair, [example])
+    parts = report.to_pandas(extended=True).query("part_of == 'rnn/lstm'")
+    assert sorted(set(parts["step"])) == [-1, 0, 1, 2, 3, 4]
+    assert list(parts[parts["op"] == "linear"]["step"]) == [-1, 0, 1, 2, 3, 4] * 2
+    assert {row.part_of for row in report.rows if row.module != "rnn"} == {""}
+    text = report.table(limit=None)
+    assert "rnn/lstm (5 steps)" in text
+    assert "rnn/linear_1 " not in text
+    assert "rnn/linear_1 " in report.opened("rnn/lstm").table(limit=None)
+
+
 # -- shapes of models and data ----------------------------------------------------------------------------------------
 
 

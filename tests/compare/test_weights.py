@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import pt2qa
-from tests.flows import quantized_pair, residual_pair
-from tests.models import Linears, images
+from tests.flows import direct_sqnr, quantized_pair, residual_pair
+from tests.models import Linears, Recurrent, images
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
@@ -99,3 +99,24 @@ def test_transposed_convolutions_count_output_channels() -> None:
     row = next(r for r in report.rows if r.attr == "weight" and r.op.startswith("conv_transpose"))
     assert row.shape == (3, 5, 3, 3)
     assert 0 <= row.worst_channel < 5
+
+
+def test_a_weight_that_every_step_reads_is_one_row() -> None:
+    torch.manual_seed(0)
+    example = (torch.randint(0, 10, (5, 3)), torch.zeros(2, 3, 8), torch.ones(2, 3, 8))
+    capture = pt2qa.capture(Recurrent().eval(), example, decompose="lstm")
+    for mode in ("static", "dynamic"):
+        pair = pt2qa.quantize(capture, pt2qa.quantizer("x86", mode=mode), [example], progress=False)
+        rows = [row for row in pt2qa.compare_weights(pair).rows if row.quantized]
+        assert [(row.name, row.attr, row.note) for row in rows] == [
+            ("rnn/linear", "weight_ih_l0", ""),
+            ("rnn/linear_1", "weight_hh_l0", "read by 5 ops"),
+            ("rnn/linear_6", "weight_ih_l1", ""),
+            ("rnn/linear_7", "weight_hh_l1", "read by 5 ops"),
+            ("decoder/linear", "weight", ""),
+        ]
+        for row in rows:
+            weight = pair.reference.get_parameter(f"{row.module}.{row.attr}").detach().double()
+            scale = weight.abs().amax(1, keepdim=True) / 127.5
+            rounded = (weight / scale).round().clamp(-128, 127) * scale
+            assert row.sqnr == pytest.approx(direct_sqnr(weight, rounded), abs=1e-3)

@@ -175,6 +175,24 @@ def test_isolated_values_are_the_region_on_the_references_inputs() -> None:
     assert torch.equal(seen["isolated"], (integers - site.zero_point) * site.scale)
 
 
+class CountsAndScores(nn.Module):
+    """Ops with an in-place spelling make float values of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        count = (self.conv(x) > 0).sum(1)
+        return torch.sigmoid(count.add(1)), count.add(2).clamp(min=2.5)
+
+
+def test_integers_are_not_overwritten_by_the_float_values_made_of_them() -> None:
+    pair = quantized_pair(CountsAndScores(), images(), "x86")
+    assert pair.verify(images()) == ()
+    assert pt2qa.compare_layers(pair, [images()], progress=False).rows[-1].dtype == "float32"
+
+
 class WritesToQuantized(nn.Module):
     """A view of a value that is quantized is written to."""
 
@@ -217,3 +235,14 @@ def test_keyword_inputs_and_dynamic_shapes() -> None:
     for batch in batches:
         expected = pair.quantized(batch["x"], scale=batch["scale"])
         assert torch.equal(pair.simulator.run(pair.values(batch), on=True)[0], expected)
+
+
+def test_the_steps_of_a_recurrent_op_share_their_dequantized_weights() -> None:
+    """convert gives every step its own dequantize op; memory must not grow with the length of the sequence."""
+    torch.manual_seed(0)
+    model, x = nn.LSTM(8, 16).eval(), torch.randn(7, 2, 8)
+    pair = pt2qa.quantize(pt2qa.capture(model, x, decompose="lstm"), "xnnpack", [x], progress=False)
+    weights = [constant for constant in pair.program.constants if constant.site is not None]
+    assert len(weights) > 2
+    assert len({constant.quantized.data_ptr() for constant in weights}) == 2
+    pair.verify(x)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch.export import ExportedProgram
 
 from pt2qa.export.changes import Change
+from pt2qa.export.normalise.attention import ATTENTION, MODULE, decompose_attention
 from pt2qa.export.normalise.dead_code import remove_dead_code
 from pt2qa.export.normalise.padding import write_out_padding
 from pt2qa.export.normalise.recurrent import RECURRENT, decompose_recurrent
@@ -25,11 +26,13 @@ PASSES = (
     remove_dead_code,
     keep_scalars,
     write_out_padding,
-    write_sources,
 )
-"""In this order, after everything is inlined: dead code is not worth a rewrite, and sources are of what is left."""
+"""In this order, after everything is inlined: dead code is not worth a rewrite."""
 
-__all__ = ["PASSES", "RECURRENT", "normalise"]
+DECOMPOSABLE = (*RECURRENT, ATTENTION)
+"""The kinds of ops that can be taken apart."""
+
+__all__ = ["DECOMPOSABLE", "PASSES", "normalise"]
 
 
 def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[Change, ...]:
@@ -37,13 +40,17 @@ def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[
 
     Args:
         program: the program.
-        decompose: kinds of recurrent ops to take apart, keys of :data:`RECURRENT`.
+        decompose: kinds of ops to take apart, of :data:`DECOMPOSABLE`.
 
     Returns:
         What the passes did.
     """
     changes = list(inline_regions(program))
     changes += decompose_recurrent(program, decompose)
+    if ATTENTION in decompose:
+        changes += decompose_attention(program)
     for run in PASSES:
         changes += run(program)
+    # Last, since sources are of what is left.
+    changes += write_sources(program, (MODULE,) if ATTENTION in decompose else ())
     return tuple(changes)

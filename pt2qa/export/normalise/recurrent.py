@@ -1,39 +1,31 @@
 """Takes recurrent ops apart on request (trap 25).
 
 ``aten.lstm.input`` is one op with all its matrix products inside: every quantizer leaves it float, in silence.  torch
-has decompositions of it into linears; running them with ``run_decompositions`` rewrites the rest of the program too
-(trap 36), so here only the recurrent op is replaced by its own decomposition.
+has decompositions of it into linears, one step of the sequence after the other.
 """
 
 from __future__ import annotations
 
-import operator
-import warnings
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from pt2qa.export.changes import Change
-from pt2qa.export.normalise.editing import names_by_node, read_instead
+from pt2qa.export.normalise.decomposition import operands_of, put_instead, trace
+from pt2qa.export.normalise.editing import names_by_node
+from pt2qa.handles import PART
 
 _RULE = "recurrent op"
+_ATEN = torch.ops.aten
 
 RECURRENT = {
-    "lstm": (torch.ops.aten.lstm.input, torch.ops.aten.lstm.data),
-    "gru": (torch.ops.aten.gru.input, torch.ops.aten.gru.data),
-    "rnn": (
-        torch.ops.aten.rnn_tanh.input,
-        torch.ops.aten.rnn_tanh.data,
-        torch.ops.aten.rnn_relu.input,
-        torch.ops.aten.rnn_relu.data,
-    ),
+    "lstm": (_ATEN.lstm.input, _ATEN.lstm.data),
+    "gru": (_ATEN.gru.input, _ATEN.gru.data),
+    "rnn": (_ATEN.rnn_tanh.input, _ATEN.rnn_tanh.data, _ATEN.rnn_relu.input, _ATEN.rnn_relu.data),
 }
 """The kinds that ``capture(decompose=...)`` takes, with their ops."""
 
@@ -41,60 +33,52 @@ RECURRENT = {
 def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple[Change, ...]:
     """Replaces recurrent ops by linears and elementwise ops, one step of the sequence after the other, in place.
 
+    Each part notes under :data:`pt2qa.handles.PART` of which op it is, and of which step of the sequence.
+
     Args:
         program: the program.
-        kinds: keys of :data:`RECURRENT`.
+        kinds: what to take apart; keys of :data:`RECURRENT` count, others are left alone.
     """
-    targets = {target for kind in kinds for target in RECURRENT[kind]}
-    graph_module = program.graph_module
-    wanted = [node for node in graph_module.graph.nodes if node.op == "call_function" and node.target in targets]
+    targets = {target for kind in kinds for target in RECURRENT.get(kind, ())}
+    wanted = [node for node in program.graph.nodes if node.op == "call_function" and node.target in targets]
+    names = names_by_node(program) if wanted else {}
     changes = []
     for node in wanted:
-        name = names_by_node(program)[node]
-        linears = _replace(program, graph_module, node, _trace(node))
-        changes.append(Change(_RULE, name, f"taken apart into {linears} linears and the ops between them"))
+        body = trace(node, decomposition_table[node.target])
+        steps = _steps(node, body)
+        put_instead(
+            program, node, body, {part: {PART: {"of": names[node], "step": step}} for part, step in steps.items()}
+        )
+        linears = sum(part.target is _ATEN.linear.default for part in steps)
+        changes.append(Change(_RULE, names[node], f"taken apart into {linears} linears and the ops between them"))
     return tuple(changes)
 
 
-def _trace(node: Node) -> GraphModule:
-    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    values = [leaf.meta["val"] for leaf in flat if isinstance(leaf, Node)]
+def _steps(node: Node, body: GraphModule) -> dict[Node, int]:
+    """For each op of the body, which step of the sequence it computes, from 0; -1 where it is of none or of all.
 
-    def run(*tensors: Tensor) -> object:
-        given = iter(tensors)
-        args, kwargs = pytree.tree_unflatten([next(given) if isinstance(leaf, Node) else leaf for leaf in flat], spec)
-        return decomposition_table[node.target](*args, **kwargs)  # type: ignore[index]
+    A step begins with the product of the hidden state, and the last one ends where the steps' outputs are joined.
+    """
+    operands = operands_of(node, body)
+    hidden = _hidden_weights(node)
+    counts = dict.fromkeys(hidden, 0)
+    steps, current = {}, -1
+    for part in body.graph.nodes:
+        if part.op != "call_function":
+            continue
+        weight = operands.get(part.args[1]) if part.target is _ATEN.linear.default else None
+        if weight in counts:
+            current = counts[weight]
+            counts[weight] += 1
+        elif part.target in (_ATEN.cat.default, _ATEN.stack.default):
+            current = -1
+        steps[part] = current
+    return steps
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="TF32 acceleration")  # which nobody asked for
-        # With MKL-DNN on, torch decomposes an LSTM into another opaque op.
-        with torch.backends.mkldnn.flags(enabled=False):
-            return make_fx(run, pre_dispatch=True)(*values)
 
-
-def _replace(program: ExportedProgram, graph_module: GraphModule, node: Node, body: GraphModule) -> int:
-    """Puts the ops of ``body`` where ``node`` stood and returns how many linears there are among them."""
-    graph = graph_module.graph
-    operands = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
-    values: dict[Node, Node] = dict(zip(body.graph.find_nodes(op="placeholder"), operands, strict=True))
-    with graph.inserting_before(node):
-        for inner in body.graph.nodes:
-            if inner.op != "call_function":
-                continue
-            copy = graph.node_copy(inner, values.__getitem__)
-            copy.meta = {
-                key: node.meta[key] for key in ("nn_module_stack", "stack_trace", "torch_fn") if key in node.meta
-            }
-            copy.meta["val"] = inner.meta["val"]
-            values[inner] = copy
-    results = pytree.tree_leaves(body.graph.output_node().args)
-    for user in list(node.users):
-        assert user.target is operator.getitem
-        read_instead(program, user, values[results[cast(int, user.args[1])]])
-        graph.erase_node(user)
-    graph.erase_node(node)
-    for made in reversed(list(values.values())):
-        if not made.users and made.op == "call_function" and made not in operands:
-            graph.erase_node(made)
-    graph_module.recompile()
-    return sum(inner.target is torch.ops.aten.linear.default for inner in body.graph.nodes)
+def _hidden_weights(node: Node) -> list[Any]:
+    """The hidden-to-hidden weight of each layer and direction: the second of its parameters."""
+    arguments: list[Any] = list(node.args)
+    place = max(index for index, argument in enumerate(arguments) if isinstance(argument, list | tuple))
+    parameters, layers, both_ways = arguments[place], arguments[place + 2], arguments[place + 5]
+    return list(parameters[1 :: len(parameters) // (layers * (2 if both_ways else 1))])

@@ -69,11 +69,15 @@ _SHARED_RULE = "shared module"
 _RULE = "op source"
 
 
-def write_sources(program: ExportedProgram) -> tuple[Change, ...]:
+def write_sources(program: ExportedProgram, opened: tuple[type[nn.Module], ...] = ()) -> tuple[Change, ...]:
     """Writes ``source_fn_stack`` anew, in place: one entry for each op, none for parameters.
 
     Ops inside a composite ``torch.nn`` module, such as ``MultiheadAttention``, keep that module as their source, as
     strict export has it; one call of it is one partition.
+
+    Args:
+        program: the program.
+        opened: composite modules whose ops get the sources that they would have outside of any module.
 
     Returns:
         Which modules are called more than once, and which ops count as a class that did not call them.
@@ -81,7 +85,7 @@ def write_sources(program: ExportedProgram) -> tuple[Change, ...]:
     renamed: list[tuple[Node, str]] = []
     calls: Counter[tuple[str, str]] = Counter()
     for graph_module in graph_modules(program):
-        _write(graph_module, renamed, calls)
+        _write(graph_module, opened, renamed, calls)
     if not renamed and all(count == 1 for count in calls.values()):
         return ()
     names = names_by_node(program)
@@ -93,7 +97,12 @@ def write_sources(program: ExportedProgram) -> tuple[Change, ...]:
     return shared + tuple(Change(_RULE, names[node], what) for node, what in renamed)
 
 
-def _write(graph_module: GraphModule, renamed: list[tuple[Node, str]], calls: Counter[tuple[str, str]]) -> None:
+def _write(
+    graph_module: GraphModule,
+    opened: tuple[type[nn.Module], ...],
+    renamed: list[tuple[Node, str]],
+    calls: Counter[tuple[str, str]],
+) -> None:
     first_in_call: dict[tuple[Any, ...], str] = {}
     for node in graph_module.graph.nodes:
         if node.op != "call_function":
@@ -107,6 +116,7 @@ def _write(graph_module: GraphModule, renamed: list[tuple[Node, str]], calls: Co
             node.meta["source_fn_stack"] = list(node.args[0].meta["source_fn_stack"])
             continue
         caller = _calling_class(node)
+        caller = None if caller in opened else caller
         source = _source(node, caller)
         label = node.name
         if source is caller and caller not in _SINGLE:

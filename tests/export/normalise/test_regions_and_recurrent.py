@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,37 @@ def test_recurrent_ops_are_taken_apart_in_both_modes_trap_25(kind: type[nn.RNNBa
     assert sum(op.op == "linear" for op in captured.names.values()) == 9
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({}, 3), ({"bidirectional": True}, 3), ({"proj_size": 2}, 3), ({"bias": False}, 3), ({"num_layers": 3}, 3)],
+    ids=str,
+)
+def test_parts_say_which_op_and_which_step_they_are_of(options: dict[str, Any], steps: int) -> None:
+    rnn = nn.LSTM(8, 4, **({"num_layers": 2} | options), batch_first=True)
+    captured = capture(Forward(lambda m, x: m.rnn(x)[0], rnn=rnn), torch.randn(2, steps, 8), decompose="lstm")
+    parts = [op for op in captured.names.values() if op.part_of]
+    assert {op.part_of for op in parts} == {"rnn/lstm"}
+    # nn.LSTM itself makes the states that it is not given
+    assert [op.name for op in captured.names.values() if not op.part_of] == ["x", "rnn/zeros", "rnn/zeros_1"]
+    tanhs = [op.step for op in parts if op.op == "tanh"]
+    layers = rnn.num_layers * (2 if rnn.bidirectional else 1)
+    assert tanhs == [step for step in range(steps) for _ in range(2)] * layers
+    # what is computed for the whole sequence at once is of no step
+    assert {op.step for op in parts if op.op == "cat"} == {-1}
+    assert [op.step for op in parts if op.op == "linear"].count(-1) == layers
+
+
+def test_two_calls_of_one_module_are_two_ops_with_steps() -> None:
+    model = Forward(lambda m, x: m.rnn(m.rnn(x)[0])[0], rnn=nn.GRU(4, 4, batch_first=True))
+    captured = capture(model, torch.randn(2, 3, 4), decompose="gru")
+    assert {op.part_of for op in captured.names.values() if op.part_of} == {"rnn/gru", "rnn/gru_1"}
+    file = io.BytesIO()
+    torch.export.save(captured.program, file)
+    file.seek(0)
+    assert names_of(torch.export.load(file)) == captured.names
+
+
 def test_an_lstm_under_no_grad_is_taken_apart_too_traps_15_and_25() -> None:
     model = Forward(torch.no_grad()(lambda m, x: m.rnn(x)[0]), rnn=nn.LSTM(8, 4))
     captured = capture(model, torch.randn(2, 3, 8), decompose="lstm")
@@ -106,7 +138,7 @@ def test_only_the_recurrent_op_changes_trap_36() -> None:
 
 
 def test_an_unknown_kind_lists_the_known_ones() -> None:
-    with pytest.raises(CaptureError, match=r"decompose has \['lstms'\]; expected any of \['lstm', 'gru', 'rnn'\]"):
+    with pytest.raises(CaptureError, match=r"decompose has \['lstms'\]; expected any of \['lstm', 'gru', 'rnn', "):
         capture(recurrent(nn.LSTM), torch.randn(2, 3, 8), decompose="lstms")
 
 

@@ -1,0 +1,168 @@
+"""``pt2qa analyze``: the main job on a flow's model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pt2qa.cli.group import DEBUG, Failure, debug_option, main
+from pt2qa.errors import Pt2qaError, ReportError
+
+if TYPE_CHECKING:
+    from pt2qa.flow import Flow
+
+
+@main.command()
+@click.argument("flow", metavar="FLOW.py:function")
+@click.option(
+    "-q",
+    "--quantizer",
+    "specs",
+    multiple=True,
+    metavar="SPEC",
+    help="Name, or name:option=value,...; repeatable.  [default: all that are installed]",
+)
+@click.option(
+    "-o", "folder", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder for the reports."
+)
+@click.option(
+    "--bad-cases", "bad_cases", metavar="K", type=click.IntRange(1), help="Also find the K samples that lose most."
+)
+@click.option(
+    "--sensitivity", "ranks_sites", is_flag=True, help="Also rank activations and weights by the noise each one makes."
+)
+@click.option(
+    "--target", metavar="'sqnr>=30'", help="Also search a configuration whose output has this SQNR, in dB; 30 will do."
+)
+@debug_option
+def analyze(
+    flow: str, specs: Sequence[str], folder: Path, bad_cases: int | None, ranks_sites: bool, target: str | None
+) -> None:
+    """Quantize a model and report its error by layer and by weight.
+
+    The function takes nothing and returns (model, example_inputs, batches): the float model in eval mode; a tensor, a
+    tuple of positional inputs or a dict of keyword inputs; and a list or DataLoader of batches of the same form, which
+    calibrate and then measure. Where items are not inputs, such as (image, label), return a function from an item to
+    the inputs as fourth. A dict with these names (model, example_inputs, batches, inputs_of) may also hold
+    dynamic_shapes, as torch.export takes them.
+
+    \b
+      pt2qa analyze flow.py:flow -o reports
+      pt2qa analyze flow.py:flow -q x86 -q xnnpack:per_channel=false -o reports
+      pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
+
+    Each quantizer makes DIR/<quantizer>-layers.safetensors and -weights.safetensors; --bad-cases adds
+    -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, and --target adds
+    -reconfiguration.safetensors and -plan.json, the edits that pt2qa.quantize takes as overrides. Where a target cannot
+    be met, the best that was found is written, stderr says so, and the exit code is 1.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa.flow import load_flow
+    from pt2qa.plugins import available, resolve
+
+    chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
+    if not chosen:
+        raise click.UsageError("no quantizer is installed and none was given with -q", click.get_current_context())
+    for spec in chosen:
+        resolve(spec)
+    wanted = Wanted(bad_cases, ranks_sites, None if target is None else _target(target))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
+    _analyze_each(load_flow(flow), chosen, folder, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What analyze does beyond layers and weights.
+
+    Args:
+        bad_cases: how many to keep; None for no search.
+        sensitivity: whether to rank sites.
+        target: of a reconfiguration; None for none.
+    """
+
+    bad_cases: int | None
+    sensitivity: bool
+    target: float | str | None
+
+
+def _target(text: str) -> float | str:
+    """A target that can be read; refused before anything runs."""
+    try:
+        return float(text)
+    except ValueError:
+        from pt2qa.reconfiguration.target import read_target
+
+        read_target(text)
+        return text
+
+
+def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted) -> None:
+    """Analyze with one quantizer after another; one that fails does not keep the others from running."""
+    import pt2qa
+
+    capture = pt2qa.capture(flow.model, flow.args, flow.kwargs, dynamic_shapes=flow.dynamic_shapes)
+    failed: list[Failure] = []
+    missed: list[str] = []
+    for spec in specs:
+        try:
+            for what, report in _analyses(pt2qa.quantize(capture, spec, flow.batches), flow, wanted):
+                _keep(report, what, folder, spec)
+                if what == "reconfiguration" and not report.met:
+                    missed.append(f"{spec}: the target is not met: {report.verdict}")
+        except Pt2qaError as error:
+            debug = click.get_current_context().meta[DEBUG]
+            failed.append(Failure(error, f"{spec}: {error}", debug=debug))
+    for line in missed:
+        click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
+    for failure in failed[:-1]:
+        failure.show()
+    if failed:
+        raise failed[-1]
+    if missed:
+        click.get_current_context().exit(1)
+
+
+def _analyses(pair: Any, flow: Flow, wanted: Wanted) -> Iterator[tuple[str, Any]]:
+    """What each report is, and the report, as soon as it is made: one that fails leaves those before it."""
+    import pt2qa
+
+    yield "layers", pt2qa.compare_layers(pair, flow.batches)
+    yield "weights", pt2qa.compare_weights(pair)
+    if wanted.bad_cases is not None:
+        yield "bad-cases", pt2qa.find_bad_cases(pair, flow.batches, k=wanted.bad_cases)
+    ranked = None
+    if wanted.sensitivity:
+        ranked = pt2qa.sensitivity(pair, flow.batches)
+        yield "sensitivity", ranked
+    if wanted.target is not None:
+        yield "reconfiguration", pt2qa.reconfigure(pair, flow.batches, target=wanted.target, sensitivity=ranked)
+
+
+def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
+    """Print a report, but for the long one of weights, and write it."""
+    if what != "weights":
+        click.echo(f"{report}\n")
+    stem = _file_stem(spec)
+    path = folder / f"{stem}-{what}.safetensors"
+    report.save(path)
+    click.echo(f"wrote {path}", err=True)
+    if what == "reconfiguration":
+        plan = folder / f"{stem}-plan.json"
+        report.plan.save(plan)
+        click.echo(f"wrote {plan}", err=True)
+
+
+def _file_stem(spec: str) -> str:
+    """A quantizer spec as part of a file name.
+
+    >>> _file_stem("xnnpack:mode=dynamic,per_channel=false")
+    'xnnpack-mode=dynamic-per_channel=false'
+    """
+    return re.sub(r"[^\w.=-]+", "-", spec)

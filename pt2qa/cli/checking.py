@@ -1,0 +1,89 @@
+"""``pt2qa check``: what will go wrong with a flow's model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pt2qa.cli.group import debug_option, main, width_option
+from pt2qa.report.findings_text import SEVERITIES
+
+
+@main.command()
+@click.argument("flow", metavar="FLOW.py:function")
+@click.option(
+    "-q",
+    "--quantizer",
+    "spec",
+    metavar="SPEC",
+    help="Also check what this quantizer annotates: name[:option=value,...].",
+)
+@click.option("--calibrate", is_flag=True, help="Also quantize, and check the numbers on the flow's batches; needs -q.")
+@click.option("--cpu", type=click.Choice(["vnni", "no-vnni"]), help="The CPU to run on.  [default: this one]")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "note", "never"]),
+    default="error",
+    show_default=True,
+    help="Exit with 1 for findings of this severity or a worse one.",
+)
+@click.option("--rule", "rules", multiple=True, metavar="ID", help="Run this rule only; repeatable.")
+@click.option(
+    "--silence", multiple=True, metavar="ID[:PATTERN]", help="Leave out a rule's findings on these names; repeatable."
+)
+@click.option("-o", "file", metavar="FILE", type=click.Path(path_type=Path), help="Also write the findings to a file.")
+@click.option("--limit", default=5, show_default=True, type=click.IntRange(0), help="Findings of a rule; 0 for all.")
+@width_option
+@debug_option
+def check(
+    flow: str,
+    spec: str | None,
+    calibrate: bool,
+    cpu: str | None,
+    fail_on: str,
+    rules: Sequence[str],
+    silence: Sequence[str],
+    file: Path | None,
+    limit: int,
+    width: int | None,
+) -> None:
+    """Say what will go wrong when a model is quantized, and how to mend it.
+
+    FLOW.py:function is what analyze takes. Without -q only the model is checked; with -q also what the quantizer
+    annotates, which takes seconds; with --calibrate also scales, weights and values.
+
+    \b
+      pt2qa check flow.py:flow
+      pt2qa check flow.py:flow -q xnnpack
+      pt2qa check flow.py:flow -q x86 --calibrate --cpu no-vnni --fail-on warning -o findings.safetensors
+      pt2qa check flow.py:flow -q xnnpack --silence 'fixed-batch' --silence 'unfused-pair:features.*'
+
+    The exit code is 0, 1 where there are findings to fail on, or 2 for a mistake in the call.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import pt2qa
+    from pt2qa.flow import load_flow
+
+    if calibrate and spec is None:
+        raise click.UsageError("--calibrate needs a quantizer: -q", click.get_current_context())
+    loaded = load_flow(flow)
+    options: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
+    shapes = loaded.dynamic_shapes
+    findings = pt2qa.check(
+        loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, dynamic_shapes=shapes, **options
+    )
+    if calibrate and findings.error_count:
+        click.echo("pt2qa: not calibrated, because of the errors below", err=True)
+    elif calibrate:
+        captured = pt2qa.capture(loaded.model, loaded.args, loaded.kwargs, dynamic_shapes=shapes)
+        pair = pt2qa.quantize(captured, spec, loaded.batches)
+        findings = pt2qa.check(pair, model=loaded.model, batches=loaded.batches, **options)
+    click.echo(findings.text(limit=limit or None, width=width))
+    if file is not None:
+        findings.save(file)
+        click.echo(f"wrote {file}", err=True)
+    worse = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
+    if any(findings.count(severity) for severity in worse):
+        click.get_current_context().exit(1)

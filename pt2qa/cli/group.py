@@ -1,0 +1,125 @@
+"""What all commands share: the group they belong to, its errors, and the options that several have."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+
+from pt2qa.errors import Pt2qaError
+
+DEBUG: Final = "pt2qa.debug"
+
+
+class Failure(click.ClickException):
+    """An expected error on its way out: one line on stderr, exit code 2; with ``--debug`` the traceback before it."""
+
+    exit_code = 2
+
+    def __init__(self, error: Exception, message: str, *, debug: bool) -> None:
+        super().__init__(" ".join(message.split()))
+        self.error = error
+        self.debug = debug
+
+    def show(self, file: Any = None) -> None:
+        """Print the error; click calls this before it leaves."""
+        if self.debug:
+            click.echo("".join(traceback.format_exception(self.error)), file=file, err=True, nl=False)
+        click.echo(f"pt2qa: {self.message}", file=file, err=True)
+
+
+class Commands(click.Group):
+    """A group whose expected errors are :class:`Failure`."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the arguments; what is wrong with them is a :class:`Failure`."""
+        # Looked for before parsing, since parsing may be what fails; so it counts wherever it stands.
+        debug = "--debug" in args
+        with _failing(debug):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[DEBUG] = debug
+        return context
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an expected error is a :class:`Failure`."""
+        with _failing(ctx.meta[DEBUG]):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _failing(debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        raise Failure(error, f"{error.format_message()}{hint}", debug=debug) from error
+    except Pt2qaError as error:
+        raise Failure(error, str(error), debug=debug) from error
+
+
+def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from pt2qa.report import Environment
+
+        here = Environment.here("")
+        stack = f"torch {here.torch}, torchao {here.torchao}, executorch {here.executorch}"
+        click.echo(f"pt2qa {here.pt2qa} ({stack})")
+        context.exit()
+
+
+debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
+width_option = click.option(
+    "--width",
+    type=click.IntRange(min=40),
+    metavar="N",
+    help="Columns of the screen, 40 or more.  [default: the terminal's, or 100]",
+)
+
+sort_option = click.option(
+    "--sort", default="worst", show_default=True, metavar="worst|graph|name|COLUMN", help="Order of the rows."
+)
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Rows of a table, or findings of a rule; 0 for all.  [default: 20 rows, 5 findings]",
+)
+csv_option = click.option(
+    "--csv", "csv_file", metavar="FILE", help="Also write all rows, in graph order, as CSV; - for CSV alone."
+)
+
+
+@click.group(name="pt2qa", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show versions and exit."
+)
+@debug_option
+def main() -> None:
+    """Find where a PT2E-quantized model loses accuracy.
+
+    Write a file that returns your model, example inputs and batches, analyze it, look at the report:
+
+    \b
+      # flow.py
+      import torch
+      def flow():
+          model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()).eval()
+          batches = [torch.randn(4, 8) for _ in range(8)]
+          return model, batches[0], batches
+
+    \b
+      pt2qa quantizers
+      pt2qa analyze flow.py:flow -q xnnpack -o reports
+      pt2qa show reports/xnnpack-layers.safetensors --sort graph
+
+    SQNR, in dB, is the signal's power over the error's: 20 dB is 1 % noise, and 6 dB is one bit. "Isolated" is a
+    layer's own error, on the float model's inputs; plain SQNR includes all error from upstream.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are

@@ -1,0 +1,53 @@
+"""``pt2qa quantizers``: what is installed."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+import click
+
+from pt2qa.cli.group import debug_option, main, width_option
+
+_SUMMARY_WIDTH: Final = 24
+
+
+@main.command()
+@width_option
+@debug_option
+def quantizers(width: int | None) -> None:
+    """List the quantizers that are installed, with their options and defaults.
+
+    \b
+    An option follows the name, in analyze's -q and in pt2qa.quantize:
+      pt2qa analyze flow.py:flow -q xnnpack:per_channel=false -o reports
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from tabulate import tabulate
+
+    from pt2qa.plugins import available
+    from pt2qa.report.table import screen_width
+
+    found = available()
+    if not found:
+        click.echo("no quantizer is installed: no package has an entry point in the group pt2qa.quantizers")
+        return
+    options = {name: _options(plugin) for name, plugin in found.items()}
+    taken = max(map(len, found)) + max(len(line) for lines in options.values() for line in lines) + 4
+    room = max(_SUMMARY_WIDTH, screen_width(width) - taken)
+    rows = [
+        (name, "\n".join(textwrap.wrap(plugin.summary, room)), "\n".join(options[name]))
+        for name, plugin in sorted(found.items())
+    ]
+    click.echo(tabulate(rows, headers=("name", "summary", "options"), disable_numparse=True))
+
+
+def _options(plugin: Any) -> list[str]:
+    if not is_dataclass(plugin) or not fields(plugin):
+        return ["none"]
+    return [f"{option.name}={_spelled(getattr(plugin, option.name))}" for option in fields(plugin)]
+
+
+def _spelled(value: Any) -> str:
+    """An option's value as -q takes it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,180 @@
+"""Commands on report files: ``show``, ``diff``, ``gate``.  None of them waits for torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pt2qa.cli.group import csv_option, debug_option, limit_option, main, sort_option, width_option
+from pt2qa.errors import ReportError
+
+if TYPE_CHECKING:
+    from pt2qa.report import Report
+
+
+@main.command()
+@click.argument("report", type=click.Path(path_type=Path))
+@sort_option
+@limit_option
+@csv_option
+@click.option("--open", "opened", multiple=True, metavar="OP", help="Show the steps of a recurrent op; repeatable.")
+@width_option
+@debug_option
+def show(
+    report: Path, sort: str, limit: int | None, csv_file: str | None, opened: Sequence[str], width: int | None
+) -> None:
+    """Print a report file.
+
+    \b
+      pt2qa show reports/xnnpack-layers.safetensors
+      pt2qa show reports/xnnpack-layers.safetensors --sort saturation --limit 5
+      pt2qa show reports/xnnpack-weights.safetensors --csv weights.csv
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa.report import LayerReport, load
+
+    loaded = load(report)
+    for name in opened:
+        if not isinstance(loaded, LayerReport):
+            raise ReportError(f"{report}: --open is for layer reports, whose recurrent ops have steps")
+        loaded = loaded.opened(name)
+    print_report(loaded, sort, limit, csv_file, width)
+
+
+def print_report(report: Report, sort: str, limit: int | None, csv_file: str | None, width: int | None) -> None:
+    """A report as text or CSV, and as a CSV file where one was asked for."""
+    if csv_file == "-":
+        click.echo(report.csv(extended=True), nl=False)
+        return
+    limited = {} if limit is None else {"limit": limit or None}
+    click.echo(report.text(sort=sort, width=width, **limited))
+    if csv_file is not None:
+        report.to_csv(csv_file, extended=True)
+        click.echo(f"wrote {csv_file}", err=True)
+
+
+@main.command()
+@click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "file", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The page to write.")
+@debug_option
+def html(reports: Sequence[Path], file: Path) -> None:
+    """Write report files as one HTML page that opens offline.
+
+    The verdict first, then each report with its charts, tables to sort and filter, and notes. Profiles of the reference
+    and of the quantized model add histograms of the worst layers to a layer report.
+
+    \b
+      pt2qa html reports/*.safetensors -o report.html
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa.report import load
+    from pt2qa.report.html import write_html
+
+    write_html([load(report) for report in reports], file)
+    click.echo(f"wrote {file}", err=True)
+
+
+@main.command()
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@click.option(
+    "--by", metavar="COLUMN", help="What to compare: a column, or table.column.  [default: by kind of report]"
+)
+@click.option(
+    "--tolerance",
+    type=float,
+    metavar="X",
+    help="Change that counts as none, in the column's unit.  [default: 0.1 dB; 0 where the column is not in dB]",
+)
+@sort_option
+@limit_option
+@csv_option
+@click.option("-o", "file", metavar="FILE", type=click.Path(path_type=Path), help="Also write the diff as a report.")
+@width_option
+@debug_option
+def diff(
+    old: Path,
+    new: Path,
+    by: str | None,
+    tolerance: float | None,
+    sort: str,
+    limit: int | None,
+    csv_file: str | None,
+    file: Path | None,
+    width: int | None,
+) -> None:
+    """Say what changed between two report files of one kind.
+
+    Rows are found again by name: worse, better, unchanged, new, gone. Versions, the model, the quantizer and the
+    amount of data are compared too.
+
+    \b
+      pt2qa diff main/layers.safetensors layers.safetensors
+      pt2qa diff main/layers.safetensors layers.safetensors --by cosine --tolerance 0.001
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa import report
+
+    found = report.diff(report.load(old), report.load(new), by=by, tolerance=tolerance)
+    print_report(found, sort, limit, csv_file, width)
+    if file is not None:
+        found.save(file)
+        click.echo(f"wrote {file}", err=True)
+
+
+@main.command()
+@click.argument("report", type=click.Path(path_type=Path))
+@click.option(
+    "--require",
+    multiple=True,
+    metavar="'sqnr>=20'",
+    help="What must hold: [PATTERN:][TABLE.]METRIC and >=, >, <=, < or == a number; repeatable.",
+)
+@click.option("--baseline", metavar="OLD", type=click.Path(path_type=Path), help="A report to compare with.")
+@click.option(
+    "--max-drop",
+    type=float,
+    metavar="X",
+    help="How much worse than in the baseline the outputs and each row may be, in dB or what they are measured in.",
+)
+@click.option("--by", metavar="COLUMN", help="What of each row to compare with the baseline, as in pt2qa diff.")
+@click.option("--junit", metavar="FILE", help="Also write the checks as JUnit XML.")
+@click.option("--github", is_flag=True, help="Also print what is missed as annotations for GitHub Actions.")
+@width_option
+@debug_option
+def gate(
+    report: Path,
+    require: Sequence[str],
+    baseline: Path | None,
+    max_drop: float | None,
+    by: str | None,
+    junit: str | None,
+    github: bool,
+    width: int | None,
+) -> None:
+    """Fail where a report misses what is required of it.
+
+    \b
+      pt2qa gate layers.safetensors --require 'sqnr>=20' --require 'rows.isolated_sqnr>=10'
+      pt2qa gate layers.safetensors --require 'layer1.*:sqnr>=15 dB' --junit gate.xml
+      pt2qa gate layers.safetensors --baseline main/layers.safetensors --max-drop 1.0 --github
+      pt2qa gate findings.safetensors --require 'error_count==0'
+
+    A metric alone is a number of the whole report; TABLE.METRIC is held in each row of the table, PATTERN:METRIC in
+    the rows of these names, with * for any text. A number that is missing is a miss.
+
+    The exit code is 0, 1 where something is missed, or 2 for a mistake in the call.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa import report as reports
+    from pt2qa.report.atomic import write_atomic
+
+    old = None if baseline is None else reports.load(baseline)
+    result = reports.gate(reports.load(report), require=require, baseline=old, max_drop=max_drop, by=by)
+    click.echo(result.text(width=width))
+    if github and not (result.passed and not result.warnings):
+        click.echo(result.github())
+    if junit is not None:
+        write_atomic(junit, result.junit().encode("utf-8"))
+        click.echo(f"wrote {junit}", err=True)
+    if not result.passed:
+        click.get_current_context().exit(1)

@@ -1,0 +1,310 @@
+"""Several quantizer configurations of one model in one pass: the float model runs once for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError
+from pt2qa.export import Capture
+from pt2qa.metrics import NoiseSums, sums_of_row
+from pt2qa.pairing import QuantizedPair
+from pt2qa.plugins import describe, resolve
+from pt2qa.quantization import quantize
+from pt2qa.report import Candidate, CandidateReport, CandidateRow
+from pt2qa.simulator.batches import Batch, count_samples, read_batches
+from pt2qa.simulator.outputs import output_names, plain
+from pt2qa.simulator.program import Program, Step
+
+
+def compare_quantizers(
+    capture: Capture,
+    quantizers: Mapping[str, Any] | Sequence[Any],
+    calibration: Iterable[Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> CandidateReport:
+    """Quantizes a model in several ways and compares them, as a whole and layer by layer.
+
+    All quantized models advance together with one run of the float model, so memory is one live set each, whatever the
+    number of layers or batches.  A value is compared where its readers see it: rounded, where the candidate rounds it.
+
+    Args:
+        capture: what :func:`pt2qa.capture` returned; it is not changed.
+        quantizers: what :func:`pt2qa.quantize` takes, by the names that the report shall use, or a list of them; among
+            them may be pairs that were quantized before, such as that of a reconfiguration.
+        calibration: batches, gone through for each candidate: a list, or a loader that starts over.
+        batches: what to measure on; None for the calibration batches.
+        inputs_of: from an item of both to a batch.
+        progress: whether to show progress bars; None: where stderr is a terminal.
+
+    Returns:
+        The report.  A candidate that fails is listed with its error and does not keep the others from running.
+        Interrupted with Ctrl-C after at least one batch, it covers the finished batches and says so.
+
+    Raises:
+        SelectionError: there is no candidate, two have one name, or a pair is of another model.
+        QuantizeError: every candidate failed.
+        BatchError: ``calibration`` can be gone through only once, or there is no batch.
+    """
+    named = _named(quantizers)
+    if isinstance(calibration, Iterator):
+        raise BatchError(
+            f"calibration is a {type(calibration).__name__}, which can be gone through only once, but each candidate "
+            "needs the batches again. Pass a list, or a loader that starts over."
+        )
+    pairs: dict[str, QuantizedPair] = {}
+    failed: dict[str, str] = {}
+    for name, quantizer in named.items():
+        try:
+            pairs[name] = _pair(capture, name, quantizer, calibration, inputs_of, progress)
+        except SelectionError:
+            raise
+        except Pt2qaError as error:
+            failed[name] = str(error)
+    if not pairs:
+        raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
+    race = _Race(pairs)
+    notes: list[str] = []
+    bar = tqdm(
+        read_batches(calibration if batches is None else batches, inputs_of),
+        desc="compare quantizers",
+        unit="batch",
+        disable=None if progress is None else not progress,
+        leave=False,
+    )
+    try:
+        for batch in bar:
+            if not race.batches:
+                for name, pair in pairs.items():
+                    notes += [f"{name}: {note}" for note in (*pair.notes, *pair.verify(batch))]
+            race.add(next(iter(pairs.values())).values(batch))
+    except KeyboardInterrupt:
+        if not race.batches:
+            raise
+        notes.append(f"interrupted: covers the {race.batches} batches that were finished")
+    if not race.batches:
+        raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
+    rows = race.rows()
+    notes += race.notes()
+    first = next(iter(pairs.values()))
+    return CandidateReport(
+        rows=rows,
+        candidates=tuple(_candidate(name, named[name], pairs.get(name), rows, failed) for name in named),
+        notes=tuple(dict.fromkeys(notes)),
+        batches=race.batches,
+        samples=race.samples,
+        model=capture.model,
+        environment=first.environment,
+    )
+
+
+def _named(quantizers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    if isinstance(quantizers, str):
+        quantizers = [quantizers]
+    if not isinstance(quantizers, Mapping):
+        names = [quantizer if isinstance(quantizer, str) else _described(quantizer) for quantizer in quantizers]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SelectionError(f"two candidates are called {twice[0]!r}; give a dict with a name for each")
+        quantizers = dict(zip(names, quantizers, strict=True))
+    if not quantizers:
+        raise SelectionError("there is no candidate; expected quantizers, such as ['xnnpack', 'x86']")
+    return {str(name): quantizer for name, quantizer in quantizers.items()}
+
+
+def _described(quantizer: Any) -> str:
+    return quantizer.quantizer if isinstance(quantizer, QuantizedPair) else describe(resolve(quantizer))
+
+
+def _pair(
+    capture: Capture,
+    name: str,
+    quantizer: Any,
+    calibration: Iterable[Any],
+    inputs_of: Callable[[Any], Batch] | None,
+    progress: bool | None,
+) -> QuantizedPair:
+    if not isinstance(quantizer, QuantizedPair):
+        return quantize(capture, quantizer, calibration, inputs_of=inputs_of, progress=progress)
+    if quantizer.capture is not capture or (quantizer.recipe is not None and quantizer.recipe.qat):
+        raise SelectionError(
+            f"{name}: the pair was not quantized after training from this capture, so the float model is another one. "
+            "Expected a pair that pt2qa.quantize(capture, ...) returned, without QAT"
+        )
+    return quantizer
+
+
+@dataclass(slots=True)
+class _Value:
+    """What one row adds up."""
+
+    step: Step | None
+    sums: dict[str, NoiseSums] = field(default_factory=dict)
+
+    def add(self, sums: Mapping[str, NoiseSums]) -> None:
+        for name, new in sums.items():
+            self.sums[name] = self.sums[name].merge(new) if name in self.sums else new
+
+
+class _Race:
+    """One float model and several quantized ones, all at the same op."""
+
+    def __init__(self, pairs: Mapping[str, QuantizedPair]) -> None:
+        self.pairs = pairs
+        first = next(iter(pairs.values()))
+        # The float graphs differ by nothing but what prepare folded and rewrote, which was checked at calibration.
+        self.reference = first.simulator
+        self.places = {name: _places(pair.program) for name, pair in pairs.items()}
+        self.known = {name: frozenset(places.values()) for name, places in self.places.items()}
+        self.values = {step.name: _Value(step) for step in first.program.steps if step.site is None}
+        self.outputs: dict[str, _Value] = {}
+        self.batches = self.samples = 0
+
+    def add(self, values: list[Any]) -> None:
+        """Adds a batch; a batch that is interrupted leaves nothing behind."""
+        found: list[tuple[_Value, dict[str, NoiseSums]]] = []
+        runners = {
+            name: _Runner(pair.simulator.walk(values, True), self.places[name]) for name, pair in self.pairs.items()
+        }
+        walk = self.reference.walk(values, False)
+        with torch.no_grad():
+            while True:
+                try:
+                    step, value = next(walk)
+                except StopIteration as end:
+                    reference = end.value
+                    break
+                if step.site is None:
+                    others = {name: r.value(step.name) for name, r in runners.items() if step.name in self.known[name]}
+                    found.append((self.values[step.name], _noise(value, others)))
+            results = {name: _leaves(runner.finish()) for name, runner in runners.items()}
+        leaves = _leaves(reference)
+        if not self.outputs:
+            graph = next(iter(self.pairs.values())).quantized
+            self.outputs = {name: _Value(None) for name in output_names(graph, len(leaves))}
+        for number, (output, leaf) in enumerate(zip(self.outputs.values(), leaves, strict=True)):
+            found.append((output, _noise(leaf, {name: result[number] for name, result in results.items()})))
+        for place, sums in found:
+            place.add(sums)
+        self.batches += 1
+        self.samples += count_samples(values)
+
+    def rows(self) -> tuple[CandidateRow, ...]:
+        """The outputs, then the ops in graph order; ops without a tensor are left out and noted."""
+        rows = [CandidateRow(-1, name, "", "output", self._sqnrs(value)) for name, value in self.outputs.items()]
+        for name, value in self.values.items():
+            if value.sums and value.step is not None:
+                rows.append(CandidateRow(value.step.handle, name, value.step.module, value.step.op, self._sqnrs(value)))
+        return tuple(rows)
+
+    def notes(self) -> list[str]:
+        """What could not be compared."""
+        notes = []
+        missing = [name for name, value in self.values.items() if not value.sums]
+        if missing:
+            notes.append(f"not compared, no single tensor as output: {len(missing)} ops, such as {missing[0]}")
+        for name, known in self.known.items():
+            if extra := [op for op in known if op not in self.values]:
+                notes.append(f"not compared, ops that {name} alone has: {len(extra)}, such as {sorted(extra)[0]}")
+        return notes
+
+    def _sqnrs(self, value: _Value) -> dict[str, float]:
+        return {name: value.sums[name].sqnr if name in value.sums else math.nan for name in self.pairs}
+
+
+class _Runner:
+    """A quantized model that is run up to the op that is asked for."""
+
+    def __init__(self, walk: Generator[tuple[Step, Any], None, Any], places: Mapping[int, str]) -> None:
+        self.walk, self.places = walk, places
+        self.passed: dict[str, Any] = {}
+
+    def value(self, name: str) -> Any:
+        """The value of an op; another model may run two independent ops the other way round."""
+        if name in self.passed:
+            return self.passed.pop(name)
+        for step, value in self.walk:
+            here = self.places.get(step.index)
+            if here == name:
+                return value
+            if here is not None:
+                self.passed[here] = value.clone() if isinstance(value, Tensor) else value
+        raise AssertionError(f"{name} is among the places, so the run gives it")
+
+    def finish(self) -> Any:
+        """Runs to the end and gives the outputs."""
+        while True:
+            try:
+                next(self.walk)
+            except StopIteration as end:
+                return end.value
+
+
+def _places(program: Program) -> dict[int, str]:
+    """By step number, the op whose value is seen there: at its first site, or where it is made."""
+    sites: dict[int, int] = {}
+    for step in program.steps:
+        if step.site is not None and step.twin is None:
+            sites.setdefault(step.reads[0], step.index)
+    return {sites.get(step.out, step.index): step.name for step in program.steps if step.site is None}
+
+
+def _noise(reference: Any, others: Mapping[str, Any]) -> dict[str, NoiseSums]:
+    """Sums of each candidate's value that is a tensor of the reference's shape."""
+    if not isinstance(reference, Tensor):
+        return {}
+    alike = {n: other for n, other in others.items() if isinstance(other, Tensor) and other.shape == reference.shape}
+    if not alike:
+        return {}
+    first, *rest = alike.values()
+    whole, noises = sums_of_row(reference, first, tuple(rest))
+    return dict(zip(alike, (NoiseSums(whole.signal, whole.noise, whole.count), *noises), strict=True))
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    return pytree.tree_leaves(plain(outputs))
+
+
+def _candidate(
+    name: str,
+    quantizer: Any,
+    pair: QuantizedPair | None,
+    rows: Sequence[CandidateRow],
+    failed: Mapping[str, str],
+) -> Candidate:
+    if pair is None:
+        spec = quantizer if isinstance(quantizer, str) else type(quantizer).__name__
+        return Candidate(name, spec, math.nan, 0, 0, 0, 0, 0, failed[name])
+    outputs = [row.custom[name] for row in rows if row.op == "output" and not math.isnan(row.custom[name])]
+    carrying = [entry for entry in pair.coverage if entry.carries_arithmetic]
+    kinds = [site.kind for site in pair.sites]
+    return Candidate(
+        name=name,
+        quantizer=pair.quantizer,
+        sqnr=min(outputs, default=math.nan),
+        quantized_ops=sum(entry.quantized for entry in carrying),
+        ops=sum(entry.total for entry in carrying),
+        activations=kinds.count("activation"),
+        weights=kinds.count("weight"),
+        bytes=_stored_bytes(pair),
+    )
+
+
+def _stored_bytes(pair: QuantizedPair) -> int:
+    """Bytes of the parameters: an integer of its dtype's width for each quantized element, else the float's own."""
+    total = 0
+    for constant in pair.program.constants:
+        value = constant.reference
+        if isinstance(value, Tensor) and (constant.is_parameter or constant.site is not None):
+            dtype = None if constant.site is None else pair.sites[constant.site].params.dtype
+            total += value.numel() * (value.element_size() if dtype is None else getattr(torch, dtype).itemsize)
+    return total
