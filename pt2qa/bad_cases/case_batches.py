@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2qa.errors import BatchError
-from pt2qa.report.bad_cases import StoredCase
-from pt2qa.report.case_inputs import AS_FLOAT32, AS_REAL, Array, key_of, stored_dtype
+from pt2qa.report.bad_cases.inputs import AS_FLOAT32, AS_REAL, Array, key_of, stored_dtype
+from pt2qa.report.bad_cases.report import StoredCase
 from pt2qa.simulator.batches import Batch
 
 

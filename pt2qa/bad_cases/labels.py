@@ -10,7 +10,7 @@ from torch import Tensor
 from pt2qa.bad_cases.case_metrics import Scores
 from pt2qa.bad_cases.output_pairs import OutputPair
 from pt2qa.errors import BatchError
-from pt2qa.report.bad_cases import LabelCounts
+from pt2qa.report.bad_cases.report import LabelCounts
 
 
 def as_targets(targets: Any) -> Tensor:

@@ -19,7 +19,7 @@ from pt2qa.bad_cases.output_pairs import OutputPair, output_pairs
 from pt2qa.bad_cases.standings import CaseKey, Standing
 from pt2qa.errors import BatchError, SelectionError
 from pt2qa.pairing import QuantizedPair
-from pt2qa.report.bad_cases import BadCases, LabelCounts
+from pt2qa.report.bad_cases.report import BadCases, LabelCounts
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
 from pt2qa.simulator.outputs import structured
 

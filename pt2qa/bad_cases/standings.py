@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pt2qa.bad_cases.case_metrics import Scores
-from pt2qa.report.bad_cases import CaseRow, Ranking
+from pt2qa.report.bad_cases.report import CaseRow, Ranking
 
 CaseKey = tuple[int, int]
 """Number of the batch, number of the sample in it; -1 for a batch as a whole."""
@@ -41,7 +41,7 @@ class Standing:
     """The worst k entries by one metric of one output, and the sums over all.
 
     Attributes:
-        metric, output, worst: as in :class:`pt2qa.report.bad_cases.Ranking`.
+        metric, output, worst: as in :class:`pt2qa.report.bad_cases.report.Ranking`.
         k: how many are kept.
         entries: the worst, the worst first; of equals the earlier.
         values, total, finite: how many numbers, the sum of the finite ones and how many these are.

@@ -16,8 +16,8 @@ from pt2qa.pairing import fingerprint
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
 from pt2qa.plugins.options import did_you_mean
 from pt2qa.report import Environment
-from pt2qa.report.findings import Finding, Findings, RuleOutcome
-from pt2qa.report.findings_text import SEVERITIES
+from pt2qa.report.findings.report import Finding, Findings, RuleOutcome
+from pt2qa.report.findings.text import SEVERITIES
 from pt2qa.simulator.batches import Batch
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pt2qa.cli.group import debug_option, main, width_option
-from pt2qa.report.findings_text import SEVERITIES
+from pt2qa.report.findings.text import SEVERITIES
 
 
 @main.command()

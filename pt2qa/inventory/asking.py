@@ -18,7 +18,7 @@ from pt2qa.simulator.program import QuantParams, Site
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What becomes of the value at a place; fields as in :class:`pt2qa.report.annotation_rows.AnnotationRow`."""
+    """What becomes of the value at a place; fields as in :class:`pt2qa.report.inventory.rows.AnnotationRow`."""
 
     dtype: str
     annotated: bool = False

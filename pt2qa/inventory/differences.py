@@ -10,9 +10,9 @@ from pt2qa.errors import SelectionError
 from pt2qa.export import Capture
 from pt2qa.inventory import listing
 from pt2qa.pairing import QuantizedPair
-from pt2qa.report.annotation_diff import AnnotationDiff
-from pt2qa.report.annotation_report import AnnotationReport
-from pt2qa.report.annotation_rows import AnnotationDiffRow, AnnotationRow
+from pt2qa.report.inventory.diff import AnnotationDiff
+from pt2qa.report.inventory.report import AnnotationReport
+from pt2qa.report.inventory.rows import AnnotationDiffRow, AnnotationRow
 
 _Key = tuple[str, str, int, int]
 """Op, role, argument, and which of several values in one argument."""

@@ -18,8 +18,8 @@ from pt2qa.overrides import OverridePlan
 from pt2qa.overrides.annotations import Annotations, annotations_of
 from pt2qa.pairing import QuantizedPair, fingerprint
 from pt2qa.plugins import describe, resolve
-from pt2qa.report.annotation_report import AnnotationReport
-from pt2qa.report.annotation_rows import AnnotationCoverage, AnnotationRow, Basis
+from pt2qa.report.inventory.report import AnnotationReport
+from pt2qa.report.inventory.rows import AnnotationCoverage, AnnotationRow, Basis
 from pt2qa.report.rows import Environment
 
 

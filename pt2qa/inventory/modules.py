@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from torch.fx import GraphModule
 
 from pt2qa.handles import OpName, clean_path, handle_of, walk
-from pt2qa.report.annotation_rows import ModuleCalls
+from pt2qa.report.inventory.rows import ModuleCalls
 from pt2qa.report.prose import few
 
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from pt2qa.handles import OpName, handle_of, walk
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import GraphNode, constant_role, dtype_of, keyword_numbers, read_nodes
-from pt2qa.report.annotation_rows import Role
+from pt2qa.report.inventory.rows import Role
 from pt2qa.report.prose import few
 from pt2qa.simulator.lifetimes import slots_in
 from pt2qa.simulator.program import Constant, Program, Site, Step

@@ -12,9 +12,9 @@ from pt2qa.errors import ReportError
 from pt2qa.export import Capture
 from pt2qa.handles import handle_of, names_of, user_inputs
 from pt2qa.report.columns import cell, columns_of, custom_names, row_type_of
-from pt2qa.report.measures import check_name, smaller_is_worse, unit_of
-from pt2qa.report.model import LayerReport, WeightReport
-from pt2qa.report.sensitivity_report import SensitivityReport
+from pt2qa.report.diffs.measures import check_name, smaller_is_worse, unit_of
+from pt2qa.report.layers.report import LayerReport, WeightReport
+from pt2qa.report.sensitivities.report import SensitivityReport
 
 NodeReport = LayerReport | WeightReport | SensitivityReport
 """Reports whose rows belong to ops."""

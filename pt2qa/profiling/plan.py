@@ -15,7 +15,7 @@ from pt2qa.compare.selection import select
 from pt2qa.export.aliases import Aliases, written_by
 from pt2qa.handles import OpName, handle_of, op_of, source_line
 from pt2qa.profiling.sites import ReadValue, Sites
-from pt2qa.report.profile_rows import Role
+from pt2qa.report.profiles.rows import Role
 from pt2qa.simulator import op_rules, quant_ops
 from pt2qa.simulator.program import QuantParams
 

@@ -12,9 +12,9 @@ from pt2qa.profiling.statistics import Statistics
 from pt2qa.profiling.subject import Subject
 from pt2qa.profiling.watch import Seen, Wanted
 from pt2qa.report import Profile, ProfileRow
-from pt2qa.report.histogram import Histogram
-from pt2qa.report.profile_report import CHANNELS, HISTOGRAM, packed
-from pt2qa.report.profile_rows import PEAK, QUANTILES
+from pt2qa.report.profiles.histogram import Histogram
+from pt2qa.report.profiles.report import CHANNELS, HISTOGRAM, packed
+from pt2qa.report.profiles.rows import PEAK, QUANTILES
 from pt2qa.simulator.program import QuantParams
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pt2qa.metrics import CHUNK, scratch, value_range
-from pt2qa.report.histogram import SHIFT, Histogram
+from pt2qa.report.profiles.histogram import SHIFT, Histogram
 
 _PREFIXES = 1 << (32 - SHIFT)
 """How many values the bits of a float32 have that a bin is told by."""

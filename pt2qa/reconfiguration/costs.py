@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pt2qa.pairing import QuantizedPair
-from pt2qa.report.sensitivity_report import SensitivityReport
+from pt2qa.report.sensitivities.report import SensitivityReport
 
 LEAST_COST = 1e-3
 """The cost of an op without multiplications, as a share of the model: its input and output are converted."""

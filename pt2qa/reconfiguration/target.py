@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from pt2qa.errors import SelectionError
-from pt2qa.report.requirement import parsed
+from pt2qa.report.gating.requirement import parsed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,32 @@
 """Reports: what an analysis found, as frozen facts that print, save and load.  Free of torch.
 
-Rows and reports are in :mod:`pt2qa.report.rows` and :mod:`pt2qa.report.model`; files in :mod:`pt2qa.report.storage`.
+A folder holds one kind of report: its rows, its class, its text.  What all share lies beside them: files
+(:mod:`pt2qa.report.storage`), columns, tables, formats.
 """
 
 from __future__ import annotations
 
-from pt2qa.report.annotation_diff import AnnotationDiff
-from pt2qa.report.annotation_report import AnnotationReport
-from pt2qa.report.annotation_rows import AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls
-from pt2qa.report.bad_cases import BadCases, CaseRow, LabelCounts, Ranking, StoredCase
+from pt2qa.report.bad_cases.report import BadCases, CaseRow, LabelCounts, Ranking, StoredCase
 from pt2qa.report.base import Report
-from pt2qa.report.candidates import Candidate, CandidateReport, CandidateRow
-from pt2qa.report.conformance import ConformanceReport
-from pt2qa.report.conformance_rows import ConformanceRow, ModelCoverage
-from pt2qa.report.differences import diff
-from pt2qa.report.findings import Finding, Findings, RuleOutcome
-from pt2qa.report.gate_result import GateCheck, GateResult
-from pt2qa.report.gating import gate
-from pt2qa.report.model import LayerReport, WeightReport
-from pt2qa.report.profile_diff import ProfileDiff, diff_profiles
-from pt2qa.report.profile_report import Profile
-from pt2qa.report.profile_rows import ProfileOnly, ProfileRow, ProfileShift
+from pt2qa.report.candidates.report import Candidate, CandidateReport, CandidateRow
+from pt2qa.report.conformance.report import ConformanceReport
+from pt2qa.report.conformance.rows import ConformanceRow, ModelCoverage
+from pt2qa.report.diffs.differences import diff
+from pt2qa.report.diffs.report import Change, DiffRow, ReportDiff
+from pt2qa.report.findings.report import Finding, Findings, RuleOutcome
+from pt2qa.report.gating.result import GateCheck, GateResult
+from pt2qa.report.gating.verdict import gate
+from pt2qa.report.inventory.diff import AnnotationDiff
+from pt2qa.report.inventory.report import AnnotationReport
+from pt2qa.report.inventory.rows import AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls
+from pt2qa.report.layers.report import LayerReport, WeightReport
+from pt2qa.report.profiles.diff import ProfileDiff, diff_profiles
+from pt2qa.report.profiles.report import Profile
+from pt2qa.report.profiles.rows import ProfileOnly, ProfileRow, ProfileShift
 from pt2qa.report.reconfiguration import CurvePoint, EditRow, Reconfiguration, Stage
-from pt2qa.report.report_diff import Change, DiffRow, ReportDiff
 from pt2qa.report.rows import UNQUANTIZED, Environment, LayerRow, Unpaired, WeightRow
-from pt2qa.report.sensitivity_report import SensitivityReport
-from pt2qa.report.sensitivity_rows import SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa.report.sensitivities.report import SensitivityReport
+from pt2qa.report.sensitivities.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa.report.storage import load, register, save
 
 __all__ = [

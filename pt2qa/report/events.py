@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from pt2qa.errors import ReportError
 from pt2qa.report.columns import cell, custom_names
-from pt2qa.report.model import LayerReport
-from pt2qa.report.profile_report import CHANNELS, Profile
-from pt2qa.report.profile_rows import ProfileRow
+from pt2qa.report.layers.report import LayerReport
+from pt2qa.report.profiles.report import CHANNELS, Profile
+from pt2qa.report.profiles.rows import ProfileRow
 
 BUCKETS: Final = 128
 """Buckets of one histogram, equally wide."""

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from pt2qa.errors import BatchError, SelectionError
 from pt2qa.pairing import QuantizedPair, digest_of
 from pt2qa.report import SensitivityBatch, SensitivityPart, SensitivityReport
-from pt2qa.report.sensitivity_rows import ALL_SITES
+from pt2qa.report.sensitivities.rows import ALL_SITES
 from pt2qa.sensitivities.exact import walk_places
 from pt2qa.sensitivities.flops import count_flops
 from pt2qa.sensitivities.ledger import Ledger, covered, make_rows, resumed

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from pt2qa.errors import SelectionError
 from pt2qa.report import SensitivityBatch, SensitivityPart, SensitivityReport, SensitivityRow
-from pt2qa.report.sensitivity_rows import ALL_SITES
+from pt2qa.report.sensitivities.rows import ALL_SITES
 from pt2qa.sensitivities.metrics import OutputMetric
 from pt2qa.sensitivities.places import Place
 

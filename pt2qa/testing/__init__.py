@@ -6,8 +6,8 @@ report; :class:`QuantizerConformance` is the same as a pytest class.
 
 from __future__ import annotations
 
-from pt2qa.report.conformance import ConformanceReport
-from pt2qa.report.conformance_rows import ConformanceRow, ModelCoverage
+from pt2qa.report.conformance.report import ConformanceReport
+from pt2qa.report.conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa.testing.conformance import check_quantizer
 from pt2qa.testing.conformance_class import QuantizerConformance
 from pt2qa.testing.model import ConformanceModel

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from pt2qa.errors import CaptureError, SelectionError
 from pt2qa.plugins.options import did_you_mean
-from pt2qa.report.conformance import ConformanceReport
-from pt2qa.report.conformance_rows import ConformanceRow, ModelCoverage
+from pt2qa.report.conformance.report import ConformanceReport
+from pt2qa.report.conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa.report.rows import Environment
 from pt2qa.testing.model import ConformanceModel
 from pt2qa.testing.models import MODELS

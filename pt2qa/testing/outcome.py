@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pt2qa.report.conformance_rows import Verdict
+from pt2qa.report.conformance.rows import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import pt2qa
-from pt2qa.report.findings import Finding
+from pt2qa.report.findings.report import Finding
 from tests.models import Conditional, Recurrent, SharedConv, images, randomize_batch_norms, residual
 
 RULES = (

@@ -18,7 +18,7 @@ import pt2qa
 from pt2qa.checks.masks import masks_in
 from pt2qa.checks.site_rows import clamp_cost
 from pt2qa.plugins import available
-from pt2qa.report.findings import Finding, Findings
+from pt2qa.report.findings.report import Finding, Findings
 from tests.checks.plain_quantizer import (
     AFFINE,
     EXACT,

@@ -18,8 +18,8 @@ import pt2qa
 from pt2qa.profiling import watch
 from pt2qa.profiling.statistics import Statistics
 from pt2qa.report import Profile, ProfileRow
-from pt2qa.report.histogram import RELATIVE_ERROR, Histogram
-from pt2qa.report.profile_rows import QUANTILES
+from pt2qa.report.profiles.histogram import RELATIVE_ERROR, Histogram
+from pt2qa.report.profiles.rows import QUANTILES
 from pt2qa.simulator.simulator import graph_values
 from tests.flows import quantized_pair, residual_pair
 from tests.models import Counter, InPlaceViews, Linears, Recurrent, images, residual

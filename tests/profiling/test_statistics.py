@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pt2qa.metrics import CHUNK
 from pt2qa.profiling.statistics import Statistics
-from pt2qa.report.histogram import Histogram
+from pt2qa.report.profiles.histogram import Histogram
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

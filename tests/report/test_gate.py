@@ -11,7 +11,7 @@ import pytest
 
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import Finding, Findings, GateCheck, GateResult, gate
-from pt2qa.report.gate_formats import github_commands
+from pt2qa.report.gating.formats import github_commands
 from tests.report.conftest import HERE
 
 

@@ -26,7 +26,7 @@ from pt2qa.report import (
     diff,
     load,
 )
-from pt2qa.report.measures import smaller_is_worse, unit_of
+from pt2qa.report.diffs.measures import smaller_is_worse, unit_of
 from tests.report.conftest import HERE
 
 

@@ -318,7 +318,9 @@ def test_a_new_kind_with_tensors_needs_no_change_in_the_loader(kinds, tmp_path):
 
 
 def test_a_kind_is_registered_once_and_only_with_fields_that_files_hold(kinds):
-    with pytest.raises(ValueError, match=r"report kind 'layers' is taken by pt2qa\.report\.model\.LayerReport"):
+    with pytest.raises(
+        ValueError, match=r"report kind 'layers' is taken by pt2qa\.report\.layers\.report\.LayerReport"
+    ):
         register("layers", schema=1)(Cases)
     register("cases", schema=1)(Cases)
     register("cases", schema=1)(Cases)

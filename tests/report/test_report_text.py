@@ -12,7 +12,7 @@ import pytest
 from pt2qa.errors import ReportError
 from pt2qa.report import Unpaired
 from pt2qa.report.formats import clean, cosine, decibel, index, number, share, shorten
-from pt2qa.report.layer_text import biggest_drop
+from pt2qa.report.layers.text import biggest_drop
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])

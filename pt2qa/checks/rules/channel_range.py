@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pt2qa.checks.integer_products import FEW_CHANNELS
 from pt2qa.checks.subject import Subject
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
-from pt2qa.report.layer_text import LOW_SQNR
+from pt2qa.report.layers.text import LOW_SQNR
 
 RATIO = 16.0
 """A channel with a sixteenth of the weight's range has 16 of its 256 integers: four bits of eight."""

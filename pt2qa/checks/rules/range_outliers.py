@@ -9,7 +9,7 @@ from pt2qa.checks.site_rows import BIT, clamp_cost, site_rows
 from pt2qa.checks.subject import Subject
 from pt2qa.plugins import Found, Rule
 from pt2qa.report.formats import decibel, share
-from pt2qa.report.layer_text import LOW_SQNR
+from pt2qa.report.layers.text import LOW_SQNR
 
 
 def find(subject: Subject) -> Iterator[Found]:

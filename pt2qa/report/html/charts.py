@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import isfinite, isnan
 from typing import Any, Final
 
-from pt2qa.report.candidates import CandidateReport
+from pt2qa.report.candidates.report import CandidateReport
 from pt2qa.report.formats import decibel, share
-from pt2qa.report.layer_text import LOW_SQNR
-from pt2qa.report.model import LayerReport
+from pt2qa.report.layers.report import LayerReport
+from pt2qa.report.layers.text import LOW_SQNR
 from pt2qa.report.prose import counted
 from pt2qa.report.reconfiguration import Reconfiguration
-from pt2qa.report.sensitivity_report import SensitivityReport
+from pt2qa.report.sensitivities.report import SensitivityReport
 
 BARS: Final = 25
 """Sites that the sensitivity chart shows."""

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from pt2qa.errors import ReportError
 from pt2qa.report.formats import decibel, number
-from pt2qa.report.layer_text import ranked_by
-from pt2qa.report.model import LayerReport
-from pt2qa.report.profile_report import Profile
-from pt2qa.report.profile_rows import ProfileRow
+from pt2qa.report.layers.report import LayerReport
+from pt2qa.report.layers.text import ranked_by
+from pt2qa.report.profiles.report import Profile
+from pt2qa.report.profiles.rows import ProfileRow
 
 SHOWN: Final = 8
 """Layers whose histograms are shown, the worst first."""

@@ -9,20 +9,20 @@ from math import isnan
 from typing import Any, Final, Literal
 
 from pt2qa.report.base import Report, RowReport
-from pt2qa.report.candidates import CandidateReport
-from pt2qa.report.findings import Finding, Findings
-from pt2qa.report.findings_text import counted_severities
+from pt2qa.report.candidates.report import CandidateReport
+from pt2qa.report.diffs.measures import tables_of
+from pt2qa.report.findings.report import Finding, Findings
+from pt2qa.report.findings.text import counted_severities
 from pt2qa.report.html.charts import along_graph, candidate_bars, reconfiguration_curve, sensitivity_bars
 from pt2qa.report.html.histograms import layer_histograms
 from pt2qa.report.html.tables import table_data
-from pt2qa.report.layer_text import LOW_SQNR
-from pt2qa.report.measures import tables_of
-from pt2qa.report.model import LayerReport
-from pt2qa.report.profile_report import Profile
+from pt2qa.report.layers.report import LayerReport
+from pt2qa.report.layers.text import LOW_SQNR
+from pt2qa.report.profiles.report import Profile
 from pt2qa.report.prose import unpaired_entries
 from pt2qa.report.reconfiguration import Reconfiguration
 from pt2qa.report.rows import Environment
-from pt2qa.report.sensitivity_report import SensitivityReport
+from pt2qa.report.sensitivities.report import SensitivityReport
 from pt2qa.report.storage import kind_of
 
 Verdict = Literal["good", "bad", "warning", "plain"]

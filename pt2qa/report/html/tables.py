@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any, Final
 
-from pt2qa.report import bad_cases_text, layer_text, profile_diff_text, profile_text, weight_text
-from pt2qa.report.bad_cases import CaseRow
+from pt2qa.report.bad_cases import text as bad_cases_text
+from pt2qa.report.bad_cases.report import CaseRow
 from pt2qa.report.base import Report
-from pt2qa.report.candidates import CandidateRow
+from pt2qa.report.candidates.report import CandidateRow
 from pt2qa.report.columns import Column, cell, columns_of, custom_names, row_type_of
+from pt2qa.report.diffs.measures import unit_of
 from pt2qa.report.formats import decibel, number, shape, share, whole
-from pt2qa.report.measures import unit_of
-from pt2qa.report.profile_report import Profile
-from pt2qa.report.profile_rows import ProfileRow, ProfileShift
+from pt2qa.report.layers import text as layer_text
+from pt2qa.report.layers import weight_text
+from pt2qa.report.profiles import diff_text as profile_diff_text
+from pt2qa.report.profiles import text as profile_text
+from pt2qa.report.profiles.report import Profile
+from pt2qa.report.profiles.rows import ProfileRow, ProfileShift
 from pt2qa.report.reconfiguration import CURVE_VIEWS, EDIT_VIEWS, STAGE_VIEWS, CurvePoint, EditRow, Stage
 from pt2qa.report.rows import LayerRow, WeightRow
-from pt2qa.report.sensitivity_rows import SensitivityRow
+from pt2qa.report.sensitivities.rows import SensitivityRow
 from pt2qa.report.table import View, with_column
 
 SENSITIVITY_VIEWS: Final = (

@@ -28,8 +28,8 @@ from pt2qa.report import (
     Stage,
     Unpaired,
 )
-from pt2qa.report.histogram import Histogram
-from pt2qa.report.profile_report import HISTOGRAM, packed
+from pt2qa.report.profiles.histogram import Histogram
+from pt2qa.report.profiles.report import HISTOGRAM, packed
 from tests.report.conftest import HERE, LAYER
 
 EVIL = """</script><script>alert("1")</script><b onclick='x'>&amp;"""

@@ -1,0 +1,1 @@
+"""The samples that lose most, with their inputs."""

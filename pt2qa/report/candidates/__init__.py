@@ -1,0 +1,1 @@
+"""Several quantizer configurations of one model, side by side."""

@@ -1,0 +1,1 @@
+"""How a quantizer fares on small models."""

@@ -1,0 +1,1 @@
+"""What a structure check found."""

@@ -1,0 +1,1 @@
+"""Whether a report meets requirements and keeps near a baseline."""

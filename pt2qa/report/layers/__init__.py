@@ -1,0 +1,1 @@
+"""Layer by layer and weight by weight: the reports of a comparison."""

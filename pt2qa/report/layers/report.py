@@ -1,0 +1,139 @@
+"""The two reports of a comparison: layer by layer, and weight by weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import nan
+from typing import TYPE_CHECKING, Literal
+
+from pt2qa.report.base import Rendering, RowReport
+from pt2qa.report.columns import check_custom
+from pt2qa.report.export import frame
+from pt2qa.report.layers.steps import opened
+from pt2qa.report.layers.text import layer_summary, layer_table, layer_text
+from pt2qa.report.layers.weight_text import BY, weight_summary, weight_table, weight_text
+from pt2qa.report.ranking import ranked
+from pt2qa.report.rows import Environment, LayerRow, Unpaired, WeightRow
+from pt2qa.report.storage import register
+
+if TYPE_CHECKING:
+    import pandas
+
+Part = Literal["rows", "outputs", "modules"]
+
+
+@register("layers", schema=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerReport(RowReport):
+    """How far each layer of the quantized model is from the reference, and whose fault that is.
+
+    Args:
+        rows: one for each compared value, in graph order.
+        outputs: the model's outputs, ``output``, ``output[1]``, ``output.logits``.
+        modules: whole modules that the user asked for; ``op`` is the class name.
+        unpaired: nodes of one graph without a partner in the other, with the reason.
+        notes: what else the reader must know, e.g. ``2 ops fell back to the converted op``.
+        batches, samples: how much was run.
+        quantizer: the plug-in's name, or the class of a quantizer without one.
+        model: the model's class name.
+        environment: versions, and the model's fingerprint.
+
+    Raises:
+        ReportError: rows carry different custom metrics, or one under a column's name.
+
+    >>> from pt2qa.report import Environment
+    >>> empty = LayerReport((), (), (), (), (), 0, 0, "xnnpack", "Net", Environment.here(""))
+    >>> empty.table()
+    '(no rows)'
+    """
+
+    rows: tuple[LayerRow, ...]
+    outputs: tuple[LayerRow, ...]
+    modules: tuple[LayerRow, ...]
+    unpaired: tuple[Unpaired, ...]
+    notes: tuple[str, ...]
+    batches: int
+    samples: int
+    quantizer: str
+    model: str
+    environment: Environment
+
+    rendering = Rendering(layer_table, layer_summary, layer_text)
+
+    def __post_init__(self) -> None:
+        check_custom(LayerRow, self.rows + self.outputs + self.modules)
+
+    @property
+    def sqnr(self) -> float:
+        """The whole model's SQNR in dB: the smallest of its outputs; nan if none has one."""
+        return next((row.sqnr for row in ranked(LayerRow, self.outputs, "sqnr")), nan)
+
+    def worst(self, k: int, by: str = "isolated_sqnr") -> tuple[LayerRow, ...]:
+        """The k worst rows by a column or custom metric, ties by ``sqnr``; rows whose number is nan come last.
+
+        Small is worse for SQNR, cosine and range use; large is worse for all else, custom metrics included.
+
+        Raises:
+            ReportError: there is no such column.
+        """
+        return ranked(LayerRow, self.rows, by)[:k]
+
+    def opened(self, name: str) -> LayerReport:
+        """The same report, in whose tables a recurrent op that capture took apart is shown part by part.
+
+        Args:
+            name: of the op, such as ``rnn/lstm``.
+
+        Raises:
+            ReportError: no op of that name was taken apart.
+        """
+        return replace(self, rows=opened(self.rows, name))
+
+    def to_pandas(self, *, extended: bool = False, part: Part = "rows") -> pandas.DataFrame:
+        """One row a layer in graph order, columns as fixed in the documentation, custom metrics at the end.
+
+        Args:
+            extended: adds ``range_use``, ``note``, ``part_of`` and ``step``.
+            part: ``rows``, ``outputs`` or ``modules``.
+        """
+        return frame(LayerRow, getattr(self, part), extended=extended)
+
+    def __repr__(self) -> str:
+        return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
+
+
+@register("weights", schema=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class WeightReport(RowReport):
+    """How far each dequantized weight is from the float one, over all and in its worst channel.
+
+    Tables show the quantized weights; ``to_pandas`` and ``csv`` have every weight.
+
+    Args:
+        rows: one for each parameter in graph order, those that stay float included (``WeightRow.quantized``).
+        unpaired: parameters of one graph without a partner in the other, with the reason.
+        notes: what else the reader must know.
+        quantizer: the plug-in's name, or the class of a quantizer without one.
+        model: the model's class name.
+        environment: versions, and the model's fingerprint.
+    """
+
+    rows: tuple[WeightRow, ...]
+    unpaired: tuple[Unpaired, ...]
+    notes: tuple[str, ...]
+    quantizer: str
+    model: str
+    environment: Environment
+
+    rendering = Rendering(weight_table, weight_summary, weight_text)
+
+    def worst(self, k: int, by: str = BY) -> tuple[WeightRow, ...]:
+        """The k worst rows by a column, ties by ``sqnr``; rows whose number is nan come last.
+
+        Raises:
+            ReportError: there is no such column.
+        """
+        return ranked(WeightRow, self.rows, by)[:k]
+
+    def __repr__(self) -> str:
+        return f"<WeightReport of {self.model}, {self.quantizer}: {len(self.rows)} weights>"

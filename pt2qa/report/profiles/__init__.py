@@ -1,0 +1,1 @@
+"""What every op reads and makes, with histograms, and how two profiles differ."""

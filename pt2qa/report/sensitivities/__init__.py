@@ -1,0 +1,1 @@
+"""What the quantization of each site costs the output."""
