@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from pt2qa.errors import QuantizeError
@@ -46,7 +47,7 @@ def calibrate(
         progress: whether to show a progress bar; None: where stderr is a terminal.
 
     Raises:
-        QuantizeError: there was no batch, or observers never saw a value; the message names them.
+        QuantizeError: a batch failed, there was none, or observers never saw a value; the message names them.
         BatchError: a batch does not fit what was captured.
     """
     observers = find_observers(prepared)
@@ -67,8 +68,7 @@ def calibrate(
         for batch in tqdm(batches, desc=f"calibrate {quantizer}", unit="batch", disable=disable, leave=False):
             args, kwargs = as_call(batch, prepared)
             capture.check_batch(args, kwargs)
-            with torch.no_grad():
-                outputs = prepared(*args, **kwargs)
+            outputs = _run(prepared, args, kwargs, done)
             if not done:
                 first(args, kwargs, outputs)
             done += 1
@@ -86,6 +86,19 @@ def calibrate(
             f"{len(missed)} of {len(observers)} observers never saw a value in {done} calibration batches: "
             f"{', '.join(missed[:8])}{' …' if len(missed) > 8 else ''}. Calibrate with batches that reach these ops."
         )
+
+
+def _run(prepared: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> Any:
+    try:
+        with torch.no_grad():
+            return prepared(*args, **kwargs)
+    except Exception as error:
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        broken = any(leaf.is_floating_point() and not bool(leaf.isfinite().all()) for leaf in leaves)
+        cause = "its inputs hold NaN or infinity, for which no scale fits" if broken else "see the traceback above"
+        raise QuantizeError(
+            f"calibration batch {number} (counted from 0) failed with {type(error).__name__}: {error}; {cause}."
+        ) from error
 
 
 def _place(observer: Node, prepared: GraphModule) -> str:

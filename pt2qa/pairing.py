@@ -82,7 +82,8 @@ class OpCoverage:
         op: kind, such as ``conv2d``.
         total: how many the model has.
         annotated: how many the quantizer annotated; -1 where the graphs came without annotations.
-        quantized: how many read a quantized input or weight.
+        quantized: how many compute on quantized values: their weights are rounded, or, where they have none, all that
+            they multiply; of ops that carry no arithmetic, how many read a rounded value.
     """
 
     op: str
@@ -531,12 +532,22 @@ def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
         if annotation is not None and handle is not None and handle in pair.names:
             has_annotations = True
             annotated[pair.names[handle].op] = annotated.get(pair.names[handle].op, 0) + bool(annotation._annotated)
+    matrices = {
+        constant.slot
+        for constant in program.constants
+        if isinstance(constant.reference, Tensor) and constant.reference.dim() > 1
+    }
     totals: dict[str, list[int]] = {}
     for step in program.steps:
         if step.site is None and step.handle >= 0:
             count = totals.setdefault(step.op, [0, 0])
             count[0] += 1
-            count[1] += any(slot in results for slot in (*step.reads, *step.constants))
+            read = (*step.reads, *step.constants)
+            if step.op.startswith(_ARITHMETIC):
+                factors = [slot for slot in step.constants if slot in matrices] or step.reads
+                count[1] += bool(factors) and all(slot in results for slot in factors)
+            else:
+                count[1] += any(slot in results for slot in read)
     return tuple(
         OpCoverage(op, total, annotated.get(op, 0) if has_annotations else -1, done)
         for op, (total, done) in sorted(totals.items(), key=lambda item: -item[1][0])

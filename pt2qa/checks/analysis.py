@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,13 +11,15 @@ from torch import nn
 from pt2qa.checks.cpu import cpu_features
 from pt2qa.checks.rules import RULES
 from pt2qa.checks.subject import Subject, UnavailableError, kind_of
-from pt2qa.errors import PluginError, SelectionError
+from pt2qa.errors import PluginError, Pt2qaError, SelectionError
+from pt2qa.export import Capture
 from pt2qa.pairing import fingerprint
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
 from pt2qa.plugins.options import did_you_mean
 from pt2qa.report import Environment
 from pt2qa.report.findings.report import Finding, Findings, RuleOutcome
 from pt2qa.report.findings.text import SEVERITIES
+from pt2qa.simulator import quant_ops
 from pt2qa.simulator.batches import Batch
 
 
@@ -78,6 +80,14 @@ def check(
             f"got a {type(subject).__name__}, expected an nn.Module, a Capture, a QuantizedPair, an ExportedProgram or "
             "a GraphModule"
         )
+    if kind == "graph" and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes):
+        raise SelectionError(
+            "got a converted graph, expected a float or a prepared one, or a pair: pt2qa.pair(float_graph, converted)"
+        )
+    if model is not None and not isinstance(model, nn.Module):
+        raise SelectionError(f"model: got a {type(model).__name__}, expected the nn.Module of the capture or pair")
+    if model is not None and kind in ("capture", "pair"):
+        _check_model(model, subject.capture if kind == "pair" else subject)
     known = Subject(
         given=kind,
         value=subject,
@@ -108,11 +118,22 @@ def check(
         rows=tuple(rows),
         rules=tuple(outcomes),
         checked=_checked(known, every, outcomes),
-        notes=_notes(known),
+        notes=(*_notes(known), *_unheard(quiet, outcomes)),
         quantizer=_quantizer(known),
         model=_model_name(known),
         environment=_environment(known),
     )
+
+
+def _check_model(model: nn.Module, capture: Capture | None) -> None:
+    own = dict(model.named_parameters(remove_duplicate=False))
+    missing = (
+        [] if capture is None else [name for name in capture.program.graph_signature.parameters if name not in own]
+    )
+    if missing:
+        raise SelectionError(
+            f"model: it has no parameter {missing[0]!r}, which the capture has; expected the model that was captured"
+        )
 
 
 def _every_rule(subject: Subject) -> dict[str, Rule]:
@@ -145,9 +166,15 @@ def _silences(silence: Collection[str], every: Mapping[str, Rule]) -> list[tuple
 def _check_ids(ids: Iterable[str], every: Mapping[str, Rule], option: str) -> None:
     for rule in ids:
         if rule not in every:
-            raise SelectionError(
-                f"{option}: there is no rule {rule!r}{did_you_mean(rule, every)} There are {', '.join(every)}"
-            )
+            near = did_you_mean(rule, every)
+            known = near if near.startswith("; did") else f"{near} There are {', '.join(every)}"
+            raise SelectionError(f"{option}: there is no rule {rule!r}{known}")
+
+
+def _unheard(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]) -> Iterator[str]:
+    """Silences of rules that found something and silenced nothing: a name that is misspelled, or gone."""
+    loud = {outcome.rule for outcome in outcomes if outcome.count and not outcome.silenced}
+    yield from (f"silence: {rule}:{pattern} is the name of no finding" for rule, pattern in quiet if rule in loud)
 
 
 def _run(rule: Rule, subject: Subject, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
@@ -158,6 +185,12 @@ def _run(rule: Rule, subject: Subject, quiet: Iterable[tuple[str, str]]) -> tupl
         found = list(rule.find(subject))
     except (UnavailableError, DoesNotApplyError) as reason:
         return [], RuleOutcome(rule.id, rule.title, "not applied", 0, 0, str(reason))
+    except Pt2qaError:
+        raise
+    except Exception as error:
+        # One rule that stumbles must not cost the user the findings of all others.
+        text = f"{type(error).__name__}: {error}"
+        return [], RuleOutcome(rule.id, rule.title, "failed", 0, 0, " ".join(text.split()))
     # nan, which orders nothing, is unequal to itself.
     found.sort(key=lambda one: -one.value if one.value == one.value else 0.0)
     rows = [_finding(rule, one, subject) for one in found]

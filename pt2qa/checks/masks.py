@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa.handles import op_of
 
-SMALLEST_MASK = -1000.0
+SMALLEST_MASK = -1e4
 """Masks hold -1e4 (BERT), -65504 and -3.4e38 (the smallest float16 and float32), or -inf; scores stay far above."""
 
 _PUTS_IN = frozenset(

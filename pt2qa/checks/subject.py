@@ -60,8 +60,8 @@ class Subject:
         cpu: features of the CPU that the model will run on, in lower case, such as ``avx512_vnni``.
         eager: the model that a capture, a graph or a pair was made of, where the user gave it, too.
         progress: whether to show progress.
-        failures: why something could not be had, by what failed: ``capture``, ``quantizer``, ``annotations``,
-            ``batches``; filled on the way, for the rules that report it.
+        failures: why something could not be had, by what failed: ``capture``, ``quantizer``,
+            ``annotations``; filled on the way, for the rules that report it.
     """
 
     given: Kind
@@ -251,12 +251,7 @@ class Subject:
         pair = self.pair
         if self.batches is None:
             raise UnavailableError("without data: give batches=")
-        batches = self.batches
-        return self._attempt(
-            "batches",
-            "the data could not be run",
-            lambda: compare_layers(pair, batches, inputs_of=self.inputs_of, progress=self.progress),
-        )
+        return compare_layers(pair, self.batches, inputs_of=self.inputs_of, progress=self.progress)
 
     @functools.cached_property
     def weights(self) -> WeightReport:
@@ -310,7 +305,11 @@ def kind_of(value: Any) -> Kind | None:
     if isinstance(value, ExportedProgram):
         return "program"
     if isinstance(value, GraphModule):
-        return "prepared" if find_observers(value) else "graph"
+        if find_observers(value):
+            return "prepared"
+        # What torch.fx traced calls modules: it is a model as any other.
+        calls = (node for node in value.graph.nodes if node.op in ("call_module", "call_method"))
+        return "model" if any(node.target != "_guards_fn" for node in calls) else "graph"
     return "model" if isinstance(value, nn.Module) else None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pt2qa.cli.group import DEBUG, Failure, debug_option, main
+from pt2qa.cli.group import DEBUG, Failure, debug_option, main, quantizers_option
 from pt2qa.errors import Pt2qaError, ReportError
 
 if TYPE_CHECKING:
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("flow", metavar="FLOW.py:function")
-@click.option(
-    "-q",
-    "--quantizer",
-    "specs",
-    multiple=True,
-    metavar="SPEC",
-    help="Name, or name:option=value,...; repeatable.  [default: all that are installed]",
-)
+@quantizers_option
 @click.option(
     "-o", "folder", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder for the reports."
 )

@@ -17,7 +17,8 @@ from pt2qa.report.findings.text import SEVERITIES
 @click.option(
     "-q",
     "--quantizer",
-    "spec",
+    "specs",
+    multiple=True,
     metavar="SPEC",
     help="Also check what this quantizer annotates: name[:option=value,...].",
 )
@@ -40,7 +41,7 @@ from pt2qa.report.findings.text import SEVERITIES
 @debug_option
 def check(
     flow: str,
-    spec: str | None,
+    specs: Sequence[str],
     calibrate: bool,
     cpu: str | None,
     fail_on: str,
@@ -65,9 +66,15 @@ def check(
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
     from pt2qa.flow import load_flow
+    from pt2qa.plugins import resolve
 
+    if len(specs) > 1:
+        raise click.UsageError("-q: give one quantizer; check the others by calls of their own", _context())
+    spec = specs[0] if specs else None
     if calibrate and spec is None:
-        raise click.UsageError("--calibrate needs a quantizer: -q", click.get_current_context())
+        raise click.UsageError("--calibrate needs a quantizer: -q", _context())
+    if spec is not None:
+        resolve(spec)
     loaded = load_flow(flow)
     options: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
     shapes = loaded.dynamic_shapes
@@ -79,11 +86,15 @@ def check(
     elif calibrate:
         captured = pt2qa.capture(loaded.model, loaded.args, loaded.kwargs, dynamic_shapes=shapes)
         pair = pt2qa.quantize(captured, spec, loaded.batches)
-        findings = pt2qa.check(pair, model=loaded.model, batches=loaded.batches, **options)
+        findings = pt2qa.check(pair, model=loaded.model, batches=loaded.batches, **options).joined(findings)
     click.echo(findings.text(limit=limit or None, width=width))
     if file is not None:
         findings.save(file)
         click.echo(f"wrote {file}", err=True)
     worse = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
     if any(findings.count(severity) for severity in worse):
-        click.get_current_context().exit(1)
+        _context().exit(1)
+
+
+def _context() -> click.Context:
+    return click.get_current_context()

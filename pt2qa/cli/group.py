@@ -62,6 +62,12 @@ def _failing(debug: bool) -> Iterator[None]:
         raise Failure(error, f"{error.format_message()}{hint}", debug=debug) from error
     except Pt2qaError as error:
         raise Failure(error, str(error), debug=debug) from error
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        # Exit code 1 says "findings" or "missed"; a crash must not pass for one of these.
+        message = f"unexpected {type(error).__name__}: {error}; --debug shows where"
+        raise Failure(error, message, debug=debug) from error
 
 
 def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
@@ -91,6 +97,14 @@ limit_option = click.option(
     type=click.IntRange(0),
     metavar="N",
     help="Rows of a table, or findings of a rule; 0 for all.  [default: 20 rows, 5 findings]",
+)
+quantizers_option = click.option(
+    "-q",
+    "--quantizer",
+    "specs",
+    multiple=True,
+    metavar="SPEC",
+    help="Name, or name:option=value,...; repeatable.  [default: all that are installed]",
 )
 csv_option = click.option(
     "--csv", "csv_file", metavar="FILE", help="Also write all rows, in graph order, as CSV; - for CSV alone."

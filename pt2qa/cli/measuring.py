@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pt2qa.cli.group import csv_option, debug_option, limit_option, main, sort_option, width_option
+from pt2qa.cli.group import csv_option, debug_option, limit_option, main, quantizers_option, sort_option, width_option
 from pt2qa.cli.reading import print_report
 
 
@@ -62,14 +62,7 @@ def profile(
 
 @main.command()
 @click.argument("flow", metavar="FLOW.py:function")
-@click.option(
-    "-q",
-    "--quantizer",
-    "specs",
-    multiple=True,
-    metavar="SPEC",
-    help="Name, or name:option=value,...; repeatable.  [default: all that are installed]",
-)
+@quantizers_option
 @click.option("-o", "file", metavar="FILE", type=click.Path(path_type=Path), help="Also write the report.")
 @sort_option
 @limit_option

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError
+from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError, SimulationError
 from pt2qa.export import Capture
 from pt2qa.metrics import NoiseSums, sums_of_row
 from pt2qa.pairing import QuantizedPair
@@ -53,7 +53,8 @@ def compare_quantizers(
 
     Raises:
         SelectionError: there is no candidate, two have one name, or a pair is of another model.
-        QuantizeError: every candidate failed.
+        QuantizeError: every candidate failed to be quantized.
+        SimulationError: of none of them the simulator computes what the converted graph computes.
         BatchError: ``calibration`` can be gone through only once, or there is no batch.
     """
     named = _named(quantizers)
@@ -67,13 +68,13 @@ def compare_quantizers(
     for name, quantizer in named.items():
         try:
             pairs[name] = _pair(capture, name, quantizer, calibration, inputs_of, progress)
-        except SelectionError:
+        except (SelectionError, BatchError):
             raise
         except Pt2qaError as error:
             failed[name] = str(error)
     if not pairs:
         raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
-    race = _Race(pairs)
+    race: _Race | None = None
     notes: list[str] = []
     bar = tqdm(
         read_batches(calibration if batches is None else batches, inputs_of),
@@ -84,15 +85,15 @@ def compare_quantizers(
     )
     try:
         for batch in bar:
-            if not race.batches:
-                for name, pair in pairs.items():
-                    notes += [f"{name}: {note}" for note in (*pair.notes, *pair.verify(batch))]
+            if race is None:
+                notes += _verified(pairs, batch, failed)
+                race = _Race(pairs)
             race.add(next(iter(pairs.values())).values(batch))
     except KeyboardInterrupt:
-        if not race.batches:
+        if race is None or not race.batches:
             raise
         notes.append(f"interrupted: covers the {race.batches} batches that were finished")
-    if not race.batches:
+    if race is None:
         raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
     rows = race.rows()
     notes += race.notes()
@@ -106,6 +107,20 @@ def compare_quantizers(
         model=capture.model,
         environment=first.environment,
     )
+
+
+def _verified(pairs: dict[str, QuantizedPair], batch: Batch, failed: dict[str, str]) -> list[str]:
+    """Takes out the pairs of which the simulator is not exact, and notes why; gives the notes of the others."""
+    notes = []
+    for name, pair in list(pairs.items()):
+        try:
+            notes += [f"{name}: {note}" for note in (*pair.notes, *pair.verify(batch))]
+        except SimulationError as error:
+            failed[name] = str(error)
+            del pairs[name]
+    if not pairs:
+        raise SimulationError("; ".join(f"{name}: {text}" for name, text in failed.items()))
+    return notes
 
 
 def _named(quantizers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -267,7 +282,9 @@ def _noise(reference: Any, others: Mapping[str, Any]) -> dict[str, NoiseSums]:
         return {}
     first, *rest = alike.values()
     whole, noises = sums_of_row(reference, first, tuple(rest))
-    return dict(zip(alike, (NoiseSums(whole.signal, whole.noise, whole.count), *noises), strict=True))
+    # Where one of the two is not finite, the sums leave it out, and there is no SQNR.
+    noise = math.nan if whole.nonfinite else whole.noise
+    return dict(zip(alike, (NoiseSums(whole.signal, noise, whole.count), *noises), strict=True))
 
 
 def _leaves(outputs: Any) -> list[Any]:
@@ -284,13 +301,14 @@ def _candidate(
     if pair is None:
         spec = quantizer if isinstance(quantizer, str) else type(quantizer).__name__
         return Candidate(name, spec, math.nan, 0, 0, 0, 0, 0, failed[name])
-    outputs = [row.custom[name] for row in rows if row.op == "output" and not math.isnan(row.custom[name])]
+    outputs = [row.custom[name] for row in rows if row.op == "output"]
     carrying = [entry for entry in pair.coverage if entry.carries_arithmetic]
     kinds = [site.kind for site in pair.sites]
     return Candidate(
         name=name,
         quantizer=pair.quantizer,
-        sqnr=min(outputs, default=math.nan),
+        # An output without a number must not hide behind the others.
+        sqnr=math.nan if any(map(math.isnan, outputs)) else min(outputs, default=math.nan),
         quantized_ops=sum(entry.quantized for entry in carrying),
         ops=sum(entry.total for entry in carrying),
         activations=kinds.count("activation"),
@@ -300,11 +318,15 @@ def _candidate(
 
 
 def _stored_bytes(pair: QuantizedPair) -> int:
-    """Bytes of the parameters: an integer of its dtype's width for each quantized element, else the float's own."""
-    total = 0
+    """Bytes of the parameters: an integer of its dtype's width for each quantized element, else the float's own.
+
+    A weight with several readers, such as the steps of an LSTM, is stored once for each way in which it is rounded.
+    """
+    sizes: dict[tuple[int, str | None], int] = {}
     for constant in pair.program.constants:
         value = constant.reference
         if isinstance(value, Tensor) and (constant.is_parameter or constant.site is not None):
             dtype = None if constant.site is None else pair.sites[constant.site].params.dtype
-            total += value.numel() * (value.element_size() if dtype is None else getattr(torch, dtype).itemsize)
-    return total
+            width = value.element_size() if dtype is None else getattr(torch, dtype).itemsize
+            sizes[value.data_ptr(), dtype] = value.numel() * width
+    return sum(sizes.values())

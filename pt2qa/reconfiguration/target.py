@@ -61,7 +61,7 @@ def read_target(target: Target | float | str) -> Target:
     """
     if isinstance(target, Target):
         return target
-    if isinstance(target, (int, float)) and not isinstance(target, bool):
+    if isinstance(target, (int, float)) and not isinstance(target, bool) and isfinite(target):
         return Target(float(target))
     wanted = parsed(target) if isinstance(target, str) else None
     if wanted is None or (wanted.subject, wanted.sign) != ("sqnr", ">=") or not isfinite(wanted.value):

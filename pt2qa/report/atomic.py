@@ -13,7 +13,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part of it.
 
     The data go to a temporary file in the same folder, are synced to the disk, and take the file's name by one rename.
-    A link is followed: the file it points to is replaced.
+    A link is followed: the file it points to is replaced.  A pipe or a device is written to.
 
     Raises:
         ReportError: the folder does not exist, the path is a folder, or the disk refuses.  Nothing is left behind.
@@ -23,6 +23,13 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         raise ReportError(f"cannot write {path}: it is a folder; give the name of a file in it")
     if not target.parent.is_dir():
         raise ReportError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
+    if target.exists() and not target.is_file():
+        # A pipe or a device: a rename would put a file in its place.
+        try:
+            target.write_bytes(data)
+        except OSError as error:
+            raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+        return
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
     try:
         try:

@@ -104,8 +104,11 @@ def kind_of(report: Report) -> Kind:
     """The kind that a report is of.
 
     Raises:
+        ReportError: it is no report.
         TypeError: its class is not registered.
     """
+    if not isinstance(report, Report):
+        raise ReportError(f"got a {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
     for kind in _KINDS.values():
         if kind.report_type is type(report):
             return kind

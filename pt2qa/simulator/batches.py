@@ -54,6 +54,8 @@ def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | Non
         raise BatchError(
             f"batches is a single {type(batches).__name__}; expected an iterable of batches. Pass [batch] for one."
         )
+    if not isinstance(batches, Iterable):
+        raise BatchError(f"batches is a {type(batches).__name__}; expected an iterable of batches, such as a list.")
     for item in batches:
         yield item if inputs_of is None else inputs_of(item)
 

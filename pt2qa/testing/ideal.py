@@ -103,9 +103,13 @@ def range_of(value: Tensor, axis: int | None) -> Range:
 
 
 def output_sqnr(reference: Any, quantized: Any) -> float:
-    """The smallest SQNR of the float outputs in dB; inf where nothing differs or nothing is float."""
+    """The smallest SQNR of the float outputs in dB; inf where nothing differs or nothing is float.
+
+    An output that is infinite or NaN where it should not be counts as -inf, one whose reference is zero not at all.
+    """
     pairs = zip(pytree.tree_leaves(reference), pytree.tree_leaves(quantized), strict=True)
-    found = [error_sums(want, got).sqnr for want, got in pairs if isinstance(want, Tensor) and want.is_floating_point()]
+    sums = [error_sums(want, got) for want, got in pairs if isinstance(want, Tensor) and want.is_floating_point()]
+    found = [-inf if each.nonfinite else each.sqnr for each in sums]
     return min((each for each in found if each == each), default=inf)
 
 

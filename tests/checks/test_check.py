@@ -206,3 +206,39 @@ def test_a_model_with_keyword_inputs_and_dynamic_shapes() -> None:
     findings = pt2qa.check(Scale().eval(), (torch.ones(2, 3),), kwargs={"factor": torch.ones(3)}, dynamic_shapes=shapes)
     assert findings.error_count == 0
     assert findings.environment.fingerprint
+
+
+def test_a_rule_that_stumbles_does_not_cost_the_findings_of_the_others(only) -> None:  # type: ignore[no-untyped-def]
+    def stumbles(subject: Subject) -> list[Found]:
+        raise KeyError("nothing of that name")
+
+    only(rule("broken", find=stumbles), rule("fine", find=lambda subject: [Found("x", "is there")]))
+    findings = pt2qa.check(nn.Linear(2, 2))
+    assert [row.rule for row in findings] == ["fine"]
+    broken = next(one for one in findings.rules if one.rule == "broken")
+    assert (broken.outcome, broken.reason) == ("failed", "KeyError: 'nothing of that name'")
+    assert "Failed, please report it: broken" in str(findings)
+
+
+def test_a_silence_that_names_no_finding_is_noted() -> None:
+    findings = pt2qa.check(in_training(), rules=["train-mode"], silence=["train-mode:drop*"])
+    assert findings.notes == ("silence: train-mode:drop* is the name of no finding",)
+
+
+def test_a_graph_that_torch_fx_traced_is_a_model() -> None:
+    traced = torch.fx.symbolic_trace(in_training())
+    assert [row.name for row in pt2qa.check(traced, rules=["train-mode"])] == ["1", "2.0"]
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    pair = residual_pair("x86")
+    with pytest.raises(pt2qa.SelectionError, match=r"got a converted graph, expected .*pt2qa\.pair\(float_graph"):
+        pt2qa.check(pair.quantized)
+    with pytest.raises(pt2qa.SelectionError, match=r"model: it has no parameter 'conv1\.weight'"):
+        pt2qa.check(pair, model=nn.Linear(2, 2))
+    with pytest.raises(pt2qa.SelectionError, match="model: got a int"):
+        pt2qa.check(pair, model=3)  # type: ignore[arg-type]
+    with pytest.raises(pt2qa.BatchError, match="batches is a int; expected an iterable"):
+        pt2qa.check(pair, batches=3)  # type: ignore[arg-type]
+    with pytest.raises(pt2qa.BatchError, match="no batch to compare on"):
+        pt2qa.check(pair, batches=[])

@@ -116,3 +116,27 @@ def test_compare_prints_and_writes_the_candidates(flow: Path, tmp_path: Path) ->
     written = load(file)
     assert isinstance(written, CandidateReport)
     assert [candidate.name for candidate in written.candidates] == ["x86", "x86:mode=dynamic"]
+
+
+def test_a_quantizer_that_does_not_exist_or_a_second_one_is_a_mistake_in_the_call(flow: Path) -> None:
+    result = run("check", f"{flow}:flow", "-q", "nosuch", "--fail-on", "never")
+    assert result.exit_code == 2
+    assert "no quantizer is named 'nosuch'" in result.stderr
+    result = run("check", f"{flow}:flow", "-q", "x86", "-q", "xnnpack")
+    assert result.exit_code == 2
+    assert "-q: give one quantizer" in result.stderr
+
+
+def test_calibrating_loses_no_finding(flow: Path) -> None:
+    options = ["-q", "x86", "--rule", "strict-differs", "--rule", "aliased-inputs"]
+    quick, whole = (run("check", f"{flow}:flow", *options, *more) for more in ([], ["--calibrate"]))
+    assert "2 rules found nothing, 0 not applied" in " ".join(quick.stdout.split())
+    assert "2 rules found nothing, 0 not applied" in " ".join(whole.stdout.split())
+
+
+def test_a_crash_is_no_finding(flow: Path) -> None:
+    flow.write_text(FLOW.replace("torch.randn(2, 4) for _", "torch.full((2, 4), float('nan')) for _"), encoding="utf-8")
+    result = run("compare", f"{flow}:flow", "-q", "xnnpack")
+    assert result.exit_code == 2
+    assert "calibration batch 0 (counted from 0) failed" in result.stderr
+    assert "NaN or infinity" in result.stderr

@@ -143,3 +143,34 @@ def test_interrupted_it_covers_the_finished_batches(capture: pt2qa.Capture, batc
     report = pt2qa.compare_quantizers(capture, ["x86"], batches, interrupted(), progress=False)
     assert report.batches == 1
     assert "interrupted: covers the 1 batches that were finished" in report.notes
+
+
+def test_an_output_that_is_infinite_has_no_number_whichever_candidate_comes_first() -> None:
+    class Logarithm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.fc(x)
+            return y, y.abs().log()
+
+    model = Logarithm().eval()
+    with torch.no_grad():
+        model.fc.weight.fill_(1.0)
+        model.fc.bias.zero_()
+    x = torch.tensor([[1e-4], [1.0], [-1.0], [0.3]])
+    same = {"a": "xnnpack", "b": "xnnpack"}
+    report = pt2qa.compare_quantizers(pt2qa.capture(model, x), same, [x], progress=False)
+    second = next(row for row in report.rows if row.name == "output[1]")
+    assert all(map(isnan, second.custom.values()))
+    assert all(isnan(candidate.sqnr) for candidate in report.candidates)
+    assert report.best is None
+
+
+def test_a_weight_with_several_readers_is_stored_once() -> None:
+    torch.manual_seed(0)
+    model, x = nn.LSTM(4, 8).eval(), torch.randn(6, 2, 4)
+    capture = pt2qa.capture(model, x, decompose="lstm")
+    (candidate,) = pt2qa.compare_quantizers(capture, ["x86:mode=dynamic"], [x], progress=False).candidates
+    assert candidate.bytes == 4 * 8 * 4 + 4 * 8 * 8 + 4 * 2 * 4 * 8

@@ -102,3 +102,24 @@ def test_data_frame_and_csv(findings: Findings) -> None:
     assert list(frame.columns) == ["rule", "severity", "name", "source", "why", "fix"]
     assert list(findings.to_pandas(extended=True).columns)[-1] == "value"
     assert findings.csv().splitlines()[0] == "rule,severity,name,source,why,fix"
+
+
+def test_joined_with_an_earlier_check_rules_keep_what_they_found_there(findings: Findings) -> None:
+    later = replace(
+        findings,
+        rows=findings.of("tied-weights"),
+        rules=tuple(
+            replace(rule, outcome="not applied", reason="to pairs") if rule.rule != "tied-weights" else rule
+            for rule in findings.rules
+        ),
+        checked=("pair", "layers"),
+    )
+    both = later.joined(findings)
+    assert [row.rule for row in both] == [row.rule for row in findings]
+    assert {rule.rule: rule.outcome for rule in both.rules}["unfused-pair"] == "found"
+    assert both.checked == ("pair", "layers", "annotations")
+
+
+def test_a_rule_that_fails_is_shown(findings: Findings) -> None:
+    broken = replace(findings.rules[0], outcome="failed", reason="KeyError: 'x'")
+    assert "Failed, please report it: unfused-pair: KeyError: 'x'" in replace(findings, rules=(broken,)).summary()

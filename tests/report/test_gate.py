@@ -132,9 +132,9 @@ def test_a_baseline_that_is_hard_to_compare_with_is_a_warning_and_what_is_left_o
         "the baseline is of another amount of data: samples 32, now 64",
         "the baseline is of another quantizer: quantizer xnnpack, now x86",
         "the baseline is of another float model: fingerprint 3f2a, now 77",
+        "1 row of the baseline is gone: features.6.conv.1.0/conv2d",
     )
     assert result.notes == (
-        "1 row of the baseline is gone: features.6.conv.1.0/conv2d",
         "1 row is new: features.6.conv.1.1/conv2d",
         "1 row not compared: features.9.conv.1.0/conv2d (no number before and now: the reference is zero)",
         "torch: 2.13.0, now 2.14.0",
@@ -284,8 +284,38 @@ def test_github_annotations_are_exactly_these(layers, worse):
         "%0Afeatures.4.conv.1.0/conv2d: 0.5 dB, from 27 to 26.5 dB",
         f"::warning title=pt2qa gate::{subject}: the baseline is of another amount of data: samples 32, now 64",
         f"::warning title=pt2qa gate::{subject}: the baseline is of another float model: fingerprint 3f2a, now 77",
+        f"::warning title=pt2qa gate::{subject}: 1 row of the baseline is gone: features.6.conv.1.0/conv2d",
     ]
     assert gate(layers, require="sqnr>=1").github() == ""
+
+
+def test_an_output_that_is_gone_is_a_miss_and_a_layer_a_warning(layers):
+    renamed = replace(layers, outputs=(replace(layers.outputs[0], name="logits", sqnr=-30.0),))
+    result = gate(renamed, baseline=layers, max_drop=1.0)
+    missed = next(check for check in result.checks if check.what == "drop of outputs.sqnr")
+    assert not result.passed
+    assert "output: is gone" in missed.where
+    rows = tuple(replace(row, name=f"new.{row.name}", isolated_sqnr=-20.0) for row in layers.rows[1:])
+    result = gate(replace(layers, rows=(layers.rows[0], *rows)), baseline=layers, max_drop=1.0)
+    assert any("25 rows of the baseline are gone" in warning for warning in result.warnings)
+
+
+def test_the_measure_is_the_baselines(layers):
+    quick = replace(layers, rows=tuple(replace(row, isolated_sqnr=nan) for row in layers.rows))
+    result = gate(quick, baseline=layers, max_drop=1.0)
+    assert not result.passed
+    assert any(check.what == "drop of rows.isolated_sqnr" and not check.passed for check in result.checks)
+
+
+def test_what_cannot_be_held_against_a_baseline_is_refused(layers):
+    with pytest.raises(ReportError, match="by: 'op' is a text, which has no better and worse"):
+        gate(layers, baseline=layers, max_drop=1.0, by="op")
+    with pytest.raises(SelectionError, match="max_drop: got inf"):
+        gate(layers, baseline=layers, max_drop=inf)
+    with pytest.raises(ReportError, match=r"got a str, expected a report; pt2qa\.load\(path\) reads one"):
+        gate("layers.safetensors", require="sqnr>=20")
+    with pytest.raises(ReportError, match="got a str, expected a report"):
+        gate(layers, baseline="layers.safetensors", max_drop=1.0)
 
 
 def test_github_annotations_escape_what_ends_them():

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 import pt2qa.report.storage as storage
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load, register
+from pt2qa.report.atomic import write_atomic
 
 
 def content(path):
@@ -332,3 +333,13 @@ def test_a_kind_is_registered_once_and_only_with_fields_that_files_hold(kinds):
     Odd.__annotations__["path"] = Path
     with pytest.raises(TypeError, match=r"Odd\.path: a report file cannot hold"):
         register("odd", schema=1)(Odd)
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(pipe, b"words")
+    assert os.read(reader, 100) == b"words"
+    os.close(reader)
+    assert pipe.is_fifo()

@@ -206,3 +206,11 @@ def test_reading_and_showing_a_report_needs_neither_torch_nor_pandas(layers, tmp
         [sys.executable, "-c", code, str(tmp_path / "r.safetensors")], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_an_output_without_a_number_does_not_hide_behind_the_others(layers):
+    silent = replace(layers.outputs[0], name="output[1]", sqnr=nan, note="3 values are NaN")
+    first = replace(layers, outputs=(replace(layers.outputs[0], sqnr=47.7), silent)).summary().splitlines()[0]
+    assert first.startswith(
+        "Without an SQNR: output[1] (3 values are NaN). The worst output, output, has an SQNR of 47.7 dB"
+    )

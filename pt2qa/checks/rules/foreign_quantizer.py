@@ -12,7 +12,8 @@ from pt2qa.plugins import DoesNotApplyError, Found, Rule
 def find(subject: Subject) -> Iterator[Found]:
     """A quantizer that derives from another package's ``Quantizer``."""
     if subject.quantizer is None:
-        raise DoesNotApplyError("without a quantizer: give quantizer=")
+        known = subject.given == "pair" and subject.pair.recipe is not None
+        raise DoesNotApplyError("to quantizers that made a pair" if known else "without a quantizer: give quantizer=")
     if not is_foreign(subject.quantizer):
         return
     try:

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from pt2qa.checks.rounding import own_spec
 from pt2qa.checks.subject import Subject
+from pt2qa.handles import op_of
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -41,13 +42,20 @@ def _measured(subject: Subject) -> set[Node]:
             is_data = dtype is not None and (dtype.is_floating_point or dtype in _SAMPLES)
             if str(node.target) in parameters or (is_data and (node.op == "placeholder" or value.numel() > 1)):
                 found.add(node)
-        elif node.target in _RANDOM or (dtype is not torch.bool and not found.isdisjoint(node.all_input_nodes)):
+        elif (
+            node.target in _RANDOM
+            or op_of(node.target) in _CURVES
+            or (dtype is not torch.bool and not found.isdisjoint(node.all_input_nodes))
+        ):
             found.add(node)
     return found
 
 
 _SAMPLES = (torch.uint8, torch.int8, torch.int16)
 """Integers that pictures and sound come in; indices and masks have 32 bits, 64 or one."""
+
+_CURVES = frozenset({"sin", "cos", "exp", "pow", "log", "softmax", "sqrt", "rsqrt", "tanh", "sigmoid"})
+"""Ops that make measurements of indices, such as the encoding of a position."""
 
 _RANDOM = (torch.ops.aten.randn.default, torch.ops.aten.rand.default, torch.ops.aten.randn_like.default)
 

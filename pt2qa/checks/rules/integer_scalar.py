@@ -21,7 +21,10 @@ def find(subject: Subject) -> Iterator[Found]:
     if not scalars:
         return
     graph = copy.deepcopy(subject.graph)
-    transformed = plugin.build(graph, qat=subject.qat).transform_for_annotation(graph)
+    try:
+        transformed = plugin.build(graph, qat=subject.qat).transform_for_annotation(graph)
+    except Exception as error:
+        raise DoesNotApplyError("where the quantizer fails; see quantizer-fails") from error
     after = {handle_of(node): node for node in transformed.graph.nodes}
     for name in scalars & subject.nodes.keys():
         before = subject.nodes[name]

@@ -20,14 +20,16 @@ def find(subject: Subject) -> Iterator[Found]:
     macs = sum(product.macs for product in products)
     owners = list(dict.fromkeys(product.owner for product in products))
     nested = f"; they stand inside {', '.join(owners)}, whose graph no quantizer enters" if all(owners) else ""
-    yield Found("", f"0 % is quantized: {kinds} with {macs:,} multiply-adds stay in float{nested}")
+    why = f"0 % is quantized: {kinds} with {macs:,} multiply-adds stay in float{nested}"
+    rounds = subject.given == "pair" and bool(subject.pair.sites)
+    yield Found("", f"{why}; only other ops are rounded" if rounds else why)
 
 
 RULE = Rule(
     id="no-coverage",
     severity="error",
     title="nothing that costs time is quantized",
-    why="The converted model is a float model, and comparing it would show no error at all. Common reasons are a "
+    why="What costs time runs in float, so that comparing it shows little error or none. Common reasons are a "
     "program that torch.export wrote so that the quantizer finds no op, a forward under torch.no_grad(), whose ops are "
     "in a nested graph, and a quantizer without settings.",
     fix="quantize the graph of pt2qa.capture(model, args), which takes such regions apart and says of every op what it "

@@ -71,7 +71,8 @@ def _at_site(subject: Subject, name: str, params: QuantParams, mask: Mask | None
         becomes = "" if math.isnan(mask.value) else f": it becomes {low if mask.value < 0 else high:.3g}"
         yield Found(name, _nonfinite(subject, mask) + becomes, value=math.inf)
     elif nonfinite:
-        yield Found(name, "infinite or NaN values reach it, which no integer can hold", value=math.inf)
+        why = "infinite or NaN values reach it, which no integer can hold"
+        yield Found(name, why, fix="look for NaN and infinity in the weights and in the data", value=math.inf)
     elif reach >= IMMENSE or (mask is not None and reach >= abs(mask.value) / 2):
         yield Found(name, _immense(scale, _from(subject, mask)), value=reach)
     elif mask is not None:

@@ -48,8 +48,9 @@ def _is_fused(annotations: Annotations, branch: GraphNode, node: GraphNode) -> b
 
 
 def _differing(specs: list[Any]) -> tuple[str, ...]:
-    scales = ("scale", "zero_point")
-    return tuple(name for name in differing(specs[0], specs[-1]) if name not in scales) if len(specs) > 1 else ()
+    """What any of the specs has otherwise than the first, scales aside."""
+    names = dict.fromkeys(name for other in specs[1:] for name in differing(specs[0], other))
+    return tuple(name for name in names if name not in ("scale", "zero_point"))
 
 
 RULE = Rule(

@@ -70,7 +70,8 @@ def _attention(
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
-    scores = torch.matmul(query, key.transpose(-2, -1)) / (math.sqrt(query.shape[-1]) if scale is None else 1 / scale)
+    divisor = math.sqrt(query.shape[-1]) if scale is None else 1 / scale if scale else math.inf
+    scores = torch.matmul(query, key.transpose(-2, -1)) / divisor
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
@@ -81,8 +82,10 @@ def _attention(
     return torch.matmul(torch.ops.aten._safe_softmax(scores, -1), value)
 
 
-def _masked_product(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return torch.matmul(query, key) - -mask
+def _masked_product(mask: Tensor, query: Tensor, key: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    scores = torch.matmul(query, key)
+    scores = scores if alpha == 1 else scores * alpha
+    return scores - -(mask if beta == 1 else mask * beta)
 
 
 _Decomposition = tuple[Callable[..., Any], str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any, Final, Literal, get_type_hints
 
 from pt2qa.errors import ReportError
@@ -64,7 +64,7 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
     metrics = [str(getattr(report, "metric", "")) for report in (old, new)]
     if metrics[0] != metrics[1]:
         raise ReportError(f"cannot compare by {metrics[0]} with by {metrics[1]}: give two reports with one metric")
-    if tolerance is not None and not tolerance >= 0:
+    if tolerance is not None and not 0 <= tolerance < inf:
         raise ReportError(f"tolerance: got {tolerance}, expected 0 or more, in the unit of what is compared")
     measure = find_measure((old, new), by)
     unit = unit_of(new, measure.column)

@@ -138,12 +138,23 @@ def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
         measure = next(iter(measured), usual[-1])
     else:
         raise ReportError(
-            f"reports of the kind {kind!r} have no measure of their own; name one with by= or --by: "
+            f"reports of the kind {kind!r} have no measure of their own"
+            f"{' (pt2qa.diff_profiles compares their histograms)' if kind == 'profile' else ''}; "
+            "name one with by= or --by: "
             f"{', '.join(_all_measures(first, reports)) or 'but they hold no rows'}"
         )
     if not _keys(row_type_of(first, measure.table)):
         raise ReportError(f"the rows of {first.__name__}.{measure.table} have no name, so they cannot be told apart")
     return measure
+
+
+def usual_measure(report: Report) -> str:
+    """The measure that a report has for rows of its kind, as :func:`find_measure` takes it.
+
+    Raises:
+        ReportError: its kind has none.
+    """
+    return str(find_measure((report,), None))
 
 
 def is_number(report: Report, measure: Measure) -> bool:

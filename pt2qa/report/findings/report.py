@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Literal
 
 from pt2qa.report.base import Rendering, RowReport
-from pt2qa.report.findings.text import counted_severities, findings_summary, findings_table, findings_text
+from pt2qa.report.findings.text import SEVERITIES, counted_severities, findings_summary, findings_table, findings_text
 from pt2qa.report.prose import LISTED
 from pt2qa.report.rows import EXTENDED, Environment
 from pt2qa.report.storage import register
@@ -46,15 +46,16 @@ class RuleOutcome:
     Args:
         rule: its id.
         title: what it looks for.
-        outcome: ``found``; ``clear``: nothing found; ``not applied``: it had nothing to look at.
+        outcome: ``found``; ``clear``: nothing found; ``not applied``: it had nothing to look at; ``failed``: it could
+            not deal with the model, which is a fault of the rule.
         count: findings that are shown.
         silenced: findings that the user did not want to see.
-        reason: why it was not applied.
+        reason: why it was not applied, or failed.
     """
 
     rule: str
     title: str
-    outcome: Literal["found", "clear", "not applied"]
+    outcome: Literal["found", "clear", "not applied", "failed"]
     count: int
     silenced: int
     reason: str
@@ -109,6 +110,24 @@ class Findings(RowReport):
     def of(self, rule: str) -> tuple[Finding, ...]:
         """The findings of one rule."""
         return tuple(row for row in self.rows if row.rule == rule)
+
+    def joined(self, before: Findings) -> Findings:
+        """These findings, and those of an earlier check by rules that were not applied in this one.
+
+        Args:
+            before: of the same model, when less of it was there to look at.
+        """
+        idle = {rule.rule for rule in self.rules if rule.outcome == "not applied"}
+        earlier = {rule.rule: rule for rule in before.rules if rule.rule in idle and rule.outcome != "not applied"}
+        rows = (*self.rows, *(row for row in before.rows if row.rule in earlier))
+        place = {rule.rule: number for number, rule in enumerate(self.rules)}
+        worst = {row.rule: min(SEVERITIES.index(r.severity) for r in rows if r.rule == row.rule) for row in rows}
+        return replace(
+            self,
+            rows=tuple(sorted(rows, key=lambda row: (worst[row.rule], place[row.rule]))),
+            rules=tuple(earlier.get(rule.rule, rule) for rule in self.rules),
+            checked=tuple(dict.fromkeys((*self.checked, *before.checked))),
+        )
 
     def __len__(self) -> int:
         return len(self.rows)

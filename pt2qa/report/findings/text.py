@@ -46,7 +46,8 @@ def findings_summary(report: Findings) -> list[str]:
     looked = f"Looked at {', '.join(report.checked) or 'nothing'}. {counted(clear, 'rule')} found nothing"
     lines = [f"{looked}, {len(idle)} not applied, {counted(silenced, 'finding')} silenced."]
     lines += [f"Not applied, {reason}." for reason in by_reason((rule.rule, rule.reason) for rule in idle)]
-    return lines
+    failed = (f"{rule.rule}: {rule.reason}" for rule in report.rules if rule.outcome == "failed")
+    return [*lines, *(f"Failed, please report it: {text}" for text in failed)]
 
 
 def counted_severities(report: Findings) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import isnan
+from math import inf, isnan, nan
 from typing import Final
 
 from pt2qa.report.diffs.measures import FLAGS
@@ -45,20 +45,25 @@ def doubts(found: ReportDiff) -> Iterator[str]:
     for change in found.changes:
         if change.name in _CONDITIONS:
             yield f"{_CONDITIONS[change.name]}: {change.name} {change.before}, now {change.after}"
+    yield from _alone(found, "gone", " of the baseline")
 
 
 def remarks(found: ReportDiff) -> Iterator[str]:
-    """What the checks leave out: rows of one report alone, rows without a number; and what else differs."""
+    """What the checks leave out: new rows, rows without a number; and what else differs."""
     rows = (*found.figures, *found.rows)
-    for status, whose in (("gone", " of the baseline"), ("new", "")):
-        if names := [row.place for row in rows if row.status == status]:
-            yield f"{counted(len(names), 'row')}{whose} {'is' if len(names) == 1 else 'are'} {status}: {few(names)}"
+    yield from _alone(found, "new", "")
     silent = [f"{row.place} ({row.note})" for row in rows if _is_silent(row) and row.note]
     if found.worst_is and silent:
         yield f"{counted(len(silent), 'row')} not compared: {few(silent)}"
     differ = [change for change in found.changes if change.name not in _CONDITIONS]
     yield from (f"{change.name}: {change.before}, now {change.after}" for change in differ)
     yield from found.notes
+
+
+def _alone(found: ReportDiff, status: str, whose: str) -> Iterator[str]:
+    """The rows that one of the two reports alone has."""
+    if names := [row.place for row in (*found.figures, *found.rows) if row.status == status]:
+        yield f"{counted(len(names), 'row')}{whose} {'is' if len(names) == 1 else 'are'} {status}: {few(names)}"
 
 
 def _figure(row: DiffRow, max_drop: float) -> GateCheck:
@@ -75,9 +80,12 @@ def _figure(row: DiffRow, max_drop: float) -> GateCheck:
 
 
 def _table(measure: str, unit_of_rows: str, rows: Sequence[DiffRow], max_drop: float) -> GateCheck:
+    def place_of(row: DiffRow) -> str:
+        return row.place if row.role != measure.rpartition(".")[2] else row.name
+
     items = [
         Item(
-            place=row.place if row.role != measure.rpartition(".")[2] else row.name,
+            place=place_of(row),
             number=row.loss,
             good=_is_kept(row, max_drop),
             badness=row.loss,
@@ -86,6 +94,10 @@ def _table(measure: str, unit_of_rows: str, rows: Sequence[DiffRow], max_drop: f
         for row in rows
         if row.status not in {"new", "gone"} and not _is_silent(row)
     ]
+    if measure.startswith("outputs."):
+        # A layer may be renamed or fused; an output that the baseline has is what the model is for.
+        gone = [place_of(row) for row in rows if row.status == "gone"]
+        items += [Item(place, nan, good=False, badness=inf, shown="is gone") for place in gone]
     limit = f"<= {limit_text(max_drop, unit_of_rows)}"
     return check_of(f"drop of {measure}", limit, unit_of_rows, items, nothing="no row has a number in both reports")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
-from pt2qa.errors import SelectionError
+from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report.base import Report
 from pt2qa.report.diffs.differences import diff
+from pt2qa.report.diffs.measures import usual_measure
 from pt2qa.report.gating.baseline import doubts, kept, remarks
 from pt2qa.report.gating.required import required
 from pt2qa.report.gating.requirement import read_requirement
@@ -50,6 +52,7 @@ def gate(
     <BLANKLINE>
       passed  error_count == 0: 0
     """
+    kind = kind_of(report).name
     texts = (require,) if isinstance(require, str) else tuple(require)
     wanted = [read_requirement(text) for text in texts]
     if not wanted and baseline is None and max_drop is None:
@@ -62,16 +65,18 @@ def gate(
     if baseline is not None or max_drop is not None:
         if baseline is None or max_drop is None:
             raise SelectionError("a baseline and the largest drop (max_drop, --max-drop) belong together: give both.")
-        if not max_drop >= 0:
+        if not 0 <= max_drop < inf:
             raise SelectionError(f"max_drop: got {max_drop}, expected 0 or more, in the unit of what is compared.")
-        found = diff(baseline, report, by=by)
+        found = diff(baseline, report, by=by or usual_measure(baseline))
+        if by is not None and not found.worst_is:
+            raise ReportError(f"by: {by!r} is a text, which has no better and worse; name a column of numbers")
         checks += kept(found, max_drop)
         warnings, notes = tuple(doubts(found)), tuple(remarks(found))
     return GateResult(
         checks=tuple(checks),
         warnings=warnings,
         notes=notes,
-        kind=kind_of(report).name,
+        kind=kind,
         quantizer=str(getattr(report, "quantizer", "")),
         model=str(getattr(report, "model", "")),
     )

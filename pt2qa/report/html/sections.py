@@ -101,6 +101,8 @@ class Section:
 
 def sections_of(reports: Sequence[Report]) -> list[Section]:
     """One for each report, in the order given."""
+    for report in reports:
+        kind_of(report)  # what is no report is refused before anything is drawn
     profiles = [report for report in reports if isinstance(report, Profile)]
     return [_section(f"report-{index}", report, profiles) for index, report in enumerate(reports, 1)]
 
@@ -162,7 +164,11 @@ def _lines(report: Report) -> tuple[str, ...]:
 
 def _verdict(report: Report) -> Verdict:
     if isinstance(report, LayerReport):
-        return "plain" if isnan(report.sqnr) else "bad" if report.sqnr < LOW_SQNR else "good"
+        if isnan(report.sqnr):
+            return "plain"
+        # An output without a number must not hide behind the others.
+        silent = any(isnan(row.sqnr) for row in report.outputs)
+        return "bad" if report.sqnr < LOW_SQNR else "warning" if silent else "good"
     if isinstance(report, Findings):
         return "bad" if report.error_count else "warning" if report.warning_count else "good"
     if isinstance(report, Reconfiguration):

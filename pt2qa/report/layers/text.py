@@ -117,6 +117,13 @@ def _about_output(report: LayerReport) -> str:
     if worst is None:
         return "No model output was compared."
     which = "The output" if len(report.outputs) == 1 else f"The worst output, {worst.name},"
+    without = [f"{row.name} ({row.note or 'nan'})" for row in report.outputs if isnan(row.sqnr)]
+    if without and not isnan(worst.sqnr):
+        return f"Without an SQNR: {', '.join(without)}. {_about_worst_output(which, worst)}"
+    return _about_worst_output(which, worst)
+
+
+def _about_worst_output(which: str, worst: LayerRow) -> str:
     if isnan(worst.sqnr):
         return f"{which} has no SQNR ({worst.note or 'nan'})."
     if worst.sqnr == inf:

@@ -118,3 +118,23 @@ def test_a_transformer_layer_is_quantized_whole() -> None:
     model = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True).eval()
     pair = pt2qa.quantize(capture(model, X, decompose="attention"), "x86", [X], progress=False)
     assert [(e.quantized, e.total) for e in pair.coverage if e.op == "linear"] == [(4, 4)]
+
+
+def test_a_scale_of_zero_and_a_product_with_factors_keep_their_numbers() -> None:
+    class MultiheadAttention(nn.Module):  # a class of the user's own, with the name of torch's
+        def forward(self, mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return torch.baddbmm(mask, query, key, beta=0.5, alpha=0.125)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = MultiheadAttention()
+
+        def forward(self, mask: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+            scores = self.attention(mask, query, key)
+            return scores, F.scaled_dot_product_attention(query, query, query, scale=0.0)
+
+    # capture holds the program against the model at 100 dB.
+    inputs = (torch.randn(2, 3, 5), torch.randn(2, 3, 4), torch.randn(2, 4, 5))
+    captured = capture(Own().eval(), inputs, decompose=("attention",))
+    assert len(captured.changes) == 2
