@@ -17,8 +17,7 @@ from pt2qa.pairing import fingerprint
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
 from pt2qa.plugins.options import did_you_mean
 from pt2qa.report import Environment
-from pt2qa.report.findings.report import Finding, Findings, RuleOutcome
-from pt2qa.report.findings.text import SEVERITIES
+from pt2qa.report.findings.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa.simulator import quant_ops
 from pt2qa.simulator.batches import Batch
 
@@ -111,11 +110,8 @@ def check(
         found, outcome = _run(every[rule_id], known, quiet)
         rows += found
         outcomes.append(outcome)
-    # Sorting keeps the order of the rules within one severity.
-    worst = {row.rule: min(SEVERITIES.index(r.severity) for r in rows if r.rule == row.rule) for row in rows}
-    rows.sort(key=lambda row: worst[row.rule])
     return Findings(
-        rows=tuple(rows),
+        rows=errors_first(rows, chosen),
         rules=tuple(outcomes),
         checked=_checked(known, every, outcomes),
         notes=(*_notes(known), *_unheard(quiet, outcomes)),

@@ -6,10 +6,7 @@ from typing import Any
 
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.points import Derives, Point, is_quantized
-from pt2qa.overrides.sharing import root_of
-
-ATTRIBUTES = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
-"""What torchao compares before two points of one value get one observer (``_union_input_edge_with``, prepare.py)."""
+from pt2qa.overrides.sharing import COMPARED, root_of
 
 
 def own_spec(annotations: Annotations, point: Point) -> Any | None:
@@ -38,6 +35,6 @@ def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
 
 
 def differing(one: Any, other: Any) -> tuple[str, ...]:
-    """The attributes of :data:`ATTRIBUTES` in which two specs differ."""
+    """The attributes of :data:`COMPARED` in which two specs differ."""
     missing = object()
-    return tuple(name for name in ATTRIBUTES if getattr(one, name, missing) != getattr(other, name, missing))
+    return tuple(name for name in COMPARED if getattr(one, name, missing) != getattr(other, name, missing))

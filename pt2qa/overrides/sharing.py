@@ -13,6 +13,9 @@ from typing import Any
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides.points import Derives, Point, Shares, Specs
 
+COMPARED = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+"""What torchao compares before two points of one value get one observer (``_union_input_edge_with``, prepare.py)."""
+
 
 def root_of(specs: Specs, point: Point) -> Point | None:
     """The point whose own spec a point shares in the end; None where the chain breaks off or goes in a circle."""
@@ -48,14 +51,10 @@ def groups_of(specs: Specs) -> dict[Point, Point]:
         root = root_of(specs, point)
         if root is not None:
             own = specs[root].spec if isinstance(specs[root], Derives) else specs[root]
-            asks = (point[0], *(getattr(own, name, None) for name in _ASKED_ALIKE))
+            asks = (point[0], *(getattr(own, name, None) for name in COMPARED))
             parents[find(point)] = find(alike.setdefault(asks, point))
     first: dict[Point, Point] = {}
     return {point: first.setdefault(find(point), point) for point in specs}
-
-
-_ASKED_ALIKE = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
-"""What torchao compares where two specs stand for one value."""
 
 
 def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], str]) -> dict[Point, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Literal
@@ -120,11 +120,9 @@ class Findings(RowReport):
         idle = {rule.rule for rule in self.rules if rule.outcome == "not applied"}
         earlier = {rule.rule: rule for rule in before.rules if rule.rule in idle and rule.outcome != "not applied"}
         rows = (*self.rows, *(row for row in before.rows if row.rule in earlier))
-        place = {rule.rule: number for number, rule in enumerate(self.rules)}
-        worst = {row.rule: min(SEVERITIES.index(r.severity) for r in rows if r.rule == row.rule) for row in rows}
         return replace(
             self,
-            rows=tuple(sorted(rows, key=lambda row: (worst[row.rule], place[row.rule]))),
+            rows=errors_first(rows, [rule.rule for rule in self.rules]),
             rules=tuple(earlier.get(rule.rule, rule) for rule in self.rules),
             checked=tuple(dict.fromkeys((*self.checked, *before.checked))),
         )
@@ -151,3 +149,18 @@ class Findings(RowReport):
     def __repr__(self) -> str:
         counts = ", ".join(counted_severities(self))
         return f"<Findings of {self.model}: {counts}>"
+
+
+def errors_first(rows: Iterable[Finding], rules: Sequence[str]) -> tuple[Finding, ...]:
+    """Findings in the order of a report: rules with an error first, within one severity as the rules stand.
+
+    Args:
+        rows: the findings; those of one rule keep their order.
+        rules: ids of all rules, in their order.
+    """
+    rows = tuple(rows)
+    worst: dict[str, int] = {}
+    for row in rows:
+        worst[row.rule] = min(worst.get(row.rule, len(SEVERITIES)), SEVERITIES.index(row.severity))
+    place = {rule: number for number, rule in enumerate(rules)}
+    return tuple(sorted(rows, key=lambda row: (worst[row.rule], place[row.rule])))
