@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from types import MappingProxyType
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pt2qa.errors import ReportError
@@ -18,12 +17,42 @@ CUSTOM: Final = "custom"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of a row class: its name, the type of its cells, the values it may take (empty: any)."""
+    """One field of a row class.
+
+    Args:
+        name: of the field.
+        type: of its cells.
+        choices: the values it may take; empty: any.
+        extended: whether ``to_pandas`` and ``csv`` give it only with ``extended=True``.
+        since: the schema of the report that first had it.
+    """
 
     name: str
     type: CellType
     choices: tuple[str, ...] = ()
     extended: bool = False
+    since: int = 1
+
+
+def since(schema: int) -> dict[str, Any]:
+    """Field metadata of what files of older schemas lack: a field with a default, which it takes there.
+
+    >>> from dataclasses import field
+    >>> spread: float = field(default=0.0, metadata={"extended": True} | since(2))
+    """
+    return {"since": schema}
+
+
+def since_of(each: Field[Any]) -> int:
+    """The schema that first had a field.
+
+    Raises:
+        TypeError: the field came later and has no default, so that older files could not be read.
+    """
+    schema: int = each.metadata.get("since", 1)
+    if schema > 1 and each.default is MISSING and each.default_factory is MISSING:
+        raise TypeError(f"{each.name}: a field since schema {schema} needs a default")
+    return schema
 
 
 def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
@@ -33,9 +62,7 @@ def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
         TypeError: a field is of a type that columns cannot hold.
     """
     hints = get_type_hints(row_type)
-    return tuple(
-        _column(row_type, f.name, hints[f.name], f.metadata) for f in fields(row_type) if not _is_custom(f.name)
-    )
+    return tuple(_column(row_type, f, hints[f.name]) for f in fields(row_type) if not _is_custom(f.name))
 
 
 def row_type_of(report_type: type[Any], table: str = "rows") -> type[Any]:
@@ -93,8 +120,8 @@ def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]
 
 
 def from_columns(row_type: type[Row], table: Mapping[str, Sequence[Any]]) -> tuple[Row, ...]:
-    """The rows that :func:`to_columns` took apart.  All columns must have one length."""
-    plain = [column.name for column in columns_of(row_type)]
+    """The rows that :func:`to_columns` took apart.  All columns must have one length; one that lacks is the default."""
+    plain = [column.name for column in columns_of(row_type) if column.name in table]
     custom = [name for name in table if name.startswith(f"{CUSTOM}/")]
     own = takes_custom(row_type)
     rows = []
@@ -118,10 +145,7 @@ def _is_custom(name: str) -> bool:
     return name == CUSTOM
 
 
-def _column(row_type: type[Any], name: str, hint: Any, metadata: MappingProxyType[Any, Any]) -> Column:
-    extended = bool(metadata.get("extended", False))
-    if get_origin(hint) is Literal:
-        return Column(name, "text", get_args(hint), extended)
+def _column(row_type: type[Any], each: Field[Any], hint: Any) -> Column:
     known: dict[Any, CellType] = {
         int: "int",
         float: "float",
@@ -129,8 +153,10 @@ def _column(row_type: type[Any], name: str, hint: Any, metadata: MappingProxyTyp
         str: "text",
         tuple[int, ...]: "shape",
     }
-    if hint not in known:
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    if not choices and hint not in known:
         raise TypeError(
-            f"{row_type.__name__}.{name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"
+            f"{row_type.__name__}.{each.name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"
         )
-    return Column(name, known[hint], (), extended)
+    kind = "text" if choices else known[hint]
+    return Column(each.name, kind, choices, bool(each.metadata.get("extended", False)), since_of(each))

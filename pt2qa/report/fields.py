@@ -13,6 +13,9 @@ a dataclass of ``str``   a JSON object
                          as JSON lists ``rows/name``, the names of custom metrics as ``rows/custom``
 ``dict[str, ndarray]``   one tensor an entry, ``inputs/<key>``, the keys in order as a JSON list
 =======================  ===========================================================================
+
+What a field, a column or an entry of a record did not have in the schema of the file takes its default
+(:func:`pt2qa.report.columns.since`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pt2qa.errors import ReportError
-from pt2qa.report.columns import CUSTOM, Column, columns_of, custom_names, from_columns, takes_custom, to_columns
+from pt2qa.report.columns import (
+    CUSTOM,
+    Column,
+    columns_of,
+    custom_names,
+    from_columns,
+    since_of,
+    takes_custom,
+    to_columns,
+)
 
 Value = TypeVar("Value")
 Array = npt.NDArray[Any]
@@ -44,11 +56,13 @@ class Source:
         path: the file, for error messages.
         tensors: tensors by name.
         text: JSON text by name.
+        schema: the version of the fields.
     """
 
     path: Path
     tensors: dict[str, Array]
     text: dict[str, str]
+    schema: int = 1
     used: set[str] = field(default_factory=set)
 
     def error(self, name: str, problem: str) -> ReportError:
@@ -104,7 +118,7 @@ def decode(report_type: type[Value], source: Source) -> Value:
     Raises:
         ReportError: names the file and the field that is missing, of another type or length, or too much.
     """
-    values = {name: codec.read(name, source) for name, codec in codecs_of(report_type).items()}
+    values = {name: codec.read(name, source) for name, codec in codecs_of(report_type, source.schema).items()}
     source.finish()
     try:
         return report_type(**values)
@@ -112,14 +126,19 @@ def decode(report_type: type[Value], source: Source) -> Value:
         raise ReportError(f"{source.path}: {error}") from error
 
 
-def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
+def codecs_of(report_type: type[Any], schema: int | None = None) -> dict[str, Codec]:
     """How each field of a report class is stored.
 
+    Args:
+        report_type: the class.
+        schema: only the fields that this version has; None for all.
+
     Raises:
-        TypeError: a field is of a type that files cannot hold.
+        TypeError: a field is of a type that files cannot hold, or came later and has no default.
     """
     hints = get_type_hints(report_type)
-    return {f.name: _codec(f"{report_type.__name__}.{f.name}", hints[f.name]) for f in fields(report_type)}
+    known = [f.name for f in fields(report_type) if since_of(f) <= (schema or since_of(f))]
+    return {name: _codec(f"{report_type.__name__}.{name}", hints[name]) for name in known}
 
 
 def _codec(where: str, hint: Any) -> Codec:
@@ -153,7 +172,7 @@ def _write_record(record: Any, name: str, value: Any, tensors: dict[str, Array],
 
 
 def _read_record(record: Any, name: str, source: Source) -> Any:
-    names = [f.name for f in fields(record)]
+    names = [f.name for f in fields(record) if since_of(f) <= source.schema]
 
     def fits(value: Any) -> bool:
         return isinstance(value, dict) and set(value) == set(names) and _is_texts(list(value.values()))
@@ -189,7 +208,8 @@ def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], 
 
 
 def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:
-    table = {column.name: _read_cells(name, column, source) for column in columns_of(row_type)}
+    columns = [column for column in columns_of(row_type) if column.since <= source.schema]
+    table = {column.name: _read_cells(name, column, source) for column in columns}
     if takes_custom(row_type):
         for metric in source.json(f"{name}/{CUSTOM}", "a list of different texts", _is_names):
             key = f"{CUSTOM}/{metric}"

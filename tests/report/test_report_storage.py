@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ import pt2qa.report.storage as storage
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load, register
 from pt2qa.report.atomic import write_atomic
+from pt2qa.report.base import Rendering, RowReport
+from pt2qa.report.columns import since
+from pt2qa.report.rows import Environment
 
 
 def content(path):
@@ -162,6 +166,47 @@ def test_an_older_schema_says_analyse_again(saved, monkeypatch):
     monkeypatch.setitem(storage._KINDS, "layers", replace(storage._KINDS["layers"], schema=3))
     with pytest.raises(ReportError, match=r"field 'pt2qa.schema' says 1, .* which reads 3; analyse the model again"):
         load(saved)
+
+
+def test_no_flipped_bit_goes_unnoticed(saved, layers):
+    whole = saved.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    generator = np.random.default_rng(0)
+    places = {*generator.integers(0, 8 * header, 400).tolist(), *generator.integers(0, 8 * len(whole), 200).tolist()}
+    places |= {8 * (header + place) for place in range(0, len(whole) - header, 97)}
+    kept = 0
+    for place in sorted(places):
+        data = bytearray(whole)
+        data[place // 8] ^= 1 << place % 8
+        saved.write_bytes(data)
+        with suppress(ReportError):
+            assert same(load(saved), layers), f"bit {place} was flipped"
+            kept += 1
+    assert kept < 5  # the hexadecimal digits of an escape in JSON have two spellings
+
+
+def test_a_number_that_was_changed_is_noticed(saved):
+    tensors, text = content(saved)
+    assert len(text["pt2qa.checksum"]) == 64
+    save_file(tensors | {"rows/sqnr": tensors["rows/sqnr"] + 1}, saved, text)
+    with pytest.raises(ReportError) as caught:
+        load(saved)
+    assert str(caught.value) == (
+        f"{saved}: field 'pt2qa.checksum' does not fit what the file holds; the file is damaged, write the report again"
+    )
+
+
+def test_the_checksum_does_not_depend_on_the_order_in_a_file(saved, layers):
+    tensors, text = content(saved)
+    save_file(dict(reversed(tensors.items())), saved, dict(reversed(text.items())))
+    assert same(load(saved), layers)
+
+
+def test_a_file_from_before_there_were_checksums_loads(saved, layers):
+    tensors, text = content(saved)
+    del text["pt2qa.checksum"]
+    save_file(tensors, saved, text)
+    assert same(load(saved), layers)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +361,53 @@ def test_a_new_kind_with_tensors_needs_no_change_in_the_loader(kinds, tmp_path):
     save_file(tensors, path, text)
     with pytest.raises(ReportError, match="field 'inputs/a' is missing"):
         load(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row that had a name first, and a count and a metric later."""
+
+    name: str
+    count: int = field(default=7, metadata=since(2))
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(RowReport):
+    rows: tuple[Line, ...]
+    environment: Environment
+    title: str = field(default="untitled", metadata=since(2))
+
+    rendering = Rendering(lambda *_: "", lambda _: [], lambda *_: "")
+
+
+def test_files_of_an_older_schema_load_with_the_defaults_of_later_fields(kinds, tmp_path):
+    path = tmp_path / "lines.safetensors"
+    register("lines", schema=2, oldest=1)(Lines)
+    report = Lines((Line("a", 1), Line("b", 2)), Environment.here(""), "two")
+    report.save(path)
+    assert load(path) == report
+    tensors, text = content(path)
+    del tensors["rows/count"]
+    del text["title"]
+    del text["pt2qa.checksum"]
+    save_file(tensors, path, text)
+    with pytest.raises(ReportError, match="field 'rows/count' is missing"):
+        load(path)
+    save_file(tensors, path, text | {"pt2qa.schema": "1"})
+    assert load(path) == replace(report, rows=(Line("a"), Line("b")), title="untitled")
+    register("lines", schema=3, oldest=2)(Lines)
+    with pytest.raises(ReportError, match=r"says 1, .* which reads 2 to 3; analyse the model again"):
+        load(path)
+
+
+def test_a_later_field_needs_a_default(kinds):
+    @dataclass(frozen=True)
+    class Odd:
+        name: str = field(metadata=since(2))
+
+    Odd.__annotations__["name"] = str
+    with pytest.raises(TypeError, match="name: a field since schema 2 needs a default"):
+        register("odd", schema=2, oldest=1)(Odd)
 
 
 def test_a_kind_is_registered_once_and_only_with_fields_that_files_hold(kinds):
