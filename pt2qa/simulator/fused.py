@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pt2qa.metrics import CHUNK, Range, scratch, value_range
+from pt2qa.simulator.strides import after_rounding, flat, is_plain
 
 _EXACT_BOUND = 1 << 23
 """Integers up to this, and their sums with a zero point, are exact in float32."""
@@ -64,17 +65,20 @@ def quantize_dequantize(
         zero_point: the integer that stands for 0.0.
         quant_min: smallest integer.
         quant_max: largest integer.
-        out: float32 tensor of the shape of ``x`` to write to; ``x`` itself where nobody reads it again.
+        out: float32 tensor of the shape of ``x`` to write to, ``x`` itself where nobody reads it again; a new one is
+            made where it has not the strides that the pair gives.
         seen: where given, what the values were is written to it; finding out costs about what it saves.
 
     Returns:
-        float32 tensor of the shape of ``x``.
+        float32 tensor of the shape of ``x`` and with the strides that the pair gives.
 
     >>> quantize_dequantize(torch.tensor([0.26, 9.0, -9.0]), 0.5, 0, -8, 7)
     tensor([ 0.5000,  3.5000, -4.0000])
     """
     low, high = quant_min - zero_point, quant_max - zero_point
-    out = torch.empty_like(x) if out is None else out
+    strides = after_rounding(x)
+    if out is None or out.stride() != strides:
+        out = x.new_empty_strided(x.shape, strides)
     inverse = 1.0 / scale
     zero = x.new_zeros(())
     for source, target in _flat_chunks(x, out):
@@ -128,6 +132,6 @@ def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> i
 
 def _flat_chunks(x: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Chunks of both tensors; tensors of another layout than one dense block are taken whole."""
-    if x.numel() <= CHUNK or not (x.is_contiguous() and out.is_contiguous()):
+    if x.numel() <= CHUNK or x.stride() != out.stride() or not is_plain(x):
         return [(x, out)]
-    return list(zip(x.view(-1).split(CHUNK), out.view(-1).split(CHUNK), strict=True))
+    return list(zip(flat(x).split(CHUNK), flat(out).split(CHUNK), strict=True))

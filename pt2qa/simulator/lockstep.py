@@ -20,6 +20,7 @@ from pt2qa.simulator.fused import Seen
 from pt2qa.simulator.program import Step
 from pt2qa.simulator.simulator import Simulator, bind
 from pt2qa.simulator.site_functions import is_elementwise
+from pt2qa.simulator.strides import flat, is_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +224,9 @@ class _Lockstep:
             isinstance(value, Tensor)
             and value.dtype == torch.float32
             and value.numel() > CHUNK
-            and value.is_contiguous()
+            and is_plain(value)
             and value.shape == values[0].shape
+            and value.stride() == values[0].stride()
             for value in values
         )
 
@@ -334,5 +336,5 @@ class _Lockstep:
 
 
 def _pieces(tensors: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
-    """Flat pieces of tensors of one shape."""
-    return zip(*(tensor.view(-1).split(CHUNK) for tensor in tensors), strict=True)
+    """Flat pieces of plain tensors of one shape and layout."""
+    return zip(*(flat(tensor).split(CHUNK) for tensor in tensors), strict=True)

@@ -315,6 +315,7 @@ class _Lowering:
                 args=(source,),
                 name=name,
                 op="quantize",
+                node=dequantize.name,
                 site=len(self.sites),
                 twin=None if twin == result.number else twin,
             )
@@ -351,11 +352,12 @@ class _Lowering:
         known = self.names.get(handle) if handle is not None else None
         function = self._function(node)
         in_place = op_rules.in_place_spelling(function) if _keeps_dtype(node) else None
-        mutates = op_rules.mutates_first_argument(node.target)
+        mutates, keeps_strides = op_rules.mutates_first_argument(node.target), False
         if mutates and isinstance(node.target, torch._ops.OpOverload):
             functional = op_rules.functional_spelling(node.target)
             if functional is not None and not has_living_alias(node, self.order):
                 function, in_place, mutates = functional, node.target, False
+                keeps_strides = not op_rules.returns_view(functional)
         args, kwargs = (self._template(part, node, handle, mutates) for part in (node.args, node.kwargs))
         slots = list(dict.fromkeys(slots_in((args, kwargs))))
         constant_numbers = {constant.slot for constant in self.constants}
@@ -380,8 +382,10 @@ class _Lowering:
                 module_type=known.module_type if known is not None else "",
                 handle=-1 if handle is None else handle,
                 module_stack=_module_stack(node),
+                node=node.name,
                 mutates=mutates,
                 in_place=in_place,
+                keeps_strides=keeps_strides,
             )
         )
         if op_rules.mutates_first_argument(node.target):

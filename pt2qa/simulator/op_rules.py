@@ -90,11 +90,16 @@ def is_random(target: Any) -> bool:
     return op_name(target) in _RANDOM
 
 
+def returns_view(target: torch._ops.OpOverload) -> bool:
+    """Whether the schema declares that the output shares memory with an input."""
+    return any(result.alias_info is not None for result in target._schema.returns)
+
+
 def may_share_memory(target: Any) -> bool:
     """Whether the output may be a view of an input: declared as one, or a composite op that may return its input."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    if any(result.alias_info is not None for result in target._schema.returns):
+    if returns_view(target):
         return True
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
     return bool(composite) and not allocates(target)

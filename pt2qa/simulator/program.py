@@ -135,12 +135,14 @@ class Step:
         kwargs: keyword arguments likewise.
         name, op, module, handle: what people read; see ``pt2qa.handles``.
         module_stack: call keys and ``(path, class)`` of the modules around it, outermost first.
+        node: name of the op's node in the converted graph; for a site that of its dequantize node.
         site: index of the activation site.
         twin: slot of an earlier site of the same value with the same parameters.
         region: number of its region.
         mutates: whether it writes to its first argument (aliases made it impossible to rewrite it).
         converted: for a site, the ops of the converted graph that ``function`` must equal.
         in_place: in-place spelling of ``function`` for values that nobody reads again.
+        keeps_strides: whether the graph has the in-place spelling, so that the output has the strides of the input.
         releases: slots that no later step reads.
         reuse: whether its first input is read by nobody later, with every site off or on / with all sites on.
     """
@@ -158,12 +160,14 @@ class Step:
     module_type: str = ""
     handle: int = -1
     module_stack: tuple[tuple[str, str, str], ...] = ()
+    node: str = ""
     site: int | None = None
     twin: int | None = None
     region: int = -1
     mutates: bool = False
     converted: Callable[..., Any] | None = None
     in_place: Callable[..., Any] | None = None
+    keeps_strides: bool = False
     releases: tuple[int, ...] = ()
     reuse: bool = False
     reuse_all_on: bool = False

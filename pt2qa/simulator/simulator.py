@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2qa.simulator.program import Program, Slot, Step
+from pt2qa.simulator.strides import copied, is_plain, with_strides
 
 Values = Sequence[Any] | Mapping[int, Any]
 """Values by slot number."""
@@ -85,16 +86,25 @@ class Simulator:
             if not isinstance(on, bool) and constant.site is not None and constant.site in on:
                 env[constant.slot] = constant.quantized
             if constant.mutated:
-                env[constant.slot] = env[constant.slot].clone()
+                env[constant.slot] = copied(env[constant.slot])
         for slot, value in zip(self.program.inputs, values, strict=True):
-            env[slot] = value.clone() if not self.program.may_share and isinstance(value, Tensor) else value
+            env[slot] = copied(value) if not self.program.may_share and isinstance(value, Tensor) else value
         return env
 
     @staticmethod
     def call(step: Step, env: Values, reuse: bool) -> Any:
-        """Runs an op; ``reuse`` lets it overwrite its first input where it has an in-place spelling."""
-        function = step.in_place if reuse and step.in_place is not None else step.function
-        return function(*bind(step.args, env), **(bind(step.kwargs, env) if step.kwargs else {}))
+        """Runs an op; ``reuse`` lets it overwrite its first input where it has an in-place spelling.
+
+        The output has the strides that the graph's own spelling of the op gives.
+        """
+        args, kwargs = bind(step.args, env), bind(step.kwargs, env) if step.kwargs else {}
+        if step.in_place is None:
+            return step.function(*args, **kwargs)
+        same_strides = step.keeps_strides or is_plain(args[0])
+        if reuse and same_strides:
+            return step.in_place(*args, **kwargs)
+        result = step.function(*args, **kwargs)
+        return with_strides(result, args[0].stride()) if step.keeps_strides else result
 
     def _quantize(self, step: Step, value: Tensor, reuse: bool) -> Tensor:
         return self.site_function(step)(value, out=value if reuse else None)  # type: ignore[no-any-return]

@@ -1,0 +1,72 @@
+"""Strides: which layout each op gives its output, down to dimensions of size one.
+
+Two tensors with equal values and other strides are not the same to torch: a convolution reads its kernel off the
+strides, those of dimensions of size one included, and another kernel gives other bits.  A picture that was read as
+``(height, width, channel)`` and given to the model by ``.permute(2, 0, 1)[None]`` has strides that some ops keep and
+others change.  So an op that stands in for another (the fused op for a quantize-dequantize pair, ``relu`` for
+``relu_``) has to give the strides that the other gives.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops of quantized_decomposed
+
+Strides = tuple[int, ...]
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor has the strides of a fresh one, contiguous or with channels last.
+
+    Every pointwise op keeps these.  Where one of the two layouts could be read as the other, only the contiguous one
+    counts.
+    """
+    shape, strides = x.shape, x.stride()
+    if strides == _contiguous(shape):
+        return True
+    return len(shape) == 4 and shape[1] > 1 and shape[2] * shape[3] > 1 and strides == _channels_last(shape)
+
+
+def flat(x: Tensor) -> Tensor:
+    """A plain tensor as one dimension, in the order of memory; a view."""
+    return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).reshape(-1)
+
+
+def after_rounding(x: Tensor) -> Strides:
+    """The strides that quantizing ``x`` and dequantizing it again gives, one scale serving the whole tensor."""
+    return x.stride() if is_plain(x) else _after_rounding(x.shape, x.stride())
+
+
+def with_strides(x: Tensor, strides: Strides) -> Tensor:
+    """``x`` where it has these strides, else a copy of it that has them."""
+    return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy with the same strides; elements that share memory get memory of their own, in another layout."""
+    overlaps = any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.clone() if overlaps else x.new_empty_strided(x.shape, x.stride()).copy_(x)
+
+
+@functools.lru_cache(1024)
+def _contiguous(shape: torch.Size) -> Strides:
+    return torch.empty(shape, device="meta").stride()
+
+
+@functools.lru_cache(1024)
+def _channels_last(shape: torch.Size) -> Strides:
+    return torch.empty(shape, device="meta", memory_format=torch.channels_last).stride()
+
+
+@functools.lru_cache(1024)
+def _after_rounding(shape: torch.Size, strides: Strides) -> Strides:
+    # Tried, since kernels, and not the rules of the meta device, decide about dimensions of size one.
+    ops = torch.ops.quantized_decomposed
+    span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+    x = torch.zeros(span if shape.numel() else 0).as_strided(shape, strides)
+    arguments = (1.0, 0, -128, 127, torch.int8)
+    found: Strides = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *arguments), *arguments).stride()
+    return found
