@@ -55,29 +55,25 @@ def pair(request: pytest.FixtureRequest) -> pt2qa.QuantizedPair:
     return quantized_pair(Pointwise().eval(), picture(0), request.param)
 
 
+@pytest.mark.parametrize("on", [True, False], ids=["quantized", "reference"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_values_and_strides_are_those_of_the_graphs(pair: pt2qa.QuantizedPair, layout: str) -> None:
-    for on, graph in ((True, pair.quantized), (False, pair.reference)):
-        expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
-        graph_values(graph, [LAYOUTS[layout](picture(1))], lambda node, value: expected.update(at(node.name, value)))
-        found = 0
-        for step, value in walk(pair, LAYOUTS[layout](picture(1)), on):
+def test_values_and_strides_are_those_of_the_graphs(pair: pt2qa.QuantizedPair, layout: str, on: bool) -> None:
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
+
+    def keep(node: torch.fx.Node, value: object) -> None:
+        if isinstance(value, Tensor):
+            expected[node.name] = value.clone(), value.stride()
+
+    graph_values(pair.quantized if on else pair.reference, [LAYOUTS[layout](picture(1))], keep)
+    compared = 0
+    with torch.no_grad():
+        for step, value in pair.simulator.walk(pair.values(LAYOUTS[layout](picture(1))), on):
             if on or (step.site is None and step.node in expected):
                 wanted, wanted_strides = expected[step.node]
                 assert tensors_equal(value, wanted), step.node
                 assert value.stride() == wanted_strides, step.node
-                found += 1
-        assert found > 15
-
-
-def at(name: str, value: object) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-    return {name: (value.clone(), value.stride())} if isinstance(value, Tensor) else {}
-
-
-def walk(pair: pt2qa.QuantizedPair, batch: Tensor, on: bool):  # type: ignore[no-untyped-def]
-    with torch.no_grad():
-        for step, value in pair.simulator.walk(pair.values(batch), on):
-            yield step, value
+                compared += 1
+    assert compared > 15
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
