@@ -14,13 +14,52 @@ from tqdm import tqdm
 
 from pt2qa.compare.selection import Block
 from pt2qa.errors import BatchError
-from pt2qa.metrics import ErrorSums, Metric, NoiseSums, sums_of_row
+from pt2qa.metrics import ErrorSums, Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa.pairing import QuantizedPair
-from pt2qa.report import LayerReport, LayerRow
+from pt2qa.report import LayerReport, LayerRow, SetApart
+from pt2qa.report.rows import NONFINITE_ALONE
+from pt2qa.report.set_apart import EMPTY
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
 from pt2qa.simulator.lockstep import Event, lockstep
+from pt2qa.simulator.nonfinite import first_nonfinite
 from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import QuantParams, Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """The sums of one row over some values; ``merge`` gives those over both.
+
+    Attributes:
+        clamped, clamped_of: how many values clamps moved, and of how many.
+        dtype, shape: of the first value; None where there was none.
+    """
+
+    sums: ErrorSums = field(default_factory=ErrorSums)
+    isolated: NoiseSums = field(default_factory=NoiseSums)
+    rounding: NoiseSums = field(default_factory=NoiseSums)
+    custom: dict[str, Metric] = field(default_factory=dict)
+    clamped: int = 0
+    clamped_of: int = 0
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+
+    def merge(self, other: _Totals) -> _Totals:
+        return _Totals(
+            self.sums.merge(other.sums),
+            self.isolated.merge(other.isolated),
+            self.rounding.merge(other.rounding),
+            {name: metric.merge(other.custom[name]) for name, metric in self.custom.items()},
+            self.clamped + other.clamped,
+            self.clamped_of + other.clamped_of,
+            other.dtype if self.shape is None else self.dtype,
+            other.shape if self.shape is None else self.shape,
+        )
+
+    @property
+    def broken(self) -> bool:
+        """Whether a value is NaN or infinite on one side only, so that the numbers are nan."""
+        return bool(self.sums.nonfinite) or math.isnan(self.isolated.noise) or math.isnan(self.rounding.noise)
 
 
 @dataclass(slots=True)
@@ -31,6 +70,8 @@ class _Row:
         name, module, op, handle, part_of, step: as in :class:`pt2qa.LayerRow`.
         params: of the site where the value is read; None for a raw value.
         group: number of the group that makes the value isolated; None where nothing in its region is quantized.
+        totals: over the batches that count.
+        apart: over the batches that are set apart.
     """
 
     name: str
@@ -39,17 +80,11 @@ class _Row:
     handle: int
     params: QuantParams | None
     group: int | None
-    custom: dict[str, Metric]
+    totals: _Totals
+    apart: _Totals
     part_of: str = ""
     step: int = -1
-    sums: ErrorSums = field(default_factory=ErrorSums)
-    isolated: NoiseSums = field(default_factory=NoiseSums)
-    rounding: NoiseSums = field(default_factory=NoiseSums)
     is_block: bool = False
-    clamped: int = 0
-    clamped_of: int = 0
-    dtype: str = ""
-    shape: tuple[int, ...] | None = None
     problem: str = ""
 
     @property
@@ -71,7 +106,9 @@ class Comparison:
     ) -> None:
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
         self.asked = {name: _asked(metric) for name, metric in metrics.items()}
+        self.empty = _Totals(custom=dict(metrics))
         self.batches = self.samples = 0
+        self.set_apart: list[SetApart] = []
         self.without_tensor: dict[int, str] = {}
         self.rows: dict[int, list[_Row]] = {}
         self.module_rows: list[_Row] = []
@@ -107,7 +144,7 @@ class Comparison:
 
     def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> _Row:
         params = self.program.sites[place.site].params if place.site is not None else None
-        row = _Row(name, module, op, handle, params, group, dict(self.metrics))
+        row = _Row(name, module, op, handle, params, group, self.empty, self.empty)
         self.rows.setdefault(place.index, []).append(row)
         return row
 
@@ -139,13 +176,13 @@ class Comparison:
 
     def add(self, values: list[Any]) -> None:
         """Adds a batch; a batch that is interrupted leaves nothing behind."""
-        updates: list[Callable[[], None]] = []
+        seen: list[tuple[_Row, _Totals]] = []
 
         def visit(event: Event) -> None:
             for row in self.rows.get(event.step.index, ()):
-                update = self._measure(row, event)
-                if update is not None:
-                    updates.append(update)
+                totals = self._measure(row, event)
+                if totals is not None:
+                    seen.append((row, totals))
 
         reference, quantized = lockstep(
             self.pair.simulator,
@@ -156,13 +193,42 @@ class Comparison:
             ranges=True,
             pieces=not self.metrics,
         )
-        for update in updates:
-            update()
-        self._add_outputs(reference, quantized)
+        outputs = self._measure_outputs(reference, quantized)
+        samples = count_samples(values)
+        apart = self._why_apart(values, samples, seen, outputs)
+        for row, totals in (*seen, *((row, totals) for row, totals, _ in outputs)):
+            if apart is None:
+                row.totals = row.totals.merge(totals)
+            else:
+                row.apart = row.apart.merge(totals)
+        if apart is not None:
+            self.set_apart.append(apart)
         self.batches += 1
-        self.samples += count_samples(values)
+        self.samples += samples
 
-    def _measure(self, row: _Row, event: Event) -> Callable[[], None] | None:
+    def _why_apart(
+        self,
+        values: list[Any],
+        samples: int,
+        seen: Sequence[tuple[_Row, _Totals]],
+        outputs: Sequence[tuple[_Row, _Totals, bool]],
+    ) -> SetApart | None:
+        """Why a batch may be in no number: it is empty, or a value of it is not finite; None for a batch that counts.
+
+        Equal infinities are part of a model (masks), and so are equal NaN that reach no output.
+        """
+        if not samples and not any(totals.sums.count for _, totals, _ in outputs):
+            return SetApart(self.batches, 0, -1, "batch", EMPTY)
+        broken = [row.name for row, totals in seen if totals.broken]
+        broken += [row.name for row, totals, has_nan in outputs if totals.broken or has_nan]
+        if not broken:
+            return None
+        found = first_nonfinite(self.pair.simulator, values)
+        if found is None:
+            return SetApart(self.batches, samples, -1, "isolated", "NaN or infinite", broken[0])
+        return SetApart(self.batches, samples, found.sample, found.side, found.what, found.name, found.origin)
+
+    def _measure(self, row: _Row, event: Event) -> _Totals | None:
         reference, quantized = event.reference, event.quantized
         if not isinstance(reference, Tensor) or not isinstance(quantized, Tensor):
             self.without_tensor[event.step.index] = row.name
@@ -173,35 +239,26 @@ class Comparison:
         others = self._others(row, event, reference)
         sums, noises = sums_of_row(reference, quantized, tuple(others.values()), event.ranges)
         noise = dict(zip(others, noises, strict=True))
-        isolated, rounding = noise.get("isolated", NoiseSums()), noise.get("rounding", NoiseSums())
-        custom = self._updated(row, reference, quantized, others.get("isolated")) if row.custom else row.custom
-        dtype, shape = str(reference.dtype).removeprefix("torch."), event.shape
-        # A closure over the event would keep its tensors alive until the batch is done.
-        clamped = event.clamped
+        return _Totals(
+            sums,
+            noise.get("isolated", NoiseSums()),
+            noise.get("rounding", NoiseSums()),
+            self._measured(row, reference, quantized, others.get("isolated")),
+            event.clamped or 0,
+            sums.count if event.clamped is not None else 0,
+            str(reference.dtype).removeprefix("torch."),
+            event.shape,
+        )
 
-        def update() -> None:
-            row.sums, row.isolated, row.rounding = (
-                row.sums.merge(sums),
-                row.isolated.merge(isolated),
-                row.rounding.merge(rounding),
-            )
-            row.custom = custom
-            row.dtype, row.shape = dtype, shape if row.shape is None else row.shape
-            if clamped is not None:
-                row.clamped += clamped
-                row.clamped_of += sums.count
-
-        return update
-
-    def _updated(self, row: _Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
-        """A row's own metrics after one more value, each given what it asks for."""
+    def _measured(self, row: _Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
+        """A row's own metrics of one value, each given what it asks for."""
         scale = None if math.isnan(row.scale) else row.scale
         known = {"isolated": isolated, "scale": scale}
-        updated = {}
-        for name, metric in row.custom.items():
+        measured = {}
+        for name, metric in self.metrics.items():
             update = cast(Callable[..., Metric], metric.update)
-            updated[name] = update(ref, quant, **{key: known[key] for key in self.asked[name]})
-        return updated
+            measured[name] = update(ref, quant, **{key: known[key] for key in self.asked[name]})
+        return measured
 
     def _others(self, row: _Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
         """What else is held against the reference: the isolated and the rounded value, where they are asked for."""
@@ -216,26 +273,35 @@ class Comparison:
             others["rounding"] = event.rounded
         return others
 
-    def _add_outputs(self, reference: Any, quantized: Any) -> None:
+    def _measure_outputs(self, reference: Any, quantized: Any) -> list[tuple[_Row, _Totals, bool]]:
+        """The sums of each output that can be compared, and whether it holds NaN."""
         pairs = list(zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True))
         if not self.outputs:
             names = output_names(self.pair.quantized, len(pairs))
-            self.outputs = [_Row(name, "", "output", -1, None, None, dict(self.metrics)) for name in names]
+            self.outputs = [_Row(name, "", "output", -1, None, None, self.empty, self.empty) for name in names]
+        measured = []
         for row, (ref, quant) in zip(self.outputs, pairs, strict=True):
             if isinstance(ref, Tensor) and isinstance(quant, Tensor) and ref.shape == quant.shape:
-                row.sums = row.sums.update(ref, quant)
-                row.custom = self._updated(row, ref, quant)
-                row.dtype = str(ref.dtype).removeprefix("torch.")
-                row.shape = tuple(ref.shape) if row.shape is None else row.shape
+                sums, custom = error_sums(ref, quant), self._measured(row, ref, quant)
+                dtype = str(ref.dtype).removeprefix("torch.")
+                totals = _Totals(sums, custom=custom, dtype=dtype, shape=tuple(ref.shape))
+                measured.append((row, totals, bool(sums.excluded) and bool(ref.isnan().any())))
             else:
                 row.problem = "not a tensor" if not isinstance(ref, Tensor) else "shapes differ"
+        return measured
 
     # -- the report ----------------------------------------------------------------------------------------------
 
     def report(self, notes: Sequence[str]) -> LayerReport:
         """What was added up so far; ``notes`` come before its own."""
         rows = [row for place in sorted(self.rows) for row in self.rows[place] if not row.is_block]
-        missing = [row for row in rows if row.shape is None and not row.problem]
+        # Where no batch counts, what the others show is better than nothing.
+        only_apart = len(self.set_apart) == self.batches
+
+        def numbers(row: _Row) -> _Totals:
+            return row.apart if only_apart else row.totals
+
+        missing = [row for row in rows if numbers(row).shape is None and not row.problem]
         extra = list(notes)
         if missing:
             extra.append(f"not compared, no single tensor as output: {_shorten([row.name for row in missing])}")
@@ -243,9 +309,9 @@ class Comparison:
             if entry.carries_arithmetic and entry.quantized < entry.total:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
         return LayerReport(
-            rows=tuple(_finish(row) for row in rows if row.shape is not None or row.problem),
-            outputs=tuple(_finish(row) for row in self.outputs),
-            modules=tuple(_finish(row) for row in self.module_rows),
+            rows=tuple(_finish(row, numbers(row)) for row in rows if numbers(row).shape is not None or row.problem),
+            outputs=tuple(_finish(row, numbers(row)) for row in self.outputs),
+            modules=tuple(_finish(row, numbers(row)) for row in self.module_rows),
             unpaired=self.pair.pairing.unpaired,
             notes=tuple(dict.fromkeys(extra)),
             batches=self.batches,
@@ -253,6 +319,7 @@ class Comparison:
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
+            set_apart=tuple(self.set_apart),
         )
 
 
@@ -289,6 +356,8 @@ def compare(
         notes.append(f"interrupted: covers the {comparison.batches} batches that were finished")
     if not comparison.batches:
         raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
+    if not comparison.samples and all(apart.what == EMPTY for apart in comparison.set_apart):
+        raise BatchError(f"every batch is empty ({comparison.batches} read). Pass batches with samples.")
     return comparison.report(notes)
 
 
@@ -302,30 +371,31 @@ def _asked(metric: Metric) -> tuple[str, ...]:
     return tuple(name for name in _EXTRAS if name in parameters)
 
 
-def _finish(row: _Row) -> LayerRow:
-    sums, params, scale = row.sums, row.params, row.scale
+def _finish(row: _Row, totals: _Totals) -> LayerRow:
+    sums, params, scale = totals.sums, row.params, row.scale
     observed_at: Literal["dq", "raw"] = "raw" if params is None else "dq"
     seen = sums.count > 0
-    note = "; ".join(part for part in (row.problem, sums.reason) if part)
+    alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
+    note = "; ".join(part for part in (row.problem, sums.reason, alone) if part)
     return LayerRow(
         handle=row.handle,
         name=row.name,
         module=row.module,
         op=row.op,
         observed_at=observed_at,
-        dtype=row.dtype if params is None else params.dtype,
+        dtype=totals.dtype if params is None else params.dtype,
         scale=scale,
         zero_point=params.single_zero_point if params is not None else math.nan,
-        shape=row.shape or (),
+        shape=totals.shape or (),
         sqnr=sums.sqnr,
-        isolated_sqnr=row.isolated.sqnr,
-        rounding_sqnr=row.rounding.sqnr,
+        isolated_sqnr=totals.isolated.sqnr,
+        rounding_sqnr=totals.rounding.sqnr,
         mse=sums.mse,
         cosine=sums.cosine,
         l1=sums.l1,
         atol=sums.atol,
         max_lsb=sums.atol / scale if scale > 0 else math.nan,
-        saturation=row.clamped / row.clamped_of if row.clamped_of else math.nan,
+        saturation=totals.clamped / totals.clamped_of if totals.clamped_of else math.nan,
         ref_min=sums.ref_min if seen else math.nan,
         quant_min=sums.quant_min if seen else math.nan,
         ref_max=sums.ref_max if seen else math.nan,
@@ -336,7 +406,7 @@ def _finish(row: _Row) -> LayerRow:
         note=note,
         part_of=row.part_of,
         step=row.step,
-        custom={name: float(metric.compute()) for name, metric in row.custom.items()},
+        custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
     )
 
 

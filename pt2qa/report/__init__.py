@@ -27,6 +27,7 @@ from pt2qa.report.reconfiguration import CurvePoint, EditRow, Reconfiguration, S
 from pt2qa.report.rows import UNQUANTIZED, Environment, LayerRow, Unpaired, WeightRow
 from pt2qa.report.sensitivities.report import SensitivityReport
 from pt2qa.report.sensitivities.rows import SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa.report.set_apart import SetApart
 from pt2qa.report.storage import load, register, save
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "ConformanceRow",
     "ModelCoverage",
     "Unpaired",
+    "SetApart",
     "Environment",
     "UNQUANTIZED",
     # two of them

@@ -15,6 +15,9 @@ from pt2qa.errors import ReportError
 UNQUANTIZED: Final = "not quantized"
 """The note of a :class:`WeightRow` whose weight stays float."""
 
+NONFINITE_ALONE: Final = "NaN or infinite when run by itself"
+"""In the note of a :class:`LayerRow` whose isolated SQNR was measured and is nan."""
+
 EXTENDED: Final[dict[str, Any]] = {"extended": True}
 """Field metadata of columns that ``to_pandas`` and ``to_csv`` give only with ``extended=True``."""
 

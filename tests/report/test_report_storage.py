@@ -24,6 +24,8 @@ from pt2qa.report.base import Rendering, RowReport
 from pt2qa.report.columns import since
 from pt2qa.report.rows import Environment
 
+SCHEMA = storage._KINDS["layers"].schema
+
 
 def content(path):
     with safe_open(path, framework="np") as file:
@@ -65,7 +67,7 @@ def test_numbers_are_columns_and_the_rest_is_json(saved):
     assert json.loads(text["rows/shape"])[0] == [8, 32, 14, 14]
     assert json.loads(text["environment"])["fingerprint"] == "3f2a"
     assert text["pt2qa.kind"] == "layers"
-    assert text["pt2qa.schema"] == "1"
+    assert text["pt2qa.schema"] == str(SCHEMA)
 
 
 def test_a_loaded_report_outlives_its_file(saved, layers):
@@ -146,8 +148,9 @@ def test_custom_metrics_that_differ_between_tables_are_named(layers, layer, tmp_
     ("changes", "message"),
     [
         (
-            {"pt2qa.schema": "2", "pt2qa.version": "9.9"},
-            r"field 'pt2qa.schema' says 2, written by pt2qa 9\.9; this is pt2qa .*, which reads up to 1; update pt2qa",
+            {"pt2qa.schema": str(SCHEMA + 1), "pt2qa.version": "9.9"},
+            rf"field 'pt2qa.schema' says {SCHEMA + 1}, written by pt2qa 9\.9; this is pt2qa .*, which reads up to "
+            rf"{SCHEMA}; update pt2qa",
         ),
         (
             {"pt2qa.kind": "holograms", "pt2qa.version": "9.9"},
@@ -163,8 +166,10 @@ def test_a_newer_pt2qas_file_says_update(saved, changes, message):
 
 
 def test_an_older_schema_says_analyse_again(saved, monkeypatch):
-    monkeypatch.setitem(storage._KINDS, "layers", replace(storage._KINDS["layers"], schema=3))
-    with pytest.raises(ReportError, match=r"field 'pt2qa.schema' says 1, .* which reads 3; analyse the model again"):
+    monkeypatch.setitem(storage._KINDS, "layers", replace(storage._KINDS["layers"], schema=9, oldest=None))
+    with pytest.raises(
+        ReportError, match=rf"field 'pt2qa.schema' says {SCHEMA}, .* which reads 9; analyse the model again"
+    ):
         load(saved)
 
 

@@ -16,6 +16,7 @@ from pt2qa.report.diffs.measures import (
     find_measure,
     is_ordered,
     judged_numbers_of,
+    numbers_of,
     readings,
     smaller_is_worse,
     tables_of,
@@ -168,6 +169,10 @@ def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[
 
 def _changes(old: Report, new: Report) -> Iterator[Change]:
     hints, judged = get_type_hints(type(new)), judged_numbers_of(type(new))
+    for name in set(numbers_of(type(new))) - hints.keys() - set(judged):
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(after, int) and before != after:
+            yield Change(name, _shown(before), _shown(after))
     for name in (each.name for each in fields(new)):  # type: ignore[arg-type]
         before, after = getattr(old, name), getattr(new, name)
         if hints[name] in (str, int) and name not in judged and before != after:

@@ -20,6 +20,7 @@ _CONDITIONS: Final = {
     "batches": "the baseline is of another amount of data",
     "samples": "the baseline is of another amount of data",
     "steps": "the baseline is of another amount of data",
+    "batches_apart": "the numbers are of other batches than the baseline's",
     "method": "the baseline was made by another method",
     "group": "the rows of the baseline stand for something else",
 }

@@ -66,7 +66,7 @@ class GateResult:
 
     Args:
         checks: the requirements in the order given, then the comparisons with the baseline.
-        warnings: why the baseline may not be comparable.
+        warnings: batches that are in none of the numbers, and why the baseline may not be comparable.
         notes: rows that only one of the reports has, versions that differ, rows without a number in both.
         kind: of the report, e.g. ``layers``.
         quantizer: the plug-in's name, or the class of a quantizer without one.

@@ -10,6 +10,7 @@ from pt2qa.report.base import Report
 from pt2qa.report.diffs.differences import diff
 from pt2qa.report.diffs.measures import usual_measure
 from pt2qa.report.gating.baseline import doubts, kept, remarks
+from pt2qa.report.gating.finite import finite, left_out
 from pt2qa.report.gating.required import required
 from pt2qa.report.gating.requirement import read_requirement
 from pt2qa.report.gating.result import GateResult
@@ -26,10 +27,13 @@ def gate(
 ) -> GateResult:
     """Hold a report against requirements, and against an older report of the same kind.
 
-    A number that is missing (nan) meets no requirement.  Against a baseline the drop is how much worse a number became,
-    for SQNR ``before - after`` in dB.  Checked are the numbers of the whole report, such as the SQNR of each output,
-    and of each row the measure that :func:`pt2qa.diff` takes.  A number that the baseline has and the report lacks is a
-    miss; rows that only one of them has, and rows without a number in both, are noted.
+    A number that is missing (nan) meets no requirement, and no gate passes a report with a batch on which quantization
+    alone makes NaN or infinities; other batches that are in none of its numbers are a warning.
+
+    Against a baseline the drop is how much worse a number became, for SQNR ``before - after`` in dB.  Checked are
+    the numbers of the whole report, such as the SQNR of each output, and of each row the measure that
+    :func:`pt2qa.diff` takes.  A number that the baseline has and the report lacks is a miss; rows that only one of
+    them has, and rows without a number in both, are noted.
 
     Args:
         report: what to check.
@@ -60,7 +64,8 @@ def gate(
     if by is not None and baseline is None:
         raise SelectionError(f"by: got {by!r}, which says what to compare with a baseline: give that, too.")
     checks = [required(report, each) for each in dict.fromkeys(wanted)]
-    warnings: tuple[str, ...] = ()
+    checks += finite(report)
+    warnings = tuple(left_out(report))
     notes: tuple[str, ...] = ()
     if baseline is not None or max_drop is not None:
         if baseline is None or max_drop is None:
@@ -71,7 +76,7 @@ def gate(
         if by is not None and not found.worst_is:
             raise ReportError(f"by: {by!r} is a text, which has no better and worse; name a column of numbers")
         checks += kept(found, max_drop)
-        warnings, notes = tuple(doubts(found)), tuple(remarks(found))
+        warnings, notes = (*warnings, *doubts(found)), tuple(remarks(found))
     return GateResult(
         checks=tuple(checks),
         warnings=warnings,

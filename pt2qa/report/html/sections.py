@@ -23,6 +23,7 @@ from pt2qa.report.prose import unpaired_entries
 from pt2qa.report.reconfiguration import Reconfiguration
 from pt2qa.report.rows import Environment
 from pt2qa.report.sensitivities.report import SensitivityReport
+from pt2qa.report.set_apart import failures
 from pt2qa.report.storage import kind_of
 
 Verdict = Literal["good", "bad", "warning", "plain"]
@@ -164,10 +165,12 @@ def _lines(report: Report) -> tuple[str, ...]:
 
 def _verdict(report: Report) -> Verdict:
     if isinstance(report, LayerReport):
-        if isnan(report.sqnr):
+        if failures(report.set_apart):
+            return "bad"
+        if not report.outputs:
             return "plain"
-        # An output without a number must not hide behind the others.
-        silent = any(isnan(row.sqnr) for row in report.outputs)
+        # What has no number, an output or a batch, must not hide behind what has one.
+        silent = report.set_apart or any(isnan(row.sqnr) for row in report.outputs)
         return "bad" if report.sqnr < LOW_SQNR else "warning" if silent else "good"
     if isinstance(report, Findings):
         return "bad" if report.error_count else "warning" if report.warning_count else "good"

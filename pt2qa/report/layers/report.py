@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING, Literal
 
 from pt2qa.report.base import Rendering, RowReport
-from pt2qa.report.columns import check_custom
+from pt2qa.report.columns import check_custom, since
 from pt2qa.report.export import frame
 from pt2qa.report.layers.steps import opened
 from pt2qa.report.layers.text import layer_summary, layer_table, layer_text
 from pt2qa.report.layers.weight_text import BY, weight_summary, weight_table, weight_text
 from pt2qa.report.ranking import ranked
 from pt2qa.report.rows import Environment, LayerRow, Unpaired, WeightRow
+from pt2qa.report.set_apart import SetApart
 from pt2qa.report.storage import register
 
 if TYPE_CHECKING:
     import pandas
 
-Part = Literal["rows", "outputs", "modules"]
+Part = Literal["rows", "outputs", "modules", "set_apart"]
 
 
-@register("layers", schema=1)
+@register("layers", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerReport(RowReport):
     """How far each layer of the quantized model is from the reference, and whose fault that is.
@@ -37,6 +38,7 @@ class LayerReport(RowReport):
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
+        set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities.
 
     Raises:
         ReportError: rows carry different custom metrics, or one under a column's name.
@@ -57,6 +59,7 @@ class LayerReport(RowReport):
     quantizer: str
     model: str
     environment: Environment
+    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
 
     rendering = Rendering(layer_table, layer_summary, layer_text)
 
@@ -67,6 +70,11 @@ class LayerReport(RowReport):
     def sqnr(self) -> float:
         """The whole model's SQNR in dB: the smallest of its outputs; nan if none has one."""
         return next((row.sqnr for row in ranked(LayerRow, self.outputs, "sqnr")), nan)
+
+    @property
+    def batches_apart(self) -> int:
+        """How many batches are in none of the numbers."""
+        return len(self.set_apart)
 
     def worst(self, k: int, by: str = "isolated_sqnr") -> tuple[LayerRow, ...]:
         """The k worst rows by a column or custom metric, ties by ``sqnr``; rows whose number is nan come last.
@@ -94,9 +102,9 @@ class LayerReport(RowReport):
 
         Args:
             extended: adds ``range_use``, ``note``, ``part_of`` and ``step``.
-            part: ``rows``, ``outputs`` or ``modules``.
+            part: ``rows``, ``outputs`` or ``modules``; ``set_apart`` has one row a batch that is set apart.
         """
-        return frame(LayerRow, getattr(self, part), extended=extended)
+        return frame(SetApart if part == "set_apart" else LayerRow, getattr(self, part), extended=extended)
 
     def __repr__(self) -> str:
         return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"

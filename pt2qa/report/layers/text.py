@@ -12,7 +12,8 @@ from pt2qa.report.formats import cosine, decibel, number, share
 from pt2qa.report.layers.steps import folded
 from pt2qa.report.prose import by_reason, counted, listed, sections, unpaired_entries, wrap
 from pt2qa.report.ranking import order, ranked, without_number
-from pt2qa.report.rows import LayerRow
+from pt2qa.report.rows import NONFINITE_ALONE, LayerRow
+from pt2qa.report.set_apart import about_set_apart, apart_entries, failures
 from pt2qa.report.table import View, custom_view, table, with_column
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def layer_text(report: LayerReport, sort: str, limit: int | None, width: int) ->
             listed("Outputs", [_output_line(row) for row in report.outputs], width),
             layer_table(report, sort, limit, width),
             _module_table(report.modules, limit, width),
+            listed(f"Set apart ({len(report.set_apart)})", apart_entries(report.set_apart), width),
             listed(f"Without a number ({len(missing)})", by_reason((row.name, row.note) for row in missing), width),
             listed(f"Unpaired ({len(report.unpaired)})", unpaired_entries(report.unpaired), width),
             listed(f"Notes ({len(report.notes)})", report.notes, width),
@@ -73,7 +75,7 @@ def layer_table(report: LayerReport, sort: str, limit: int | None, width: int) -
 def layer_summary(report: LayerReport) -> list[str]:
     """What to look at, in sentences that state their thresholds."""
     found = [_about_output(report), _about_isolated(report), _about_drop(report.rows), _counts(report), _advice(report)]
-    return [sentence for sentence in found if sentence]
+    return [*about_set_apart(report.set_apart, report.batches), *(sentence for sentence in found if sentence)]
 
 
 def ranked_by(rows: Sequence[LayerRow]) -> str:
@@ -138,6 +140,8 @@ def _about_isolated(report: LayerReport) -> str:
         return "No layer was compared."
     worst = report.worst(1)[0]
     if isnan(worst.isolated_sqnr):
+        if all(isnan(row.sqnr) or NONFINITE_ALONE in row.note for row in report.rows):
+            return "No layer has an isolated SQNR: its values are not finite, or all zero in the reference."
         return "Isolated SQNR was not measured; SQNR is cumulative and includes the error from upstream."
     low = sum(row.isolated_sqnr < LOW_SQNR for row in report.rows)
     return (
@@ -173,12 +177,21 @@ def _advice(report: LayerReport) -> str:
     worst = next(iter(report.worst(1)), None)
     if worst is None:
         return ""
+    if failed := failures(report.set_apart):
+        return f"Look at {failed[0].name} first: quantization makes values there that are not finite."
     if worst.isolated_sqnr < LOW_SQNR:
         return f"Look at {worst.name} first: no layer loses more by the rounding of its own inputs, weights and output."
     if report.sqnr < LOW_SQNR and isnan(worst.isolated_sqnr):
         return "Look where SQNR drops, in graph order."
     if report.sqnr < LOW_SQNR:
         return f"No layer is below {LOW_SQNR:g} dB by itself: errors add up; look where SQNR drops, in graph order."
+    missing = [*without_number(report.outputs, "sqnr"), *without_number(report.rows, ranked_by(report.rows))]
+    if len(missing) == len(report.outputs) + len(report.rows):
+        return "No verdict: no layer and no output has a number."
     if _clamped(report.rows):
         return "Look at the clamped layers: calibration did not see their range."
+    if report.set_apart or missing:
+        unknown = [counted(len(report.set_apart), "batch", "batches")] if report.set_apart else []
+        unknown += [f"{counted(len(missing), 'row')} without a number"] if missing else []
+        return f"What has a number is not below {LOW_SQNR:g} dB; nothing is known of {' and '.join(unknown)}."
     return f"Nothing stands out: no layer and no output is below {LOW_SQNR:g} dB."
