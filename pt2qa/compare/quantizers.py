@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,10 @@ from pt2qa.pairing import QuantizedPair
 from pt2qa.plugins import describe, resolve
 from pt2qa.quantization import quantize
 from pt2qa.report import Candidate, CandidateReport, CandidateRow
+from pt2qa.report.prose import counted
+from pt2qa.report.set_apart import EMPTY, SetApart
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
+from pt2qa.simulator.nonfinite import first_nonfinite
 from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import Program, Step
 
@@ -95,7 +98,10 @@ def compare_quantizers(
         notes.append(f"interrupted: covers the {race.batches} batches that were finished")
     if race is None:
         raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
+    if not race.samples and all(apart.what == EMPTY for apart in race.set_apart):
+        raise BatchError(f"every batch is empty ({race.batches} read). Pass batches with samples.")
     rows = race.rows()
+    failed |= _failures(race)
     notes += race.notes()
     first = next(iter(pairs.values()))
     return CandidateReport(
@@ -106,7 +112,18 @@ def compare_quantizers(
         samples=race.samples,
         model=capture.model,
         environment=first.environment,
+        set_apart=tuple(race.set_apart),
     )
+
+
+def _failures(race: _Race) -> dict[str, str]:
+    """By candidate that gives NaN or infinities of its own, on how many batches, and where first."""
+    found: dict[str, list[SetApart]] = {}
+    for apart in race.set_apart:
+        if apart.candidate:
+            found.setdefault(apart.candidate, []).append(apart)
+    total = counted(race.batches, "batch", "batches")
+    return {name: f"on {len(own)} of {total}: {own[0].fault} ({own[0].place})" for name, own in found.items()}
 
 
 def _verified(pairs: dict[str, QuantizedPair], batch: Batch, failed: dict[str, str]) -> list[str]:
@@ -160,14 +177,20 @@ def _pair(
 
 @dataclass(slots=True)
 class _Value:
-    """What one row adds up."""
+    """What one row adds up, by candidate: over the batches that count, and over those that are set apart."""
 
     step: Step | None
     sums: dict[str, NoiseSums] = field(default_factory=dict)
+    apart: dict[str, NoiseSums] = field(default_factory=dict)
 
-    def add(self, sums: Mapping[str, NoiseSums]) -> None:
+    def add(self, sums: Mapping[str, NoiseSums], apart: Collection[str]) -> None:
         for name, new in sums.items():
-            self.sums[name] = self.sums[name].merge(new) if name in self.sums else new
+            into = self.apart if name in apart else self.sums
+            into[name] = into.get(name, NoiseSums()).merge(new)
+
+    def seen(self, name: str) -> NoiseSums | None:
+        """The sums of a candidate; where no batch counts, what the others show is better than nothing."""
+        return self.sums.get(name, self.apart.get(name))
 
 
 class _Race:
@@ -183,6 +206,7 @@ class _Race:
         self.values = {step.name: _Value(step) for step in first.program.steps if step.site is None}
         self.outputs: dict[str, _Value] = {}
         self.batches = self.samples = 0
+        self.set_apart: list[SetApart] = []
 
     def add(self, values: list[Any]) -> None:
         """Adds a batch; a batch that is interrupted leaves nothing behind."""
@@ -208,23 +232,54 @@ class _Race:
             self.outputs = {name: _Value(None) for name in output_names(graph, len(leaves))}
         for number, (output, leaf) in enumerate(zip(self.outputs.values(), leaves, strict=True)):
             found.append((output, _noise(leaf, {name: result[number] for name, result in results.items()})))
+        samples = count_samples(values)
+        apart = self._why_apart(values, samples, found, leaves)
+        left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
         for place, sums in found:
-            place.add(sums)
+            place.add(sums, left_out)
+        self.set_apart += apart
         self.batches += 1
-        self.samples += count_samples(values)
+        self.samples += samples
+
+    def _why_apart(
+        self,
+        values: list[Any],
+        samples: int,
+        found: Sequence[tuple[_Value, dict[str, NoiseSums]]],
+        outputs: Sequence[Any],
+    ) -> list[SetApart]:
+        """Why a batch may be in no number of any candidate, or of those that fail on it; nothing for one that counts.
+
+        The rules are those of ``compare_layers``.
+        """
+        if not samples and not any(noise.count for value, sums in found if not value.step for noise in sums.values()):
+            return [SetApart(self.batches, 0, -1, "batch", EMPTY)]
+        broken = {name for _, sums in found for name, noise in sums.items() if math.isnan(noise.noise)}
+        if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in outputs):
+            broken = set(self.pairs)
+        apart = []
+        for name in (name for name in self.pairs if name in broken):
+            seen = first_nonfinite(self.pairs[name].simulator, values)
+            if seen is None:
+                continue
+            own = SetApart(self.batches, samples, seen.sample, seen.side, seen.what, seen.name, seen.origin)
+            if not own.is_failure:
+                return [own]
+            apart.append(replace(own, candidate=name))
+        return apart
 
     def rows(self) -> tuple[CandidateRow, ...]:
         """The outputs, then the ops in graph order; ops without a tensor are left out and noted."""
         rows = [CandidateRow(-1, name, "", "output", self._sqnrs(value)) for name, value in self.outputs.items()]
         for name, value in self.values.items():
-            if value.sums and value.step is not None:
+            if (value.sums or value.apart) and value.step is not None:
                 rows.append(CandidateRow(value.step.handle, name, value.step.module, value.step.op, self._sqnrs(value)))
         return tuple(rows)
 
     def notes(self) -> list[str]:
         """What could not be compared."""
         notes = []
-        missing = [name for name, value in self.values.items() if not value.sums]
+        missing = [name for name, value in self.values.items() if not (value.sums or value.apart)]
         if missing:
             notes.append(f"not compared, no single tensor as output: {len(missing)} ops, such as {missing[0]}")
         for name, known in self.known.items():
@@ -233,7 +288,8 @@ class _Race:
         return notes
 
     def _sqnrs(self, value: _Value) -> dict[str, float]:
-        return {name: value.sums[name].sqnr if name in value.sums else math.nan for name in self.pairs}
+        seen = {name: value.seen(name) for name in self.pairs}
+        return {name: math.nan if sums is None else sums.sqnr for name, sums in seen.items()}
 
 
 class _Runner:
@@ -307,13 +363,14 @@ def _candidate(
     return Candidate(
         name=name,
         quantizer=pair.quantizer,
-        # An output without a number must not hide behind the others.
-        sqnr=math.nan if any(map(math.isnan, outputs)) else min(outputs, default=math.nan),
+        # An output or a batch without a number must not hide behind the others.
+        sqnr=math.nan if name in failed or any(map(math.isnan, outputs)) else min(outputs, default=math.nan),
         quantized_ops=sum(entry.quantized for entry in carrying),
         ops=sum(entry.total for entry in carrying),
         activations=kinds.count("activation"),
         weights=kinds.count("weight"),
         bytes=_stored_bytes(pair),
+        note=failed.get(name, ""),
     )
 
 

@@ -12,13 +12,13 @@ EMPTY: Final = "no samples"
 """What is wrong with an empty batch."""
 
 _FAULTS: Final = {
-    "quantized": "in the quantized model alone, first at",
-    "isolated": "where quantized and run by itself, first at",
+    "quantized": "in {} alone, first at",
+    "isolated": "in {} where run by itself, first at",
     "both": "in both models, first at",
     "reference": "in the reference alone, first at",
     "batch": "in the input",
 }
-"""How to go on after what was found, by side."""
+"""How to go on after what was found, by side; ``{}`` stands for the quantized model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class SetApart:
         """
         if self.what == EMPTY:
             return EMPTY
-        whose = f" of {self.candidate}" if self.candidate else ""
+        whose = _FAULTS[self.side].format(self.candidate or "the quantized model")
         origin = f", which reads infinities of {self.origin}" if self.origin else ""
-        return f"{self.what}{whose} {_FAULTS[self.side]} {self.name}{origin}"
+        return f"{self.what} {whose} {self.name}{origin}"
 
     @property
     def place(self) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from math import isnan
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa.report import SetApart
 from pt2qa.simulator.simulator import Simulator
 from tests.models import images, residual
+from tests.simulator.test_nonfinite import Logarithm
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +177,62 @@ def test_a_weight_with_several_readers_is_stored_once() -> None:
     capture = pt2qa.capture(model, x, decompose="lstm")
     (candidate,) = pt2qa.compare_quantizers(capture, ["x86:mode=dynamic"], [x], progress=False).candidates
     assert candidate.bytes == 4 * 8 * 4 + 4 * 8 * 8 + 4 * 2 * 4 * 8
+
+
+# -- batches that are empty or not finite ------------------------------------------------------------------------------
+
+
+def test_a_spoilt_or_empty_batch_is_in_no_candidates_numbers() -> None:
+    capture = pt2qa.capture(residual(), (images(6),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    good, spoilt = [images(3, seed=1), images(3, seed=2)], images(3)
+    spoilt[2, 0, 0, 0] = torch.nan
+    pairs = {name: pt2qa.quantize(capture, name, good, progress=False) for name in ("xnnpack", "x86")}
+    report = pt2qa.compare_quantizers(capture, pairs, good, [good[0], spoilt, spoilt[:0], good[1]], progress=False)
+    clean = pt2qa.compare_quantizers(capture, pairs, good, progress=False)
+    assert report.set_apart == (SetApart(1, 3, 2, "batch", "NaN", "x"), SetApart(2, 0, -1, "batch", "no samples"))
+    assert (report.rows, report.candidates) == (clean.rows, clean.candidates)
+    assert (report.batches, report.samples, report.batches_apart) == (4, 9, 2)
+    assert report.summary().splitlines()[:3] == [
+        "The data of 1 of 4 batches is at fault: NaN in the input x (batch 1, sample 2).",
+        "No samples in 1 of 4 batches: batch 2.",
+        "The numbers are of the other 2 batches.",
+    ]
+    with pytest.raises(pt2qa.BatchError, match=r"every batch is empty \(1 read\)"):
+        pt2qa.compare_quantizers(capture, pairs, good, [spoilt[:0]], progress=False)
+    nothing = pt2qa.compare_quantizers(capture, pairs, good, [spoilt], progress=False)
+    assert nothing.best is None
+    assert nothing.summary().splitlines()[-1] == "No candidate has an SQNR at the output."
+    assert not pt2qa.gate(nothing, require="sqnr>=0").passed
+
+
+def test_a_candidate_that_fails_on_one_batch_is_never_the_best_and_the_others_keep_that_batch(tmp_path: Path) -> None:
+    example = torch.linspace(0.5, 4, 16).reshape(4, 4)
+    capture = pt2qa.capture(Logarithm().eval(), (example,))
+    # Calibrated on small values the second rounds 1e-3 to something else than zero, and clamps all else.
+    pairs = {
+        "accurate": pt2qa.quantize(capture, "xnnpack", [example], progress=False),
+        "poor": pt2qa.quantize(capture, "xnnpack", [example / 400], progress=False),
+    }
+    tiny = torch.ones(4, 4)
+    tiny[2, 3] = 1e-3
+    report = pt2qa.compare_quantizers(capture, pairs, [example], [example, tiny], progress=False)
+    assert report.set_apart == (SetApart(1, 4, 2, "quantized", "infinite", "log", candidate="accurate"),)
+    accurate, poor = report.candidates
+    assert isnan(accurate.sqnr)
+    assert report.best == poor
+    first = pt2qa.compare_quantizers(capture, pairs, [example], [example], progress=False)
+    assert first.best is not None
+    assert first.best.name == "accurate"
+    for row, row_of_first in zip(report.rows, first.rows, strict=True):
+        assert row.custom["accurate"] == row_of_first.custom["accurate"]
+    alone = pt2qa.compare_quantizers(capture, {"poor": pairs["poor"]}, [example], [example, tiny], progress=False)
+    assert poor == alone.candidates[0]
+    fault = "on 1 of 2 batches: infinite in accurate alone, first at log (batch 1, sample 2)"
+    assert accurate.note == fault
+    assert report.summary().splitlines()[0] == f"accurate fails {fault}."
+    assert pt2qa.gate(report, require="sqnr>=-100").passed
+    assert not pt2qa.gate(report, require="accurate:candidates.sqnr>=-100").passed
+    report.save(tmp_path / "candidates.safetensors")
+    loaded = pt2qa.load(tmp_path / "candidates.safetensors")
+    assert isinstance(loaded, pt2qa.CandidateReport)
+    assert (loaded.set_apart, str(loaded)) == (report.set_apart, str(report))

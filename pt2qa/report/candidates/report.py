@@ -7,8 +7,9 @@ from math import inf, isnan, nan
 
 from pt2qa.report.base import Rendering, RowReport
 from pt2qa.report.candidates.text import candidates_summary, candidates_table, candidates_text
-from pt2qa.report.columns import check_custom
+from pt2qa.report.columns import check_custom, since
 from pt2qa.report.rows import Environment
+from pt2qa.report.set_apart import SetApart
 from pt2qa.report.storage import register
 
 
@@ -38,7 +39,7 @@ class Candidate:
     Args:
         name: how the user calls it.
         quantizer: the plug-in and its options, or the class of a quantizer without a plug-in.
-        sqnr: the smallest SQNR of the model's outputs, dB; nan where it failed.
+        sqnr: the smallest SQNR of the model's outputs, dB; nan where it failed, be it on a single batch.
         quantized_ops: convolutions, linears and the like that read quantized values.
         ops: how many of them there are.
         activations: sites where an activation is rounded.
@@ -58,7 +59,7 @@ class Candidate:
     note: str = ""
 
 
-@register("candidates", schema=1)
+@register("candidates", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class CandidateReport(RowReport):
     """How several quantizer configurations of one model compare, as a whole and layer by layer.
@@ -70,6 +71,8 @@ class CandidateReport(RowReport):
         batches, samples: how much was run.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
+        set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities; with a
+            candidate's name those that are in none of its own, on which it fails.
 
     Raises:
         ReportError: the rows do not have the same candidates.
@@ -82,6 +85,7 @@ class CandidateReport(RowReport):
     samples: int
     model: str
     environment: Environment
+    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
 
     rendering = Rendering(candidates_table, candidates_summary, candidates_text)
 
@@ -93,6 +97,11 @@ class CandidateReport(RowReport):
         """The candidate with the largest output SQNR, of equals the first; None where all failed."""
         able = [candidate for candidate in self.candidates if not isnan(candidate.sqnr)]
         return max(able, key=lambda candidate: candidate.sqnr, default=None)
+
+    @property
+    def batches_apart(self) -> int:
+        """How many batches are in none of the numbers, or in none of those of a candidate that fails on them."""
+        return len({each.batch for each in self.set_apart})
 
     @property
     def sqnr(self) -> float:

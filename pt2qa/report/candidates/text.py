@@ -9,6 +9,7 @@ from pt2qa.report.columns import custom_names
 from pt2qa.report.formats import decibel, number, whole
 from pt2qa.report.prose import counted, listed, sections, wrap
 from pt2qa.report.ranking import ranked
+from pt2qa.report.set_apart import about_set_apart, apart_entries
 from pt2qa.report.table import View, table
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def candidates_text(report: CandidateReport, sort: str, limit: int | None, width
             table(_WHOLE, able, None, None, width),
             wrap("SQNR in dB at each layer, cumulative, the worst first" if sort == "worst" else "", width),
             candidates_table(report, sort, limit, width),
+            listed(f"Set apart ({len(report.set_apart)})", apart_entries(report.set_apart), width),
             listed(f"Notes ({len(report.notes)})", report.notes, width),
             "\n".join(wrap(line, width, indent="  ") for line in candidates_summary(report)),
         ]
@@ -55,15 +57,20 @@ def candidates_table(report: CandidateReport, sort: str, limit: int | None, widt
 def candidates_summary(report: CandidateReport) -> list[str]:
     """Which one to take, in sentences that state their thresholds."""
     best = report.best
+    failed = {candidate.name: candidate.note for candidate in report.candidates if candidate.note}
+    # NaN that a candidate alone gives is the loudest; one that was never run has nothing to be taken for.
+    ran = dict.fromkeys(each.candidate for each in report.set_apart if each.candidate)
+    loud = [f"{name} fails {failed[name]}." for name in ran if name in failed]
+    quiet = [f"{name} failed: {note}" for name, note in failed.items() if name not in ran]
+    shared = about_set_apart([each for each in report.set_apart if not each.candidate], report.batches)
     if best is None:
-        return ["No candidate could be run."]
-    lines = [f"Most accurate: {best.name}, {decibel(best.sqnr)} dB at the output, {_size(best)}."]
+        nothing = "No candidate has an SQNR at the output." if report.rows else "No candidate could be run."
+        return [*loud, *shared, nothing, *quiet]
+    lines = [*loud, *shared, f"Most accurate: {best.name}, {decibel(best.sqnr)} dB at the output, {_size(best)}."]
     near = [other for other in report.candidates if other is not best and best.sqnr - other.sqnr <= CLOSE]
     for other in near:
         lines.append(f"{other.name} is within {CLOSE:g} dB of it ({decibel(other.sqnr)} dB), {_size(other)}.")
-    failed = [candidate for candidate in report.candidates if candidate.note]
-    lines += [f"{candidate.name} failed: {candidate.note}" for candidate in failed]
-    return lines
+    return [*lines, *quiet]
 
 
 def _size(candidate: Candidate) -> str:
