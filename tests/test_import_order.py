@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 FRONT_DOOR = "pt2qa"
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("pt2qa.printable",),
     ("pt2qa.errors",),
     ("pt2qa.report.atomic", "pt2qa.decibels"),
     ("pt2qa.overrides.plan",),
@@ -39,7 +40,14 @@ PLUGINS = sorted(
     path.name for path in (ROOT / "quantizers").iterdir() if path.is_dir() and path.name.startswith("pt2qa")
 )
 TORCH_FREE = (
-    *("pt2qa.errors", "pt2qa.decibels", "pt2qa.report.atomic", "pt2qa.overrides.plan", "pt2qa.report"),
+    *(
+        "pt2qa.printable",
+        "pt2qa.errors",
+        "pt2qa.decibels",
+        "pt2qa.report.atomic",
+        "pt2qa.overrides.plan",
+        "pt2qa.report",
+    ),
     *("pt2qa.plugins", "pt2qa.flow", "pt2qa.cli", FRONT_DOOR),
 )
 """What ``pt2qa show`` and ``pt2qa quantizers`` load: these import torch only inside functions or for types."""

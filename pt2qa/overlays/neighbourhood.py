@@ -15,8 +15,9 @@ from pt2qa.errors import ReportError, SelectionError
 from pt2qa.export import Capture
 from pt2qa.overlays.colours import TEXT, colour_of
 from pt2qa.overlays.marks import Marks, NodeReport, marks_of
+from pt2qa.printable import clean
 from pt2qa.report.atomic import write_atomic
-from pt2qa.report.formats import clean, decibel, number
+from pt2qa.report.formats import decibel, number
 
 
 def write_neighbourhood(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pt2qa.printable import clean, clean_lines
 from pt2qa.report.atomic import write_atomic
 from pt2qa.report.columns import row_type_of
 from pt2qa.report.export import csv_text, frame
@@ -65,8 +66,15 @@ class Report(ABC):
 
         save(self, path)
 
+    def _headline(self) -> str:
+        """What ``repr`` says."""
+        return f"<{type(self).__name__}>"
+
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        return clean(self._headline())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +111,15 @@ class RowReport(Report):
         Raises:
             ReportError: there is no such column, or the limit is negative.
         """
-        return self.rendering.table(self, sort, limit, screen_width(width))
+        return clean_lines(self.rendering.table(self, sort, limit, screen_width(width)))
 
     def summary(self) -> str:
         """What to look at, in sentences that state their thresholds."""
-        return "\n".join(self.rendering.summary(self))
+        return "\n".join(map(clean, self.rendering.summary(self)))
 
     def text(self, *, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
         """The whole report as text, as ``print`` shows it; arguments and errors as in :meth:`table`."""
-        return self.rendering.text(self, sort, limit, screen_width(width))
+        return clean_lines(self.rendering.text(self, sort, limit, screen_width(width)))
 
     def to_pandas(self, *, extended: bool = False) -> pandas.DataFrame:
         """The rows as a data frame; ``extended`` adds the columns that the row's class marks so."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pt2qa.errors import ReportError
+from pt2qa.printable import clean
 from pt2qa.report.columns import cell, custom_names
 from pt2qa.report.layers.report import LayerReport
 from pt2qa.report.profiles.report import CHANNELS, Profile
@@ -134,7 +135,7 @@ def _summaries(report: LayerReport | Profile, step: int, per_channel: bool) -> l
 
 def _scalar_event(scalar: Scalar) -> Any:
     event = _new_event(scalar.step)
-    event.summary.value.add(tag=scalar.tag, simple_value=scalar.value)
+    event.summary.value.add(tag=clean(scalar.tag), simple_value=scalar.value)
     return event
 
 
@@ -143,7 +144,7 @@ def _histogram_event(profile: Profile, row: ProfileRow, step: int) -> Any:
     edges, counts = profile.histogram(row, BUCKETS)
     number = row.count - row.broken
     event = _new_event(step)
-    histogram = event.summary.value.add(tag=f"{row.name}/{row.place}").histo
+    histogram = event.summary.value.add(tag=clean(f"{row.name}/{row.place}")).histo
     histogram.min, histogram.max, histogram.num = row.min, row.max, number
     histogram.sum = number * row.mean
     histogram.sum_squares = number * (row.variance + row.mean**2)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Any, Final
 
+from pt2qa.printable import clean_lines
 from pt2qa.report.columns import CUSTOM, columns_of, to_columns
 from pt2qa.report.formats import shape
 
 if TYPE_CHECKING:
     import pandas
 
+_FORMULA: Final = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")
+"""What begins a formula, or is skipped before one; the last four are the full-width forms of the first."""
+
+_NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?([eE][-+]?\d+)?|inf|nan)")
 _DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "str", "shape": "object"}
 
 
@@ -34,16 +40,34 @@ def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas
 
 
 def csv_text(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> str:
-    """CSV with a header line; numbers in full precision, ``nan`` and ``inf`` as such, shapes as ``1x3x224x224``."""
+    """CSV with a header line; numbers in full precision, ``nan`` and ``inf`` as such, shapes as ``1x3x224x224``.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe before it, which makes it text.
+
+    Source:
+        https://owasp.org/www-community/attacks/CSV_Injection
+    """
     table = _wanted(row_type, rows, extended)
     types = _types(row_type)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table)
+    writer.writerow(map(_plain, table))
     for cells in zip(*table.values(), strict=True):
         named = zip(table, cells, strict=True)
-        writer.writerow([shape(value) if types.get(name) == "shape" else value for name, value in named])
+        writer.writerow([shape(value) if types.get(name) == "shape" else _plain(value) for name, value in named])
     return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """A cell that a spreadsheet shows as it is.
+
+    >>> _plain("=1+1"), _plain("-0.5"), _plain(-0.5), _plain("relu")
+    ("'=1+1", '-0.5', -0.5, 'relu')
+    """
+    if not isinstance(value, str):
+        return value
+    quoted = value.startswith(_FORMULA) and not _NUMBER.fullmatch(value)
+    return clean_lines(f"'{value}" if quoted else value)
 
 
 def _types(row_type: type[Any]) -> dict[str, str]:

@@ -21,6 +21,7 @@ What a field, a column or an entry of a record did not have in the schema of the
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -242,7 +243,8 @@ def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # What a float cannot hold cannot be compared with a limit either.
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_float(value: Any) -> bool:

@@ -77,15 +77,6 @@ def shorten(text: str, width: int) -> str:
     return text[: width - tail - 1] + _ELLIPSIS + text[len(text) - tail :]
 
 
-def clean(text: str) -> str:
-    """Text of one line that a terminal shows as it is: a report file may come from anywhere.
-
-    >>> clean("a" + chr(27) + "[31m")
-    'a?[31m'
-    """
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def _rounded(value: float, digits: int) -> str:
     if not abs(value) < 1e6:
         return number(value)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pt2qa.report.formats import clean
+from pt2qa.printable import clean
 from pt2qa.report.rows import Unpaired
 
 LISTED: Final = 5

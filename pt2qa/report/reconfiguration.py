@@ -210,7 +210,7 @@ class Reconfiguration(Report):
         """The edits as CSV text, numbers in full precision."""
         return csv_text(EditRow, self.rows, extended=extended)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         return f"<Reconfiguration of {self.model}, {self.quantizer}: {len(self.rows)} edits, {self.verdict}>"
 
 

@@ -143,6 +143,11 @@ def _full_name(report_type: type[Report]) -> str:
     return f"{report_type.__module__}.{report_type.__qualname__}"
 
 
+def kinds() -> tuple[Kind, ...]:
+    """The kinds of report that files can hold."""
+    return tuple(_KINDS.values())
+
+
 def kind_of(report: Report) -> Kind:
     """The kind that a report is of.
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pt2qa.errors import ReportError
+from pt2qa.printable import clean
 from pt2qa.report.columns import cell, columns_of
-from pt2qa.report.formats import clean, cosine, decibel, number, share, shorten, whole
+from pt2qa.report.formats import cosine, decibel, number, share, shorten, whole
 from pt2qa.report.prose import counted, wrap
 from pt2qa.report.ranking import without_number
 

@@ -179,3 +179,18 @@ def test_reading_needs_no_torch(cases, tmp_path):
         "assert not {'torch', 'pandas'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "cases.safetensors")], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"repeats": 2**40},
+            r"case \(3, 1\): 1099511627776 repeats of its inputs would take 8796093022208 bytes, expect",
+        ),
+        ({"structure": '{"list": [' * 65 + '{"value": 1}' + "]}" * 65}, "nested more than 64 deep"),
+    ],
+)
+def test_inputs_beyond_all_bounds_are_refused_before_they_are_made(cases, changes, message):
+    with pytest.raises(ReportError, match=message):
+        replace(cases, cases=(replace(cases.cases[0], **changes), *cases.cases[1:]))

@@ -123,3 +123,9 @@ def test_joined_with_an_earlier_check_rules_keep_what_they_found_there(findings:
 def test_a_rule_that_fails_is_shown(findings: Findings) -> None:
     broken = replace(findings.rules[0], outcome="failed", reason="KeyError: 'x'")
     assert "Failed, please report it: unfused-pair: KeyError: 'x'" in replace(findings, rules=(broken,)).summary()
+
+
+def test_findings_of_a_rule_that_the_report_does_not_list_are_shown(findings: Findings) -> None:
+    alone = replace(findings, rules=())
+    assert "ERROR quantizer-fails (1): unknown to this report" in str(alone)
+    assert len(alone.joined(findings)) == len(findings)

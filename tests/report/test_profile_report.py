@@ -335,3 +335,35 @@ def test_profiles_of_two_models_are_noted(plain: Profile) -> None:
     assert diff_profiles(plain, other).notes == ("two models: fingerprints 3f2a and 77aa",)
     with pytest.raises(ReportError, match=r"b: got str, expected a Profile, as pt2qa.profile returns it"):
         diff_profiles(plain, "other")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("bins", np.array([2**31 - 1], np.int32), "expected bins from -8160 to 8160"),
+        ("bins", np.array([1.0]), "bins are float64 and counts int64, expected int32 and int64"),
+        ("counts", np.array([-1]), "and counts from 0 to 9007199254740992 in all"),
+        ("counts", np.array([2**62]), "and counts from 0 to 9007199254740992 in all"),
+        ("offsets", np.array(0), r"the arrays do not fit 1 values: offsets \(\) end at \[0\]"),
+    ],
+)
+def test_histograms_that_cannot_be_are_refused(name: str, array: Any, message: str) -> None:
+    one = make([np.ones(4)], {})
+    assert one.histograms["counts"].tolist() == [4]
+    with pytest.raises(ReportError, match=message):
+        replace(one, histograms={**one.histograms, name: array})
+
+
+def test_a_value_without_arrays_is_refused(plain: Profile) -> None:
+    lost = replace(plain, rows=(replace(plain.rows[0], value=-1), *plain.rows[1:]))
+    with pytest.raises(ReportError, match="the profile has no arrays for the value number -1; it has 5"):
+        lost.histogram(lost.rows[0])
+
+
+def test_a_side_that_would_be_a_path_is_refused(plain: Profile) -> None:
+    with pytest.raises(ReportError, match=r"side: got '\.\./x', expected one of reference, quantized, float, graph"):
+        replace(plain, side="../x")
+
+
+def test_a_negative_variance_has_no_root(plain: Profile) -> None:
+    assert np.isnan(replace(plain.rows[0], variance=-1.0).std)

@@ -10,8 +10,9 @@ from math import inf, nan
 import pytest
 
 from pt2qa.errors import ReportError
+from pt2qa.printable import clean
 from pt2qa.report import Unpaired
-from pt2qa.report.formats import clean, cosine, decibel, index, number, share, shorten
+from pt2qa.report.formats import cosine, decibel, index, number, share, shorten
 from pt2qa.report.layers.text import biggest_drop
 
 

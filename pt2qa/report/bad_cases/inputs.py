@@ -30,6 +30,9 @@ SAME: Final = frozenset(
     {"float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 )
 
+DEEPEST: Final = 64
+"""How deep inputs may be nested."""
+
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -113,8 +116,10 @@ def _built(node: dict[str, Any], prefix: tuple[int, int], arrays: Mapping[str, A
     return node["value"]
 
 
-def _tensors(node: Any) -> Iterator[tuple[int, str]]:
+def _tensors(node: Any, depth: int = 0) -> Iterator[tuple[int, str]]:
     """Number and dtype of every tensor in a structure; a ValueError where it is none."""
+    if depth > DEEPEST:
+        raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:
         case {"tensor": int(number), "dtype": str(dtype)} if len(node) == 2:
             yield number, dtype
@@ -122,11 +127,11 @@ def _tensors(node: Any) -> Iterator[tuple[int, str]]:
             return
         case {"tuple": list(items)} | {"list": list(items)} if len(node) == 1:
             for item in items:
-                yield from _tensors(item)
+                yield from _tensors(item, depth + 1)
         case {"dict": list(items)} if len(node) == 1:
             for item in items:
                 if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
                     raise ValueError(f"expected pairs of name and value, got {item!r:.60}")
-                yield from _tensors(item[1])
+                yield from _tensors(item[1], depth + 1)
         case _:
             raise ValueError(f"expected a tensor, a value, a tuple, a list or a dict, got {node!r:.60}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy.typing as npt
 
@@ -106,6 +106,10 @@ class StoredCase:
     structure: str
 
 
+LARGEST: Final = 2**32
+"""Bytes that one input may take when its sample is repeated to be a batch: 4 GiB."""
+
+
 @register("bad-cases", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class BadCases(RowReport):
@@ -128,7 +132,7 @@ class BadCases(RowReport):
         environment: versions, and the model's fingerprint.
 
     Raises:
-        ReportError: a row's inputs are missing, or the inputs do not fit their description.
+        ReportError: a row's inputs are missing, do not fit their description, or would be too large.
     """
 
     rows: tuple[CaseRow, ...]
@@ -151,7 +155,14 @@ class BadCases(RowReport):
         for case in self.cases:
             if case.repeats < 1:
                 raise ReportError(f"case {(case.batch, case.sample)}: repeats is {case.repeats}, expected 1 or more")
-            known |= check_structure(case.structure, (case.batch, case.sample), self.inputs)
+            names = check_structure(case.structure, (case.batch, case.sample), self.inputs)
+            largest = max((max(self.inputs[name].nbytes, *self.inputs[name].shape, 1) for name in names), default=1)
+            if case.repeats * largest > LARGEST:
+                raise ReportError(
+                    f"case {(case.batch, case.sample)}: {case.repeats} repeats of its inputs would take "
+                    f"{case.repeats * largest} bytes, expected {LARGEST} at most"
+                )
+            known |= names
         if self.inputs.keys() - known:
             raise ReportError(f"the input tensor {min(self.inputs.keys() - known)!r} belongs to no case")
         for row in self.rows:
@@ -216,6 +227,6 @@ class BadCases(RowReport):
     def _rebuilt(self, case: StoredCase) -> Any:
         return rebuild(case.structure, (case.batch, case.sample), self.inputs, case.repeats, max(self.batch_axis, 0))
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         kept = f"{len(self.cases)} cases of {self.samples} samples, {len(self.rankings)} rankings"
         return f"<BadCases of {self.model}, {self.quantizer}: {kept}>"

@@ -112,6 +112,6 @@ class CandidateReport(RowReport):
         """The smallest SQNR of a row over the candidates, dB; inf where none has the value."""
         return min((value for value in row.custom.values() if not isnan(value)), default=inf)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         best = "none ran" if self.best is None else f"best {self.best.name} with {self.best.sqnr:.4g} dB"
         return f"<CandidateReport of {self.model}: {len(self.candidates)} candidates, {best}>"

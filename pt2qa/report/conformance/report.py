@@ -51,5 +51,5 @@ class ConformanceReport(RowReport):
         """How long the run took."""
         return sum(row.seconds for row in self.rows)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         return f"<ConformanceReport of {self.quantizer}: {len(self.failures)} of {len(self.rows)} failed>"

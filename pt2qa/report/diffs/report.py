@@ -99,6 +99,6 @@ class ReportDiff(RowReport):
         """The rows of one status, in their order."""
         return tuple(row for row in self.rows if row.status == status)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         counts = ", ".join(f"{len(self.having(status))} {status}" for status in ("worse", "better"))
         return f"<ReportDiff of {self.kind}, {self.model}, {self.quantizer}: {counts} of {len(self.rows)} rows>"

@@ -12,7 +12,6 @@ from pt2qa.report.findings.text import SEVERITIES, counted_severities, findings_
 from pt2qa.report.prose import LISTED
 from pt2qa.report.rows import EXTENDED, Environment
 from pt2qa.report.storage import register
-from pt2qa.report.table import screen_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +143,9 @@ class Findings(RowReport):
         Raises:
             ReportError: there is no such column.
         """
-        return findings_text(self, sort, limit, screen_width(width))
+        return RowReport.text(self, sort=sort, limit=limit, width=width)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         counts = ", ".join(counted_severities(self))
         return f"<Findings of {self.model}: {counts}>"
 
@@ -156,11 +155,11 @@ def errors_first(rows: Iterable[Finding], rules: Sequence[str]) -> tuple[Finding
 
     Args:
         rows: the findings; those of one rule keep their order.
-        rules: ids of all rules, in their order.
+        rules: ids of the rules, in their order; findings of others come after theirs.
     """
     rows = tuple(rows)
     worst: dict[str, int] = {}
     for row in rows:
         worst[row.rule] = min(worst.get(row.rule, len(SEVERITIES)), SEVERITIES.index(row.severity))
     place = {rule: number for number, rule in enumerate(rules)}
-    return tuple(sorted(rows, key=lambda row: (worst[row.rule], place[row.rule])))
+    return tuple(sorted(rows, key=lambda row: (worst[row.rule], place.get(row.rule, len(place)))))

@@ -80,7 +80,7 @@ def _groups(report: Findings, sort: str) -> list[tuple[str, list[Finding]]]:
 
 def _group(report: Findings, rule: str, rows: list[Finding], limit: int | None, width: int) -> str:
     """The findings of one rule: what it is about, the places, what to do."""
-    title = next(outcome.title for outcome in report.rules if outcome.rule == rule)
+    title = next((outcome.title for outcome in report.rules if outcome.rule == rule), "unknown to this report")
     shown = rows if limit is None else rows[:limit]
     lines = [wrap(f"{rows[0].severity.upper()} {rule} ({len(rows)}): {title}", width, indent="  ")]
     one_fix = len({row.fix for row in rows}) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from pt2qa.report.formats import clean
+from pt2qa.printable import clean
 
 if TYPE_CHECKING:
     from pt2qa.report.gating.result import GateCheck, GateResult

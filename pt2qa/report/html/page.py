@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from pt2qa.errors import ReportError
+from pt2qa.printable import clean_lines
 from pt2qa.report.atomic import write_atomic
 from pt2qa.report.base import Report
 from pt2qa.report.html.sections import Section, sections_of
@@ -57,16 +58,17 @@ def html_page(reports: Report | Sequence[Report]) -> str:
     sections = sections_of(given)
     templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = templates.from_string(_packaged("page.html.jinja"))
-    return template.render(
+    page = template.render(
         title=", ".join(dict.fromkeys(section.model for section in sections if section.model)) or "Reports",
         sections=sections,
         verdicts=sorted(sections, key=lambda section: section.verdict == "plain"),
         environments=_environments(sections),
         facts=[f.name for f in fields(Environment)],
-        data=_packed([{"tables": section.tables, "charts": section.charts} for section in sections]),
+        data=_packed(_cleaned([{"tables": section.tables, "charts": section.charts} for section in sections])),
         style=_packaged("page.css"),
         scripts=[_packaged(name) for name in ("tables.js", "charts.js", "page.js")],
     )
+    return clean_lines(page)
 
 
 def _packaged(name: str) -> str:
@@ -77,6 +79,15 @@ def _packed(data: Any) -> str:
     """JSON, compressed, as base64: two profiles of 2,000 ops would be 12 MB, and nothing in it can end an element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
+
+
+def _cleaned(data: Any) -> Any:
+    """The same data with every text cleaned."""
+    if isinstance(data, str):
+        return clean_lines(data)
+    if isinstance(data, dict):
+        return {key: _cleaned(value) for key, value in data.items()}
+    return [_cleaned(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def _environments(sections: Sequence[Section]) -> list[tuple[Environment, list[Section]]]:

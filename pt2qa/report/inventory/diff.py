@@ -103,5 +103,5 @@ class AnnotationDiff(RowReport):
     def __bool__(self) -> bool:
         return not self.equal
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         return f"<AnnotationDiff of {self.model}, {self.a} and {self.b}: {len(self.rows)} places differ>"

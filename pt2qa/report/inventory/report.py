@@ -65,7 +65,7 @@ class AnnotationReport(RowReport):
         """A row a place in graph order, or another part: ``modules``, ``coverage``; ``extended`` adds site and note."""
         return frame(row_type_of(type(self), part), getattr(self, part), extended=extended)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         rounded = sum(row.quantized for row in self.rows)
         return (
             f"<AnnotationReport of {self.model}, {self.quantizer}: {len(self.rows)} places, {rounded} quantized, "

@@ -106,7 +106,7 @@ class LayerReport(RowReport):
         """
         return frame(SetApart if part == "set_apart" else LayerRow, getattr(self, part), extended=extended)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
 
 
@@ -143,5 +143,5 @@ class WeightReport(RowReport):
         """
         return ranked(WeightRow, self.rows, by)[:k]
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         return f"<WeightReport of {self.model}, {self.quantizer}: {len(self.rows)} weights>"

@@ -58,7 +58,7 @@ class ProfileDiff(RowReport):
         made |= {keys[id(row)]: row for row in reversed(self.rows) if row.role == "output"}
         return tuple(row for row in self.rows if made[keys[id(row)]] is row)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         return f"<ProfileDiff of {self.a} and {self.b}: {len(self.rows)} rows, {len(self.only)} in one only>"
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pt2qa.errors import ReportError
 from pt2qa.report.base import Rendering, RowReport
-from pt2qa.report.profiles.histogram import Histogram
+from pt2qa.report.profiles.histogram import BINS, Histogram
 from pt2qa.report.profiles.rows import ProfileRow, Role
 from pt2qa.report.profiles.text import profile_summary, profile_table, profile_text
 from pt2qa.report.rows import Environment
@@ -22,8 +22,14 @@ Array = npt.NDArray[Any]
 Packed = dict[str, Array]
 """Arrays of many values, one value after the other; those of value i are ``offsets[i]`` to ``offsets[i + 1]``."""
 
+SIDES: Final = ("reference", "quantized", "float", "graph")
+"""What a profile may be of."""
+
 OFFSETS: Final = "offsets"
 HISTOGRAM: Final = ("bins", "counts")
+MOST: Final = 2**53
+"""Values that the histograms of a report may hold: floats count so far."""
+
 CHANNELS: Final = ("count", "min", "max", "mean", "variance", "zeros")
 
 
@@ -46,7 +52,7 @@ class Profile(RowReport):
         environment: versions, and the model's fingerprint.
 
     Raises:
-        ReportError: the arrays do not fit each other or the rows.
+        ReportError: the arrays do not fit each other or the rows, or there is no such side.
     """
 
     rows: tuple[ProfileRow, ...]
@@ -63,9 +69,13 @@ class Profile(RowReport):
     rendering = Rendering(profile_table, profile_summary, profile_text)
 
     def __post_init__(self) -> None:
+        if self.side not in SIDES:
+            raise ReportError(f"side: got {self.side!r}, expected one of {', '.join(SIDES)}")
         values = 1 + max((row.value for row in self.rows), default=-1)
         _check_packed("histograms", self.histograms, HISTOGRAM, values)
         _check_packed("channels", self.channels, CHANNELS, values)
+        if self.histograms:
+            _check_counted(*(self.histograms[name] for name in HISTOGRAM))
 
     @property
     def title(self) -> str:
@@ -152,7 +162,7 @@ class Profile(RowReport):
             )
         return dict(zip(CHANNELS, _unpacked(self.channels, CHANNELS, row.value), strict=True))
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         return f"<Profile of {self.title}: {len(self.rows)} rows, {len(self.values)} values, {self.batches} batches>"
 
 
@@ -165,7 +175,10 @@ def packed(names: Sequence[str], values: Iterable[Sequence[Array]]) -> Packed:
 
 
 def _unpacked(arrays: Packed, names: Sequence[str], value: int) -> list[Array]:
-    start, end = arrays[OFFSETS][value : value + 2]
+    offsets = arrays.get(OFFSETS, ())
+    if not 0 <= value < len(offsets) - 1:
+        raise ReportError(f"the profile has no arrays for the value number {value}; it has {max(0, len(offsets) - 1)}")
+    start, end = offsets[value : value + 2]
     return [arrays[name][start:end] for name in names]
 
 
@@ -176,10 +189,21 @@ def _check_packed(field_name: str, arrays: Packed, names: Sequence[str], values:
         raise ReportError(f"{field_name}: got arrays {sorted(arrays)}, expected {sorted([OFFSETS, *names])}, or none")
     offsets, lengths = arrays[OFFSETS], {arrays[name].shape for name in names}
     fits = (
-        offsets.dtype.kind == "i" and offsets.ndim == 1 and len(offsets) > values and not np.any(np.diff(offsets) < 0)
+        offsets.dtype.kind == "i"
+        and offsets.ndim == 1
+        and len(offsets) > values
+        and not np.any(offsets[1:] < offsets[:-1])
     )
     if not fits or offsets[0] != 0 or lengths != {(int(offsets[-1]),)}:
         raise ReportError(
             f"{field_name}: the arrays do not fit {values} values: offsets {offsets.shape} end at "
-            f"{offsets[-1:].tolist()}, and the arrays have the shapes {sorted(lengths)}"
+            f"{offsets.reshape(-1)[-1:].tolist()}, and the arrays have the shapes {sorted(lengths)}"
         )
+
+
+def _check_counted(bins: Array, counts: Array) -> None:
+    if bins.dtype != np.int32 or counts.dtype != np.int64:
+        raise ReportError(f"histograms: bins are {bins.dtype} and counts {counts.dtype}, expected int32 and int64")
+    # The sum in floats: that of integers might overflow, and would then look small.
+    if np.any(np.abs(bins.astype(np.int64)) > BINS) or np.any(counts < 0) or counts.sum(dtype=np.float64) > MOST:
+        raise ReportError(f"histograms: expected bins from {-BINS} to {BINS}, and counts from 0 to {MOST} in all")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import sqrt
+from math import nan, sqrt
 from typing import Final, Literal
 
 from pt2qa.report.rows import EXTENDED
@@ -91,7 +91,7 @@ class ProfileRow:
     @property
     def std(self) -> float:
         """Standard deviation, the root of ``variance``."""
-        return sqrt(self.variance)
+        return sqrt(self.variance) if self.variance >= 0 else nan
 
     @property
     def place(self) -> str:

@@ -82,6 +82,6 @@ class SensitivityReport(RowReport):
         # Outputs that do not differ give inf also where the reference is all zero.
         return inf if noise == 0.0 else sqnr(self.signal, noise)
 
-    def __repr__(self) -> str:
+    def _headline(self) -> str:
         what = f"{len(self.rows)} {self.group}s, {self.method}"
         return f"<SensitivityReport of {self.model}, {self.quantizer}: {what}, output SQNR {self.measured_sqnr:.4g} dB>"
