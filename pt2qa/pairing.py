@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,15 +32,13 @@ from pt2qa.simulator.batches import (
 )
 from pt2qa.simulator.lockstep import lockstep
 from pt2qa.simulator.lower import lower
+from pt2qa.simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa.simulator.program import Program, Region, Site
 from pt2qa.simulator.simulator import Simulator, graph_values, tensors_equal
 
 REFERENCE_MATCH_DB = 60.0
 """How well the simulator with every site off must match a reference graph that somebody else made."""
 
-
-_ARITHMETIC = ("conv", "linear", "matmul", "bmm", "addmm", "lstm", "gru")
-"""Beginnings of the names of ops that carry the arithmetic of a model."""
 
 WEIGHT_MATCH_DB = 3.0
 """How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
@@ -81,7 +80,7 @@ class OpCoverage:
     Attributes:
         op: kind, such as ``conv2d``.
         total: how many the model has.
-        annotated: how many the quantizer annotated; -1 where the graphs came without annotations.
+        annotated: at how many the quantizer asks for a rounded value; -1 where the graphs came without annotations.
         quantized: how many compute on quantized values: their weights are rounded, or, where they have none, all that
             they multiply; of ops that carry no arithmetic, how many read a rounded value.
     """
@@ -94,7 +93,7 @@ class OpCoverage:
     @property
     def carries_arithmetic(self) -> bool:
         """Whether one of them in float is worth a note."""
-        return self.op.startswith(_ARITHMETIC)
+        return self.op in PRODUCTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,33 +521,21 @@ def _depends_on_input(node: Node) -> bool:
 
 
 def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
-    program = pair.program
-    results = {site.result for site in program.sites}
-    annotated: dict[str, int] = {}
-    has_annotations = False
-    for node in _ops(pair.quantized):
-        annotation = node.meta.get("quantization_annotation")
-        handle = handle_of(node)
-        if annotation is not None and handle is not None and handle in pair.names:
-            has_annotations = True
-            annotated[pair.names[handle].op] = annotated.get(pair.names[handle].op, 0) + bool(annotation._annotated)
-    matrices = {
-        constant.slot
-        for constant in program.constants
-        if isinstance(constant.reference, Tensor) and constant.reference.dim() > 1
-    }
-    totals: dict[str, list[int]] = {}
-    for step in program.steps:
-        if step.site is None and step.handle >= 0:
-            count = totals.setdefault(step.op, [0, 0])
-            count[0] += 1
-            read = (*step.reads, *step.constants)
-            if step.op.startswith(_ARITHMETIC):
-                factors = [slot for slot in step.constants if slot in matrices] or step.reads
-                count[1] += bool(factors) and all(slot in results for slot in factors)
-            else:
-                count[1] += any(slot in results for slot in read)
+    """By kind of op, the most frequent first; ops that the captured model does not have are left out."""
+    totals: Counter[str] = Counter()
+    quantized: Counter[str] = Counter()
+    handles = set()
+    for step, reads in reads_of(pair.program):
+        if step.handle in pair.names:
+            handles.add(step.handle)
+            totals[step.op] += 1
+            quantized[step.op] += is_quantized(step.op, reads)
+    annotations = [
+        (op_rules.op_name(node.target), annotation)
+        for node in _ops(pair.quantized)
+        if handle_of(node) in handles and (annotation := node.meta.get("quantization_annotation")) is not None
+    ]
+    annotated = Counter(op for op, annotation in annotations if quant_ops.asks(annotation))
     return tuple(
-        OpCoverage(op, total, annotated.get(op, 0) if has_annotations else -1, done)
-        for op, (total, done) in sorted(totals.items(), key=lambda item: -item[1][0])
+        OpCoverage(op, total, annotated[op] if annotations else -1, quantized[op]) for op, total in totals.most_common()
     )

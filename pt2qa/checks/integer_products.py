@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pt2qa.pairing import QuantizedPair
+from pt2qa.simulator.products import WEIGHTED
 from pt2qa.simulator.program import Constant, QuantParams, Site, Slot, Step
 
 FEW_CHANNELS = 0.1
@@ -144,4 +145,4 @@ def _output_scale(step: Step, readers: Mapping[int, list[Step]], sites: Sequence
 
 
 def _is_product(step: Step) -> bool:
-    return step.op.startswith(("conv", "linear"))
+    return step.op in WEIGHTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pt2qa.checks.rounding import spec_read
 from pt2qa.handles import OpName, handle_of, op_of, walk
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.points import GraphNode
-from pt2qa.simulator.program import Program, Step
-
-State = Literal["quantized", "input only", "weight only", "float"]
-
-CONVOLUTIONS = frozenset(
-    {f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)} | {"convolution"},
-)
-RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-_ATTENTION = "scaled_dot_product_attention"
-_BIAS = {"linear": 2, "addmm": 0, "baddbmm": 0, "addbmm": 0, "addmv": 0, **dict.fromkeys(CONVOLUTIONS, 2)}
-"""The argument that is added, not multiplied."""
-
-_BY_TORCH = CONVOLUTIONS | _BIAS.keys() | {"matmul", "mm", "bmm", "mv", "einsum", "bilinear"}
-OPAQUE = RECURRENT | {_ATTENTION}
-"""Ops that hide their products from every quantizer."""
-
-PRODUCTS = _BY_TORCH | OPAQUE
+from pt2qa.simulator.products import PRODUCTS, Read, State, own_multiply_adds, reads_of, state_of
+from pt2qa.simulator.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +56,8 @@ def products_of(
         converted: what became of it, where it is converted already; it has the last word on what is rounded.
     """
     states = states_of(annotations) if converted is None and annotations is not None else {}
-    states |= {} if converted is None else _converted_states(converted)
+    if converted is not None:
+        states |= {step.name: state_of(step.op, reads) for step, reads in reads_of(converted) if step.op in PRODUCTS}
     annotated = None if annotations is None else annotations.ops.keys()
     found: list[tuple[str, Node, int, str]] = []
     for placed in walk(graph):
@@ -106,24 +91,16 @@ def _if_annotated(state: State, node: Node, is_annotated: bool) -> State:
 
 
 def multiply_adds(node: Node) -> int:
-    """The multiply-adds of a matrix product for the sizes that it was traced with.
-
-    torch's own formulas count convolutions and matrix products.  It has none for recurrent ops and for attention on a
-    CPU: a recurrent op multiplies each of its weights once a step, attention multiplies queries by keys and scores by
-    values.
-    """
+    """The multiply-adds of a matrix product for the sizes that it was traced with, by torch's formulas or our own."""
     args, kwargs = pytree.tree_map_only(Node, lambda source: source.meta.get("val"), (node.args, node.kwargs))
     args, kwargs = pytree.tree_map(_sized, (args, kwargs))
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     op = op_of(node.target)
     if len(tensors) < 2:
         return 0
-    if op in RECURRENT:
-        steps = tensors[0].numel() // tensors[0].shape[-1]
-        return steps * sum(tensor.numel() for tensor in tensors[1:] if tensor.dim() == 2)
-    if op == _ATTENTION:
-        query, key, value = tensors[:3]
-        return query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    own = own_multiply_adds(op, tensors)
+    if own is not None:
+        return own
     assert callable(node.target)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         try:
@@ -150,43 +127,15 @@ def _size(size: int | torch.SymInt) -> int:
 
 def states_of(annotations: Annotations) -> dict[str, State]:
     """What is rounded of what each product multiplies, by name, as a quantizer annotated it."""
-    nodes = annotations.ground.nodes.values()
-    return {node.name: _annotated_state(annotations, node) for node in nodes if node.op in PRODUCTS}
-
-
-def _annotated_state(annotations: Annotations, node: GraphNode) -> State:
-    inputs: list[bool] = []
-    weights: list[bool] = []
-    for source, position in node.inputs.items():
-        if not _is_factor(node.op, position):
-            continue
-        rounded = spec_read(annotations, source, node.key) is not None
-        (weights if annotations.ground.nodes[source].constant else inputs).append(rounded)
-    return _state(node.op, inputs, weights)
-
-
-def _converted_states(program: Program) -> dict[str, State]:
-    results = {site.result for site in program.sites}
-    arguments = {constant.slot: constant.argument for constant in program.constants}
-    return {step.name: _converted_state(step, results, arguments) for step in program.steps if step.op in PRODUCTS}
-
-
-def _converted_state(step: Step, results: set[int], arguments: Mapping[int, int]) -> State:
-    weights = [slot in results for slot in step.constants if _is_factor(step.op, arguments.get(slot, -1))]
-    return _state(step.op, [slot in results for slot in step.reads], weights)
-
-
-def _is_factor(op: str, position: int) -> bool:
-    """Whether an argument is multiplied; an attention mask is added, and so is a bias."""
-    return position != _BIAS.get(op) and (op != _ATTENTION or position < 3)
-
-
-def _state(op: str, inputs: list[bool], weights: list[bool]) -> State:
-    # Of a recurrent op the first states and the biases stay in float, whatever else is rounded.
-    every = any if op in RECURRENT else all
-    if not inputs or not weights:
-        factors = inputs or weights
-        return "quantized" if factors and every(factors) else "float"
-    if every(weights) and every(inputs):
-        return "quantized"
-    return "input only" if any(inputs) else "weight only" if any(weights) else "float"
+    nodes = annotations.ground.nodes
+    return {
+        node.name: state_of(
+            node.op,
+            [
+                Read(position, nodes[source].constant, spec_read(annotations, source, node.key) is not None)
+                for source, position in node.inputs.items()
+            ],
+        )
+        for node in nodes.values()
+        if node.op in PRODUCTS
+    }

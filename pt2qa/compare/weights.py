@@ -12,6 +12,7 @@ from pt2qa.metrics import error_sums
 from pt2qa.pairing import QuantizedPair
 from pt2qa.report import WeightReport, WeightRow
 from pt2qa.report.rows import UNQUANTIZED
+from pt2qa.simulator.products import WEIGHTED
 from pt2qa.simulator.program import Constant, QuantParams
 
 
@@ -107,18 +108,14 @@ def _attribute(constant: Constant) -> str:
     """``weight``, ``bias`` or the last part of the parameter's name, such as ``weight_hh_l0``."""
     role = {1: "weight", 2: "bias"}.get(constant.argument)
     own = constant.attribute.rpartition(".")[2]
-    if (
-        role is not None
-        and constant.op.startswith(("conv", "linear"))
-        and not own.startswith((f"{role}_ih", f"{role}_hh"))
-    ):
+    if role is not None and constant.op in WEIGHTED and not own.startswith((f"{role}_ih", f"{role}_hh")):
         return role
     return own or f"argument {constant.argument}"
 
 
 def _channel_axis(constant: Constant) -> int | None:
     """The axis of output channels, where the op has one."""
-    if constant.reference.dim() < 2 or not constant.op.startswith(("conv", "linear", "embedding")):
+    if constant.reference.dim() < 2 or constant.op not in WEIGHTED | {"embedding", "embedding_bag"}:
         return None
     return 1 if constant.op.startswith("conv_transpose") else 0
 

@@ -1,7 +1,7 @@
 """From a pair, or a capture and a quantizer, to an annotation report."""
 
 # No `from __future__ import annotations` here: the function below has its name.
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -21,6 +21,7 @@ from pt2qa.plugins import describe, resolve
 from pt2qa.report.inventory.report import AnnotationReport
 from pt2qa.report.inventory.rows import AnnotationCoverage, AnnotationRow, Basis
 from pt2qa.report.rows import Environment
+from pt2qa.simulator.products import Read, is_quantized
 
 
 def annotations(
@@ -123,7 +124,8 @@ def _report(
 ) -> AnnotationReport:
     owners = {place.name: place.owner for place in model.places}
     missing = missing_places(model.graph, model.names, owners.values())
-    rows = tuple(_in_order(model, missing))
+    placed = _in_order(model, missing)
+    rows = tuple(row for _, row in placed)
     quantized = {row.name for row in rows if row.quantized and row.role != "output"}
     basis: Basis = "annotated and converted"
     if model.converted is None or model.annotations is None:
@@ -131,7 +133,7 @@ def _report(
     return AnnotationReport(
         rows=rows,
         modules=module_calls(model.graph, model.names, set(owners.values()), {owners[name] for name in quantized}),
-        coverage=_coverage([row for row in rows if row.name not in missing], model.annotations is not None),
+        coverage=_coverage(placed, set(missing), model.annotations is not None),
         basis=basis,
         notes=tuple(dict.fromkeys(notes)),
         quantizer=quantizer,
@@ -140,19 +142,19 @@ def _report(
     )
 
 
-def _in_order(model: _Model, missing: Mapping[str, Place]) -> list[AnnotationRow]:
-    """The rows in the order of the captured graph; ops that it does not have follow what stands before them."""
+def _in_order(model: _Model, missing: Mapping[str, Place]) -> list[tuple[Place, AnnotationRow]]:
+    """The places in the order of the captured graph; ops that it does not have follow what stands before them."""
     handles = {name.name: handle for handle, name in model.names.items()}
     known = {name.name: name for name in model.names.values()}
     asking = Asking(model.annotations, model.converted.sites if model.converted is not None else None)
-    found: list[tuple[int, AnnotationRow]] = []
+    found: list[tuple[int, Place, AnnotationRow]] = []
     last = -1
     for place in (*model.places, *missing.values()):
         last = handles.get(place.owner, last)
         module = known[place.owner].module if place.owner in known else ""
         note = place.note if place.owner else "put in by the quantizer, prepare or convert"
-        found.append((last, _row(place, module, note, asking)))
-    return [row for _, row in sorted(found, key=lambda item: item[0])]
+        found.append((last, place, _row(place, module, note, asking)))
+    return [(place, row) for _, place, row in sorted(found, key=lambda item: item[0])]
 
 
 def _row(place: Place, module: str, note: str, asking: Asking) -> AnnotationRow:
@@ -182,16 +184,27 @@ def _row(place: Place, module: str, note: str, asking: Asking) -> AnnotationRow:
     )
 
 
-def _coverage(rows: Iterable[AnnotationRow], known: bool) -> tuple[AnnotationCoverage, ...]:
-    """By kind of op, the most frequent first."""
-    ops: dict[str, dict[str, list[AnnotationRow]]] = {}
-    for row in rows:
-        if row.op != "input":
-            ops.setdefault(row.op, {}).setdefault(row.name, []).append(row)
+def _coverage(
+    placed: Iterable[tuple[Place, AnnotationRow]], missing: Collection[str], known: bool
+) -> tuple[AnnotationCoverage, ...]:
+    """By kind of op, the most frequent first; as ``pair.coverage`` counts."""
+    ops: dict[str, dict[str, list[tuple[Place, AnnotationRow]]]] = {}
+    for place, row in placed:
+        if place.owner and row.op != "input" and row.name not in missing:
+            ops.setdefault(row.op, {}).setdefault(row.name, []).append((place, row))
     found = []
     for op, places in sorted(ops.items(), key=lambda item: -len(item[1])):
-        asked = sum(any(row.annotated for row in rows) for rows in places.values())
-        read = sum(any(row.quantized for row in rows if row.role != "output") for rows in places.values())
-        floating = sum(not any(row.quantized for row in rows) for rows in places.values())
-        found.append(AnnotationCoverage(op, len(places), asked if known else -1, read, floating))
+        asked = sum(any(row.annotated for _, row in own) for own in places.values())
+        done = sum(
+            is_quantized(
+                op, [Read(row.argument, place.constant, row.quantized) for place, row in own if row.argument >= 0]
+            )
+            for own in places.values()
+        )
+        floating = sum(not any(row.quantized for _, row in own) for own in places.values())
+        found.append(AnnotationCoverage(op, len(places), asked if known else -1, done, floating))
     return tuple(found)
+
+
+def _reads(placed: Iterable[tuple[Place, AnnotationRow]]) -> list[Read]:
+    return [Read(row.argument, place.constant, row.quantized) for place, row in placed if row.role != "output"]

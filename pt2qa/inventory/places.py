@@ -11,10 +11,10 @@ from torch.fx import GraphModule
 
 from pt2qa.handles import OpName, handle_of, walk
 from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.overrides.points import GraphNode, constant_role, dtype_of, keyword_numbers, read_nodes
+from pt2qa.overrides.points import GraphNode, dtype_of, read_nodes
 from pt2qa.report.inventory.rows import Role
 from pt2qa.report.prose import few
-from pt2qa.simulator.lifetimes import slots_in
+from pt2qa.simulator.products import arguments_of, constant_role
 from pt2qa.simulator.program import Constant, Program, Site, Step
 
 
@@ -126,11 +126,8 @@ class _Values:
 
     def read(self, step: Step, owner: str) -> Iterator[Place]:
         """The arguments of an op."""
-        numbers = keyword_numbers(step.function)
-        keywords = ((numbers.get(name, len(step.args)), value) for name, value in step.kwargs.items())
-        for argument, template in (*enumerate(step.args), *keywords):
-            for slot in slots_in(template):
-                yield from self._read(step, owner, argument, slot)
+        for argument, slot in arguments_of(step):
+            yield from self._read(step, owner, argument, slot)
 
     def made(self, slot: int, name: str, op: str, owner: str) -> Iterator[Place]:
         """The output of an op, once more for each way of rounding it that no op reads."""

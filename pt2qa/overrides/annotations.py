@@ -19,7 +19,6 @@ from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import (
     Point,
     SpecFacts,
-    constant_role,
     is_quantized,
     read_nodes,
     read_specs,
@@ -30,6 +29,7 @@ from pt2qa.overrides.sharing import groups_of, root_of
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import fusable_of, levels_of, refusal
 from pt2qa.plugins.options import did_you_mean
+from pt2qa.simulator.products import constant_role
 from pt2qa.simulator.program import Site
 
 EdgeKind = Literal["activation", "weight", "bias"]

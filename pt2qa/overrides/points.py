@@ -10,7 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from pt2qa.handles import OpName, handle_of
 from pt2qa.simulator import op_rules
+from pt2qa.simulator.products import keyword_numbers
+from pt2qa.simulator.quant_ops import rounds
 
 Point = tuple[str, str]
 """fx names of the node that makes a value and of its reader; the second is empty for the node's own output."""
@@ -162,10 +164,7 @@ def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
 
 def is_quantized(spec: Any, node: GraphNode) -> bool:
     """Whether a spec that is no reference rounds the value of a node."""
-    dtype = getattr(spec.spec if isinstance(spec, Derives) else spec, "dtype", None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        return True
-    return dtype.itemsize == 1 or (dtype is torch.float16 and node.constant)
+    return rounds(spec.spec if isinstance(spec, Derives) else spec, constant=node.constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +229,6 @@ def spec_text(spec: Any) -> str:
     return " ".join(filter(None, (*words, facts.observer.removesuffix("Observer"))))
 
 
-def constant_role(op: str, argument: int, is_parameter: bool) -> Literal["activation", "weight", "bias"]:
-    """What a constant is to the op that reads it.
-
-    Args:
-        op: kind of the op, such as ``conv2d``.
-        argument: position among its arguments.
-        is_parameter: whether it is a Parameter of the model, as against a buffer or a literal.
-    """
-    if op.startswith(("conv", "linear")) and argument in (1, 2):
-        return "weight" if argument == 1 else "bias"
-    return "weight" if is_parameter else "activation"
-
-
 def dtype_of(node: Node) -> str:
     """The dtype of a node's value; of several outputs each once, with commas; empty where nothing says so."""
     values = tree_leaves(node.meta.get("val"))
@@ -255,12 +241,6 @@ def observer_class(spec: Any) -> type[Any] | None:
     maker = getattr(spec, "observer_or_fake_quant_ctr", None)
     maker = getattr(getattr(maker, "p", None), "func", maker)
     return maker if isinstance(maker, type) else None
-
-
-def keyword_numbers(target: Any) -> dict[str, int]:
-    """The number of each argument of an op by its keyword; empty where the op has no schema."""
-    schema = getattr(target, "_schema", None)
-    return {} if schema is None else {argument.name: number for number, argument in enumerate(schema.arguments)}
 
 
 def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from pt2qa.sensitivities.layouts import call_laid_out
+from pt2qa.simulator.products import PRODUCTS, arguments_of, own_multiply_adds
 from pt2qa.simulator.program import Step
-from pt2qa.simulator.simulator import Simulator, bind
+from pt2qa.simulator.simulator import Simulator, Values, bind
 
 
 def count_flops(
@@ -39,14 +41,25 @@ def count_flops(
                 env[step.out] = env[step.reads[0]]
             else:
                 before = counter.total
+                # Counted before it runs: the op may overwrite its first input.
+                own = _own_flops(step, env)
                 with counter:
                     env[step.out] = call_laid_out(simulator, step, env, step.reuse)
-                found[step.index] = counter.total - before
+                found[step.index] = counter.total - before if own is None else own
             if visit is not None:
                 visit(step, env[step.out])
             for slot in step.releases:
                 env[slot] = None
         return found, bind(simulator.program.outputs, env)
+
+
+def _own_flops(step: Step, env: Values) -> int | None:
+    """The FLOPs of an op that torch has no formula for on a CPU; None for other ops."""
+    if step.op not in PRODUCTS:
+        return None
+    tensors = [value for _, slot in arguments_of(step) if isinstance(value := env[slot], Tensor)]
+    macs = own_multiply_adds(step.op, tensors)
+    return None if macs is None else 2 * macs
 
 
 class _FlopCounter(TorchDispatchMode):

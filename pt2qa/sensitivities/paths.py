@@ -17,11 +17,9 @@ from pt2qa.sensitivities.gradients import float_tensors
 from pt2qa.sensitivities.layouts import call_laid_out, rounded
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.lifetimes import slots_in
+from pt2qa.simulator.products import PRODUCTS
 from pt2qa.simulator.program import Program, Slot, Step
 from pt2qa.simulator.simulator import Simulator
-
-_HEAVY = ("conv", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
-"""Beginnings of the names of ops that carry the arithmetic."""
 
 _LINEAR = {
     *("add", "sub", "mean", "sum", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm", "dropout", "cat", "pad"),
@@ -85,7 +83,7 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
     step = alone.get(start.out)
     while step is not None and not step.mutates:
         name = op_rules.op_name(step.function) if step.site is None else ""
-        if step.site is None and name.startswith(_HEAVY):
+        if step.site is None and name in PRODUCTS:
             if heavy:
                 break
             heavy = True

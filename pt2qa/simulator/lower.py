@@ -24,7 +24,8 @@ from pt2qa.simulator import op_rules, quant_ops
 from pt2qa.simulator.aliases import has_living_alias, written_value
 from pt2qa.simulator.float_constants import FloatConstants, Path, attribute_of
 from pt2qa.simulator.lifetimes import mark_lifetimes, slots_in
-from pt2qa.simulator.program import Constant, Program, QuantParams, Site, SiteKind, Slot, Step
+from pt2qa.simulator.products import constant_role
+from pt2qa.simulator.program import Constant, Program, QuantParams, Site, Slot, Step
 from pt2qa.simulator.regions import find_regions
 from pt2qa.simulator.site_functions import converted_site, fused_site
 
@@ -467,9 +468,7 @@ class _Lowering:
         position = path[0] if path and isinstance(path[0], int) else -1
         site = None
         if value.params is not None:
-            kind: SiteKind = "weight" if is_parameter else "activation"
-            if op.startswith(("conv", "linear")):
-                kind = {1: "weight", 2: "bias"}.get(position, kind)  # type: ignore[assignment]
+            kind = constant_role(op, position, is_parameter)
             site = len(self.sites)
             self.sites.append(
                 Site(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pt2qa.checks.products import CONVOLUTIONS
 from pt2qa.checks.rounding import spec_read
 from pt2qa.checks.subject import Subject
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.simulator.products import CONVOLUTIONS
 
 
 def find(subject: Subject) -> Iterator[Found]:

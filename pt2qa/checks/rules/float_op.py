@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator
 
 from torch.fx import Node
 
-from pt2qa.checks.products import OPAQUE, Product
+from pt2qa.checks.products import Product
 from pt2qa.checks.subject import Subject, UnavailableError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, modules_of
+from pt2qa.simulator.products import OPAQUE, WEIGHTED
 
 NOTABLE = 0.01
 """Share of a model's multiply-adds below which ops in float are a note: int8 at best saves three quarters of it."""
@@ -42,7 +43,7 @@ def _reason(product: Product, products: Collection[Product], caller: str) -> tup
     """Why a product stays in float, and what to do where it differs from the rule's advice."""
     op = product.op
     # A matrix product has no module of its own, so its caller says nothing.
-    own = op.startswith(("conv", "linear")) and caller.lower() != op.replace("_", "")
+    own = op in WEIGHTED and caller.lower() != op.replace("_", "")
     by = f"called by {caller}" if own and caller else ""
     alike = [other for other in products if other.op == op]
     taken = sum(other.state == "quantized" for other in alike)

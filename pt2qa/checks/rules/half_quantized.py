@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pt2qa.checks.products import RECURRENT, Product
+from pt2qa.checks.products import Product
 from pt2qa.checks.subject import Subject
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.simulator.products import RECURRENT
 
 
 def find(subject: Subject) -> Iterator[Found]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from pt2qa.checks.products import CONVOLUTIONS
 from pt2qa.checks.readers import constants_by_memory
 from pt2qa.checks.subject import Subject
 from pt2qa.handles import op_of
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.simulator.products import CONVOLUTIONS
 
 _FOLDS = CONVOLUTIONS | {"linear"}
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pt2qa.checks.subject import Subject
 from pt2qa.handles import op_of
 from pt2qa.plugins import Found, Rule
+from pt2qa.simulator.products import ATTENTION
 
 
 def find(subject: Subject) -> Iterator[Found]:
     """Each attention op; which are as many pairs of matrix products in float."""
     for name, node in subject.nodes.items():
-        if node.op == "call_function" and op_of(node.target) == "scaled_dot_product_attention":
+        if node.op == "call_function" and op_of(node.target) in ATTENTION:
             yield Found(name, "its two matrix products are computed in float")
 
 

@@ -10,12 +10,12 @@ from torch.fx import Node
 from pt2qa.checks.subject import Subject
 from pt2qa.handles import op_of
 from pt2qa.plugins import Found, Rule
+from pt2qa.simulator.products import CELLS
 
 HALF = 0.5
 """Share of the weights from which on quantizing the rest is hardly worth it: int8 then saves less than 3/8 of them."""
 
 _KINDS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
-_CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
 
 
 def find(subject: Subject) -> Iterator[Found]:
@@ -24,7 +24,7 @@ def find(subject: Subject) -> Iterator[Found]:
     total = sum(parameter.numel() for parameter in graph.parameters())
     for name, node in subject.nodes.items():
         op = op_of(node.target)
-        if node.op != "call_function" or op not in (*_KINDS, *_CELLS):
+        if node.op != "call_function" or op not in (*_KINDS, *CELLS):
             continue
         matrices = _matrices(node)
         held = sum(matrices)
@@ -34,7 +34,7 @@ def find(subject: Subject) -> Iterator[Found]:
             f"{len(matrices)} matrices with {held:,} of the model's {total:,} parameters ({share:.0%}) stay in float: "
             f"{op} is one op to every quantizer",
             "error" if share >= HALF else "warning",
-            _FIX_CELL if op in _CELLS else _fix(_KINDS[op]),
+            _FIX_CELL if op in CELLS else _fix(_KINDS[op]),
             value=share,
         )
 

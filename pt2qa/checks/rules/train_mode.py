@@ -11,9 +11,9 @@ from pt2qa.checks.op_arguments import argument_of
 from pt2qa.checks.subject import Subject
 from pt2qa.handles import op_of
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.simulator.products import RECURRENT
 
 _BEHAVES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RReLU)
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def find(subject: Subject) -> Iterator[Found]:
@@ -34,7 +34,7 @@ def find(subject: Subject) -> Iterator[Found]:
 
 def trains(node: Node) -> bool:
     """Whether an op of a graph behaves as in training."""
-    if op_of(node.target) in _RECURRENT:
+    if op_of(node.target) in RECURRENT:
         return bool(argument_of(node, "train")) and bool(argument_of(node, "dropout"))
     return bool(argument_of(node, "training", "train")) or bool(argument_of(node, "dropout_p"))
 

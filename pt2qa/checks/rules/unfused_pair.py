@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from pt2qa.checks.products import CONVOLUTIONS
 from pt2qa.checks.rounding import own_spec, spec_read
 from pt2qa.checks.subject import Subject
 from pt2qa.overrides import Annotations, fusions_in
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import GraphNode
 from pt2qa.plugins import Found, Rule
+from pt2qa.simulator.products import CONVOLUTIONS
 
 _FIRST = CONVOLUTIONS | {"linear", "add", "mul", "matmul", *BATCH_NORMS}
 _ACTIVATIONS = ("relu", "relu6", "hardtanh", "clamp", "leaky_relu", "hardswish", "silu", "gelu", "sigmoid", "tanh")

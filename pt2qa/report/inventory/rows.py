@@ -95,7 +95,9 @@ class AnnotationCoverage:
         op: the kind, e.g. ``conv2d``.
         total: how many the model has.
         annotated: at how many the quantizer asks for a rounded value; -1 where it is not known.
-        quantized: how many read a rounded value or weight; an op that is fused with the one before it need not.
+        quantized: how many compute on quantized values: their weights are rounded, or, where they have none, all that
+            they multiply; of ops that carry no arithmetic, how many read a rounded value.  An op that is fused with
+            the one before it need not.
         floating: how many neither read nor make a rounded value.
     """
 
