@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa.report import SetApart
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import KeywordInputs, Linears, NestedOutputs, Recurrent, images, residual
 
@@ -407,6 +409,52 @@ def test_a_sample_without_a_number_is_ranked_last_and_counted() -> None:
     assert f"output: 1 without sqnr ({reason}); ranked last" in report.notes
     own = pt2qa.CaseMetric("own", lambda ref, quant: torch.tensor([math.nan, 1.0]))
     assert [row.sample for row in found(pair, batches[1:], metric=own, k=2).rows] == [1, 0]
+
+
+def test_an_output_that_is_not_finite_names_its_batch_and_op_and_whose_fault_it_is(tmp_path: Path) -> None:
+    pair = quantized_pair(LogOfLinear(), (torch.tensor([[1.0, 1.0], [1.0, -1.0]]),))
+    fine, broken = [0.7, 0.9], [1e-4, 0.9]
+    batches = [
+        torch.tensor([fine, [math.nan, 0.5]]),
+        torch.tensor([fine, broken]),
+        torch.tensor([fine, fine]),
+    ]
+    # argmax makes an integer of NaN, so what is ranked is finite.
+    for post_process in (None, lambda output: output.argmax(1)):
+        report = found(pair, batches, k=1, metric="atol", post_process=post_process)
+        assert report.set_apart == (
+            SetApart(0, 2, 1, "batch", "NaN", "x"),
+            SetApart(1, 2, 1, "quantized", "infinite", "log"),
+        )
+        assert report.summary().splitlines()[:2] == [
+            "Quantization fails on 1 of 3 batches: infinite in the quantized model alone, first at log "
+            "(batch 1, sample 1).",
+            "The data of 1 of 3 batches is at fault: NaN in the input x (batch 0, sample 1).",
+        ]
+        assert not pt2qa.gate(report, require="rankings.values>=0").passed
+        report.save(tmp_path / "cases.safetensors")
+        loaded = pt2qa.load(tmp_path / "cases.safetensors")
+        assert isinstance(loaded, pt2qa.BadCases)
+        assert (loaded.set_apart, str(loaded)) == (report.set_apart, str(report))
+    clean = found(pair, batches[2:], metric="atol")
+    assert clean.set_apart == ()
+    assert pt2qa.gate(clean, require="rankings.values>=0").passed
+
+
+def test_an_empty_batch_is_counted_and_several_of_them_alone_are_an_error(dynamic_pair: pt2qa.QuantizedPair) -> None:
+    pair = dynamic_pair
+    batches = [images(3), images(2, seed=1)]
+    empty = images()[:0]
+    report = found(pair, [empty, batches[0], empty, batches[1]])
+    clean = found(pair, batches)
+    assert [apart.batch for apart in report.set_apart] == [0, 2]
+    assert (report.steps, report.samples) == (4, 5)
+    assert report.rankings == clean.rankings
+    assert [row.index for row in report.rows] == [row.index for row in clean.rows]
+    assert report.summary().startswith("No samples in 2 of 4 batches: batch 0.\n")
+    assert "batch 2: no samples" in str(report)
+    with pytest.raises(pt2qa.BatchError, match=r"every batch is empty \(2 read\)\. Pass batches with samples\."):
+        found(pair, [empty, empty])
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from pt2qa.bad_cases import case_batches, labels
@@ -20,8 +21,10 @@ from pt2qa.bad_cases.standings import CaseKey, Standing
 from pt2qa.errors import BatchError, SelectionError
 from pt2qa.pairing import QuantizedPair
 from pt2qa.report.bad_cases.report import BadCases, LabelCounts
+from pt2qa.report.set_apart import EMPTY, SetApart
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
-from pt2qa.simulator.outputs import structured
+from pt2qa.simulator.nonfinite import NonFinite, first_nonfinite, unlike
+from pt2qa.simulator.outputs import output_names, structured
 
 
 def find_bad_cases(
@@ -99,7 +102,7 @@ def find_bad_cases(
                     raise
                 notes.append(f"stopped at batch {search.found.steps}, {type(error).__name__}: {error}")
                 break
-            if not search.found.steps:
+            if not search.found.samples:
                 notes += pair.verify(step.batch)
             search.add(step)
     except KeyboardInterrupt:
@@ -108,6 +111,8 @@ def find_bad_cases(
         notes.append(f"interrupted: covers the {search.found.steps} batches that were finished")
     if not search.found.steps:
         raise BatchError("no batch to search. Pass at least one; an iterator that was read before is empty.")
+    if sum(apart.what == EMPTY for apart in search.found.set_apart) == search.found.steps:
+        raise BatchError(f"every batch is empty ({search.found.steps} read). Pass batches with samples.")
     return search.report(notes)
 
 
@@ -116,6 +121,10 @@ def _read(
 ) -> Iterator[tuple[Batch, Tensor | None]]:
     for item in items:
         yield inputs_of(item), None if targets_of is None else labels.as_targets(targets_of(item))
+
+
+def _has_numbers(value: Any) -> bool:
+    return isinstance(value, Tensor) and bool(value.isfinite().any())
 
 
 def _whole(item: Any) -> Batch:
@@ -147,6 +156,7 @@ class _Found:
     cases: Mapping[CaseKey, CaseBatch] = field(default_factory=dict)
     steps: int = 0
     samples: int = 0
+    set_apart: tuple[SetApart, ...] = ()
 
 
 class _Search:
@@ -187,11 +197,17 @@ class _Search:
         simulator, graph = self.pair.simulator, self.pair.quantized
         reference = structured(graph, simulator.run(step.reference, on=False))
         quantized = structured(graph, simulator.run(step.quantized, on=True))
+        size = case_batches.batch_size(step.reference, self.axis)
+        samples = size if self.axis is not None else count_samples(step.reference)
+        if not samples and not any(map(_has_numbers, pytree.tree_leaves(reference))):
+            empty = SetApart(self.found.steps, 0, -1, "batch", EMPTY)
+            self.found = replace(self.found, steps=self.found.steps + 1, set_apart=(*self.found.set_apart, empty))
+            return
+        apart = self._not_finite(step, samples, reference, quantized)
         states = self.feedback.state(reference), self.feedback.state(quantized)
         if self.post_process is not None:
             with torch.no_grad():
                 reference, quantized = self.post_process(reference), self.post_process(quantized)
-        size = case_batches.batch_size(step.reference, self.axis)
         pairs = list(output_pairs(reference, quantized, self.axis, size))
         standings, counts = dict(self.found.standings), dict(self.found.labels)
         for output in pairs:
@@ -202,10 +218,33 @@ class _Search:
                 )
         if step.targets is not None:
             self._add_labels(pairs, step.targets, standings, counts)
-        samples = size if self.axis is not None else count_samples(step.reference)
-        found = _Found(standings, counts, {}, self.found.steps + 1, self.found.samples + samples)
+        found = _Found(
+            standings,
+            counts,
+            steps=self.found.steps + 1,
+            samples=self.found.samples + samples,
+            set_apart=(*self.found.set_apart, *apart),
+        )
         found = replace(found, cases=self._cases(found, step, size))
         self.found, self.states = found, states
+
+    def _not_finite(self, step: _Step, samples: int, reference: Any, quantized: Any) -> Iterator[SetApart]:
+        """What is wrong with a batch on which an output is NaN, or infinite in one model alone.
+
+        Post-processing, such as argmax, may hide it, so the outputs before it are looked at.
+        """
+        pairs = zip(pytree.tree_leaves(reference), pytree.tree_leaves(quantized), strict=True)
+        names = output_names(self.pair.quantized, len(pytree.tree_leaves(reference)))
+        wrong = [(name, culprit) for name, both in zip(names, pairs, strict=True) if (culprit := unlike(*both))]
+        if not wrong:
+            return
+        found = first_nonfinite(self.pair.simulator, step.reference)
+        if found is None:
+            # With feedback, the quantized model's own state is what breaks it.
+            name, (what, side, _) = wrong[0]
+            found = NonFinite(name, side, what, -1)
+        sample = found.sample if self.axis == 0 else -1
+        yield SetApart(self.found.steps, samples, sample, found.side, found.what, found.name, found.origin)
 
     def _standing(
         self, standings: Mapping[tuple[str, str], Standing], metric: str, output: str, worst: Any
@@ -289,4 +328,5 @@ class _Search:
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
+            set_apart=self.found.set_apart,
         )

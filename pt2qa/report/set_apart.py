@@ -90,17 +90,34 @@ def apart_entries(found: Sequence[SetApart]) -> list[str]:
 
 
 def about_set_apart(found: Sequence[SetApart], batches: int) -> list[str]:
-    """What to say of them before all else: failures of quantization, then the float model's, the data's, empty ones.
+    """What to say of them before all else: whose fault they are, and what the numbers are of.
+
+    Args:
+        found: the batches.
+        batches: how many were run, these included.
+    """
+    left = batches - len(found)
+    if not found:
+        return []
+    if not left:
+        return [
+            *about_faults(found, batches),
+            "No other batch is left: rows whose values are not finite have no number.",
+        ]
+    other = counted(left, "batch", "batches") if left > 1 else "batch"
+    return [*about_faults(found, batches), f"The numbers are of the other {other}."]
+
+
+def about_faults(found: Sequence[SetApart], batches: int) -> list[str]:
+    """A sentence each for failures of quantization, then the float model's and the data's faults, and empty batches.
 
     Args:
         found: the batches.
         batches: how many were run, these included.
 
-    >>> about_set_apart([SetApart(1, 8, 3, "quantized", "NaN", "log")], 4)[0]
+    >>> about_faults([SetApart(1, 8, 3, "quantized", "NaN", "log")], 4)[0]
     'Quantization fails on 1 of 4 batches: NaN in the quantized model alone, first at log (batch 1, sample 3).'
     """
-    if not found:
-        return []
     empty = [each for each in found if each.what == EMPTY]
     kinds = (
         ("Quantization fails on {}: {}.", failures(found)),
@@ -117,9 +134,4 @@ def about_set_apart(found: Sequence[SetApart], batches: int) -> list[str]:
         if those:
             first = those[0].place if those[0] in empty else f"{those[0].fault} ({those[0].place})"
             lines.append(sentence.format(f"{len(those)} of {total}", first))
-    left = batches - len(found)
-    if left:
-        lines.append(f"The numbers are of the other {counted(left, 'batch', 'batches') if left > 1 else 'batch'}.")
-    else:
-        lines.append("No other batch is left: rows whose values are not finite have no number.")
     return lines

@@ -83,13 +83,10 @@ class _Search:
     def _look(self, slot: int, name: str, reference: Any, quantized: Any, origin: str = "") -> None:
         pairs = zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True)
         for ref, quant in pairs:
-            if not (_may_break(ref) and _may_break(quant)):
-                continue
-            broken = [not bool(value.isfinite().all()) for value in (ref, quant)]
-            if not any(broken):
+            if _is_finite(ref) and _is_finite(quant):
                 continue
             self.origins.setdefault(slot, origin or name)
-            culprit = _culprit(ref, quant)
+            culprit = unlike(ref, quant)
             if culprit is not None:
                 what, side, wrong = culprit
                 side = "batch" if slot in self.inputs else side
@@ -103,11 +100,22 @@ class _Search:
 
 
 def _may_break(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    # torch tells no NaN of the types of 8 bits.
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and value.itemsize > 1
 
 
-def _culprit(ref: Tensor, quant: Tensor) -> tuple[What, Side, Tensor] | None:
-    """What is wrong, in which model, and where in it; None for infinities that both share."""
+def _is_finite(value: Any) -> bool:
+    return not _may_break(value) or bool(value.isfinite().all())
+
+
+def unlike(ref: Any, quant: Any) -> tuple[What, Side, Tensor] | None:
+    """What is wrong with a value, in which model, and where in it.
+
+    Returns:
+        None where both are finite or no floating-point tensors, and for infinities that both share.
+    """
+    if not (_may_break(ref) and _may_break(quant)) or (_is_finite(ref) and _is_finite(quant)):
+        return None
     nans = [value.isnan() for value in (ref, quant)]
     what: What = "NaN" if any(bool(each.any()) for each in nans) else "infinite"
     alone = ref != quant if ref.shape == quant.shape else True

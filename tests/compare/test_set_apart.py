@@ -161,7 +161,7 @@ def test_no_gate_passes_where_quantization_fails_and_what_is_left_out_is_a_warni
     assert "batch 1, sample 2: infinite in the quantized model alone, first at log" in failing.missed[0].outcome
     spoilt_data = pt2qa.gate(layers(pair, [*BATCHES, spoilt()]), require="sqnr>=0")
     assert spoilt_data.passed
-    assert spoilt_data.warnings == ("1 batch in none of the numbers: batch 3, sample 1: NaN in the input x",)
+    assert spoilt_data.warnings == ("1 batch set apart: batch 3, sample 1: NaN in the input x",)
     for requirement in ("sqnr>=0", "rows.isolated_sqnr>=0", "batches_apart==0"):
         assert not pt2qa.gate(layers(pair, [spoilt()]), require=requirement).passed
 

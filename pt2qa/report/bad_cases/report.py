@@ -11,7 +11,9 @@ from pt2qa.errors import ReportError
 from pt2qa.report.bad_cases.inputs import check_structure, rebuild
 from pt2qa.report.bad_cases.text import cases_summary, cases_table, cases_text
 from pt2qa.report.base import Rendering, RowReport
+from pt2qa.report.columns import since
 from pt2qa.report.rows import EXTENDED, Environment
+from pt2qa.report.set_apart import SetApart
 from pt2qa.report.storage import register
 
 
@@ -110,7 +112,7 @@ LARGEST: Final = 2**32
 """Bytes that one input may take when its sample is repeated to be a batch: 4 GiB."""
 
 
-@register("bad-cases", schema=1)
+@register("bad-cases", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class BadCases(RowReport):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
@@ -130,6 +132,8 @@ class BadCases(RowReport):
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
+        set_apart: batches that are empty, and those with an output that is NaN, or infinite in one model alone, with
+            the op that gives the first such value.  Their other samples are ranked.
 
     Raises:
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
@@ -147,6 +151,7 @@ class BadCases(RowReport):
     quantizer: str
     model: str
     environment: Environment
+    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
 
     rendering = Rendering(cases_table, cases_summary, cases_text)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pt2qa.report.formats import index, number, share, whole
 from pt2qa.report.prose import counted, listed, sections, wrap
 from pt2qa.report.ranking import ranked
+from pt2qa.report.set_apart import about_faults, apart_entries
 from pt2qa.report.table import View, table, with_column
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def cases_text(report: BadCases, sort: str, limit: int | None, width: int) -> st
             wrap(_title(report, sort), width, indent="  "),
             cases_table(report, sort, limit, width),
             listed("Labels", [_label_line(counts) for counts in report.labels], width),
+            listed(f"Not finite, or empty ({len(report.set_apart)})", apart_entries(report.set_apart), width),
             listed(f"Notes ({len(report.notes)})", report.notes, width),
             "\n".join(wrap(line, width, indent="  ") for line in cases_summary(report)),
         ]
@@ -63,7 +65,7 @@ def cases_table(report: BadCases, sort: str, limit: int | None, width: int) -> s
 def cases_summary(report: BadCases) -> list[str]:
     """What to look at, in sentences."""
     found = [_about(report, ranking) for ranking in report.rankings]
-    return [*found, _advice(report)]
+    return [*about_faults(report.set_apart, report.steps), *found, _advice(report)]
 
 
 def _title(report: BadCases, sort: str) -> str:

@@ -24,7 +24,7 @@ def finite(report: Report) -> Iterator[GateCheck]:
 def left_out(report: Report) -> Iterator[str]:
     """What the numbers do not cover."""
     if found := _set_apart(report):
-        yield f"{counted(len(found), 'batch', 'batches')} in none of the numbers: {few(apart_entries(found))}"
+        yield f"{counted(len(found), 'batch', 'batches')} set apart: {few(apart_entries(found))}"
 
 
 def _set_apart(report: Report) -> Sequence[SetApart]:
