@@ -103,7 +103,8 @@ def missing_places(graph: GraphModule, names: Mapping[int, OpName], present: Ite
 
 def value_dtypes(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str, str]:
     """The dtype of each value of a graph by the name of the op or input that makes it."""
-    return {node.name: node.dtype for node in read_nodes(graph, names).values() if not node.constant and node.dtype}
+    nodes = read_nodes(graph, names).values()
+    return {node.owner if node.constant else node.name: node.dtype for node in nodes if node.dtype}
 
 
 class _Values:

@@ -15,6 +15,7 @@ from pt2qa.errors import SelectionError
 from pt2qa.export import Capture
 from pt2qa.handles import OpName
 from pt2qa.overrides import edits as kinds
+from pt2qa.overrides.constants import as_lowered
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import (
     Point,
@@ -112,7 +113,7 @@ class Annotations:
         specs = dict(self.specs)
         for edit in edits:
             specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.ground)
-        return replace(self, specs=specs)
+        return replace(self, specs=specs, ground=replace(self.ground, nodes=as_lowered(self.ground.nodes, specs)))
 
     def asking(self, sites: Sequence[Site]) -> dict[int, tuple[Point, ...]]:
         """By the index of each site of a pair, the points that ask for it; none where nobody does after some edits.
@@ -160,9 +161,13 @@ class Annotations:
         for point in self.specs:
             if self.edge(point) is None:
                 continue
-            if self.ground.nodes[point[0]].constant:
+            source = self.ground.nodes[point[0]]
+            if source.constant:
                 for reader, argument in self._readers(point):
                     constants[reader].append((argument, point))
+                # Before some edit it may have been the value of an op that computed with a rounded constant.
+                if source.owner:
+                    values[source.owner].append(point)
             else:
                 values[self.value_name(point)].append(point)
         return Asked(
@@ -290,7 +295,8 @@ def read_annotations(
         names: what to call each handle.
         qat: whether it is annotated for quantization-aware training.
     """
-    nodes, specs = read_nodes(graph, names), read_specs(graph)
+    specs = read_specs(graph)
+    nodes = as_lowered(read_nodes(graph, names), specs)
     annotated = dict.fromkeys(reader or source for source, reader in specs)
     by_key = {node.name: node for node in graph.graph.nodes}
     refusals = {

@@ -55,7 +55,9 @@ class GraphNode:
         name: what people read: of an op or input; of a constant the qualified name of its attribute.
         owner: name of the captured op that it is, or is a part of; empty for constants and what prepare put in.
         op: what it does, such as ``conv2d``.
-        constant: whether its value depends on no input.
+        constant: whether its value is computed once, from constants alone; an op that computes with a rounded constant
+            runs with each batch; see ``pt2qa.overrides.constants``.
+        moves: whether it hands on the values of its one input, or some of them.
         is_parameter: of a constant, whether a Parameter is in it.
         is_tensor: whether its value is one tensor, so that an observer can stand behind it.
         dtype: of its value, such as ``float32``; of several outputs each once, with commas; empty where it is unknown.
@@ -69,6 +71,7 @@ class GraphNode:
     owner: str
     op: str
     constant: bool
+    moves: bool
     is_parameter: bool
     is_tensor: bool
     dtype: str
@@ -104,6 +107,7 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
             owner=owner,
             op="input" if node.op == "placeholder" else op_rules.op_name(node.target),
             constant=constant,
+            moves=len(node.all_input_nodes) == 1 and op_rules.only_moves(node.target),
             is_parameter=str(node.target) in parameters
             if node.op == "get_attr"
             else constant and any(source.is_parameter for source in sources),

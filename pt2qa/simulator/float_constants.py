@@ -40,21 +40,27 @@ def attribute_of(root: torch.nn.Module, path: str) -> Any:
 
 
 class FloatConstants:
-    """Answers: what does the op with this handle read at this argument, in the reference graph?"""
+    """Answers: what does an op read at this argument, in the reference graph?  Ops are found by handle."""
 
     def __init__(self, reference: GraphModule) -> None:
         self._root = reference
-        self._by_handle: dict[int, list[Node]] = defaultdict(list)
+        self._readers: dict[int | str, list[Node]] = defaultdict(list)
         self._values: dict[Node, FloatConstant | None] = {}
         for node in reference.graph.nodes:
-            handle = handle_of(node)
-            if handle is not None and node.op == "call_function":
-                self._by_handle[handle].append(node)
+            key = _reader_key(node)
+            if key is not None:
+                self._readers[key].append(node)
 
-    def lookup(self, handle: int, path: Path, like: Tensor) -> FloatConstant | None:
-        """The constant, where all ops with the handle that have one of the shape of ``like`` there have the same."""
-        found = []
-        for node in self._by_handle.get(handle, []):
+    def lookup(self, reader: Node, path: Path, like: Tensor) -> FloatConstant | None:
+        """The constant, where all counterparts of ``reader`` with one of the shape of ``like`` there have the same.
+
+        Args:
+            reader: an op of the quantized graph, or its output node.
+            path: where among its arguments.
+            like: what the quantized graph has there.
+        """
+        key, found = _reader_key(reader), []
+        for node in self._readers.get(key, []) if key is not None else []:
             argument = _argument(node, path)
             constant = self._evaluate(argument) if isinstance(argument, Node) else None
             if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
@@ -91,6 +97,13 @@ class FloatConstants:
         if not isinstance(value, Tensor | list | tuple):
             return None
         return FloatConstant(value, known[0].attribute, any(constant.is_parameter for constant in known))
+
+
+def _reader_key(node: Node) -> int | str | None:
+    """By what a reader of constants is found in the other graph; None where it is not."""
+    if node.op == "output":
+        return "output"
+    return handle_of(node) if node.op == "call_function" else None
 
 
 def _argument(node: Node, path: Path) -> Any:

@@ -32,11 +32,13 @@ from pt2qa.simulator.site_functions import converted_site, fused_site
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """A value that does not depend on the batch: what both sides read of it, and how it was quantized."""
+    """A value that does not depend on the batch: what both sides read of it, and how it was quantized.
+
+    The reference is None where only the float graph knows it, at the argument of the op that reads the value.
+    """
 
     quantized: Any
     reference: Any
-    known: bool
     params: QuantParams | None = None
     attribute: str = ""
     is_parameter: bool = False
@@ -141,8 +143,9 @@ class _Lowering:
         )
 
     def _call(self, node: Node) -> None:
-        if quant_ops.is_choose_qparams(node) or (
-            node.target is operator.getitem and isinstance(self.values.get(node.args[0]), _Deferred)  # type: ignore[arg-type]
+        source = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+        if (quant_ops.is_choose_qparams(node) and not isinstance(source, _Folded)) or (
+            node.target is operator.getitem and isinstance(source, _Deferred)
         ):
             self.values[node] = _Deferred(node)
         elif quant_ops.is_quantize(node):
@@ -174,18 +177,19 @@ class _Lowering:
     def _constant(self, node: Node) -> _Folded:
         value = attribute_of(self.graph_module, str(node.target))
         if isinstance(value, GraphModule):
-            return _Folded(value, quant_ops.strip_quantization(value), known=True, attribute=str(node.target))
-        return _Folded(
-            value, value, known=False, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter)
-        )
+            return _Folded(value, quant_ops.strip_quantization(value), attribute=str(node.target))
+        return _Folded(value, value, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter))
 
     def _fold(self, node: Node) -> _Folded | None:
-        """Computes ops on constants once."""
+        """Computes ops on constants once.
+
+        An op that computes with a quantized constant is a step all the same: its own error stands in the reports.
+        """
         nodes = node.all_input_nodes
         folded = [self._value(arg) for arg in nodes]
         if (
             not nodes
-            or not all(isinstance(value, _Folded) and isinstance(value.quantized, Tensor) for value in folded)
+            or not all(isinstance(value, _Folded) and not isinstance(value.quantized, GraphModule) for value in folded)
             or op_rules.mutates_first_argument(node.target)
             or op_rules.is_random(node.target)
             or node.op != "call_function"
@@ -193,11 +197,13 @@ class _Lowering:
         ):
             return None
         params = next((value.params for value in folded if value.params is not None), None)
+        only_moves = len(nodes) == 1 and op_rules.only_moves(node.target)
+        if params is not None and not only_moves and not quant_ops.is_choose_qparams(node):
+            return None
         has_reference = all(value.reference is not None for value in folded)
         return _Folded(
             self._run_on_constants(node, "quantized"),
             self._run_on_constants(node, "reference") if has_reference else None,
-            known=all(value.known for value in folded),
             params=params,
             attribute=folded[0].attribute,
             is_parameter=any(value.is_parameter for value in folded),
@@ -236,7 +242,6 @@ class _Lowering:
             return replace(
                 value.source,
                 quantized=self._apply(node, self._apply(value.node, value.source.quantized)),
-                known=True,
                 params=quant_ops.read_params(node, self._tensor),
             )
         matching = value.node.args[1:] == node.args[1:] or quant_ops.is_dynamic_per_tensor(value.node)
@@ -449,16 +454,15 @@ class _Lowering:
         self, arg: Node, value: _Folded, reader: Node, handle: int | None, path: Path, mutated: bool
     ) -> Slot:
         reference, attribute, is_parameter = value.reference, value.attribute, value.is_parameter
-        if not value.known and handle is not None and isinstance(value.quantized, Tensor):
-            found = self.floats.lookup(handle, path, value.quantized)
-            if found is not None:
-                reference, attribute, is_parameter = found.value, found.attribute, found.is_parameter
-            elif value.params is not None:
-                self.notes.append(
-                    f"{self._reader_name(reader)}: no float value for its argument {path} in the reference; "
-                    "the reference reads the quantized one"
-                )
-                reference = value.quantized
+        found = self.floats.lookup(reader, path, value.quantized) if isinstance(value.quantized, Tensor) else None
+        if found is not None:
+            reference, attribute, is_parameter = found.value, found.attribute, found.is_parameter
+        elif reference is None:
+            self.notes.append(
+                f"{self._reader_name(reader)}: no float value for its argument {path} in the reference; "
+                "the reference reads the quantized one"
+            )
+            reference = value.quantized
         key = (arg, id(reference))
         if key in self.constant_slots:
             return self.constant_slots[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ _CUTTING = {"relu", "hardtanh", "clamp"}
 
 _EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
 """Ops that backends compute together with the op before them."""
+
+_COPIES = {"clone", "_unsafe_view", "lift_fresh_copy", "_to_copy"}
+"""Ops whose result holds the values of their argument without being declared a view of it."""
 
 _RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "dropout"}
 """Ops of which two calls may differ."""
@@ -78,6 +82,14 @@ def keeps_order(target: Any) -> bool:
 def allocates(target: Any) -> bool:
     """Whether the output certainly owns its memory."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and op_name(target) in _ALLOCATING
+
+
+def only_moves(target: Any) -> bool:
+    """Whether the values of the result are those of the first argument, or some of them."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
+    return is_view or op_name(target) in _COPIES
 
 
 def is_epilogue(name: str) -> bool:
