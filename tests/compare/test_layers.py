@@ -419,8 +419,7 @@ def test_a_fused_op_that_is_not_exact_falls_back_and_says_so(monkeypatch: pytest
     )
     report = layers(pair, [(torch.randn(4, 16),)])
     assert (
-        "at first/linear the fused quantize op gives other values than the converted ops; the converted ops are used "
-        "instead"
+        "at x the fused quantize op gives other values than the converted ops; the converted ops are used instead"
     ) in report.notes
     monkeypatch.undo()
     batch = torch.randn(4, 16)
