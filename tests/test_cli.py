@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import nan
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
@@ -18,6 +24,7 @@ from click.testing import CliRunner
 import pt2qa
 import pt2qa.reconfiguration  # before stand-ins take the place of the plug-ins that it imports
 from pt2qa.cli import main
+from pt2qa.cli.program import Lasting
 from pt2qa.errors import PluginError, QuantizeError
 from pt2qa.report import (
     BadCases,
@@ -414,3 +421,162 @@ def test_analyze_refuses_before_it_captures(run, library, flow, plugins, tmp_pat
     plugins.clear()
     assert failed_with(run("analyze", flow, "-o", tmp_path), r"no quantizer is installed and none was given .*")
     assert library.captured == []
+
+
+# -- what is printed, and what is kept ---------------------------------------------------------------------------------
+
+
+def python(*args, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "pt2qa", *map(str, args)], check=False, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+class Gone(io.RawIOBase):
+    """A stdout whose reader has gone."""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_stream_that_takes_no_more_keeps_the_first_error_and_drops_the_rest():
+    lasting = Lasting(Gone())
+    with io.TextIOWrapper(io.BufferedWriter(lasting), write_through=True) as stream:
+        assert stream.write("one") == 3
+        stream.flush()
+        assert stream.write("two") == 3
+    assert isinstance(lasting.error, BrokenPipeError)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_analyze_keeps_every_report_where_stdout_is_full(run, library, searches, flow, tmp_path, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as left:
+            main(["analyze", flow, "-o", str(tmp_path / "r"), "--bad-cases", "1"], prog_name="pt2qa")
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()
+    assert left.value.code == 2
+    ends = ("layers", "weights", "bad-cases")
+    assert sorted(file.name for file in (tmp_path / "r").iterdir()) == sorted(
+        f"{name}-{end}.safetensors" for name in ("x86", "xnnpack") for end in ends
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("options", [[], ["--csv", "-"], ["--csv", "rows.csv"]])
+def test_a_full_stdout_is_one_line_and_exit_code_2(report, options, tmp_path):
+    with open("/dev/full", "w") as full:
+        done = python("show", report, *options, stdout=full, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "pt2qa: cannot write to stdout: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "rows.csv").exists() == ("rows.csv" in options)
+
+
+@pytest.mark.parametrize("command", ["show", "--help", "gate"])
+def test_a_reader_that_leaves_is_no_error(command, report):
+    read, write = os.pipe()
+    os.close(read)
+    missed = [report, "--require", "sqnr>=99"] if command == "gate" else [report]
+    with os.fdopen(write, "w") as pipe:
+        done = python(command, *missed, stdout=pipe)
+    assert (done.returncode, done.stderr) == (1 if command == "gate" else 0, "")
+
+
+def test_what_the_encoding_of_stdout_lacks_is_escaped(report):
+    done = python("show", report, stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii:strict"})
+    assert done.returncode == 0
+    assert "Net, quantized by xnnpack" in done.stdout
+
+
+def test_ctrl_c_is_exit_code_130_and_keeps_what_was_finished(run, library, flow, tmp_path, monkeypatch):
+    def interrupted(pair):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(vars(pt2qa), "compare_weights", interrupted)
+    result = run("analyze", flow, "-o", tmp_path / "r")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines() == [f"wrote {tmp_path / 'r' / 'x86-layers.safetensors'}", "pt2qa: interrupted"]
+    assert load(tmp_path / "r" / "x86-layers.safetensors").quantizer == "x86"
+
+
+def test_a_partial_analysis_is_kept_ends_the_command_and_is_exit_code_130(run, library, flow, tmp_path, monkeypatch):
+    note = "interrupted: covers the 2 batches that were finished"
+    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches: replace(LAYERS, notes=(note,)))
+    result = run("analyze", flow, "-o", tmp_path / "r")
+    assert result.exit_code == 130
+    assert [file.name for file in (tmp_path / "r").iterdir()] == ["x86-layers.safetensors"]
+    assert note in result.stdout
+    assert load(tmp_path / "r" / "x86-layers.safetensors").notes == (note,)
+
+
+def test_what_failed_before_ctrl_c_is_said(run, library, flow, tmp_path, monkeypatch):
+    def interrupted(pair):
+        raise KeyboardInterrupt
+
+    library.broken = ("x86",)
+    monkeypatch.setitem(vars(pt2qa), "compare_weights", interrupted)
+    result = run("analyze", flow, "-o", tmp_path)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-2:] == ["pt2qa: x86: nothing to quantize for x86", "pt2qa: interrupted"]
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_ctrl_c_counts_though_something_swallows_or_turns_it(run, report, monkeypatch, swallowed):
+    def pressed(path):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if not swallowed:
+                raise ImportError("partially initialized module") from None
+        return LAYERS
+
+    monkeypatch.setattr("pt2qa.report.load", pressed)
+    result = run("show", report)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "pt2qa: interrupted"
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("args", [["show", "REPORT", "--csv", "REPORT"], ["diff", "REPORT", "REPORT", "-o", "REPORT"]])
+@pytest.mark.parametrize("spelled", ["{0}", "{1}/./{2}", "link"])
+def test_no_command_overwrites_what_it_reads(run, report, args, spelled):
+    (report.parent / "link").symlink_to(report)
+    other = spelled.format(report, report.parent, report.name) if spelled != "link" else report.parent / "link"
+    before = report.read_bytes()
+    option = args[-2]
+    given = [*(str(report) if arg == "REPORT" else arg for arg in args[:-1]), other]
+    message = rf"{option}: would overwrite .*, which is read here; give it another name"
+    assert failed_with(run(*given), message)
+    assert report.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["html", "REPORT", "-o", "REPORT"],
+        ["gate", "REPORT", "--require", "sqnr>=1", "--junit", "REPORT"],
+        ["gate", "new", "--baseline", "REPORT", "--max-drop", "1", "--junit", "REPORT"],
+        ["check", "FLOW", "-o", "FILE"],
+        ["profile", "FLOW", "-o", "FILE"],
+        ["profile", "FLOW", "--csv", "FILE"],
+        ["compare", "FLOW", "-o", "FILE"],
+    ],
+)
+def test_every_command_with_an_output_keeps_its_inputs(run, report, flow, args):
+    file = flow.removesuffix(":flow")
+    known = {"REPORT": str(report), "FLOW": flow, "FILE": file}
+    result = run(*(known.get(arg, arg) for arg in args))
+    assert failed_with(result, r"--?\w+: would overwrite .*, which is read here; give it another name")
+
+
+def test_no_file_is_written_twice(run, report, tmp_path):
+    result = run("diff", report, report, "-o", tmp_path / "x", "--csv", tmp_path / "x")
+    assert failed_with(result, rf"-o: would overwrite {tmp_path / 'x'}, which --csv writes; give it another name")
+    assert not (tmp_path / "x").exists()

@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (FRONT_DOOR,),
     ("pt2qa.flow",),
     ("pt2qa.cli",),
+    ("pt2qa.__main__",),
 )
 """Each may import only what stands above it, and itself.  A name stands for the module and everything below it."""
 
@@ -48,7 +49,7 @@ TORCH_FREE = (
         "pt2qa.overrides.plan",
         "pt2qa.report",
     ),
-    *("pt2qa.plugins", "pt2qa.flow", "pt2qa.cli", FRONT_DOOR),
+    *("pt2qa.plugins", "pt2qa.flow", "pt2qa.cli", "pt2qa.__main__", FRONT_DOOR),
 )
 """What ``pt2qa show`` and ``pt2qa quantizers`` load: these import torch only inside functions or for types."""
 

@@ -1,14 +1,12 @@
-"""The command line: ``pt2qa show``, ``diff``, ``gate``, ``check``, ``analyze`` and their like.
-
-Commands import what they need when they run: ``pt2qa show`` must not wait for torch.
-"""
+"""The command line: ``pt2qa show``, ``diff``, ``gate``, ``check``, ``analyze`` and their like."""
 
 from __future__ import annotations
 
-from pt2qa.cli import analyzing, checking, listing, measuring, reading
-from pt2qa.cli.group import main
+from typing import Final
 
-COMMANDS = (reading, checking, analyzing, measuring, listing)
-"""The modules that give :data:`main` its commands."""
+from pt2qa.cli.program import Program
 
-__all__ = ["COMMANDS", "main"]
+main: Final = Program()
+"""The program; :mod:`pt2qa.cli.commands` holds its commands."""
+
+__all__ = ["main"]

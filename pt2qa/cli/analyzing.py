@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pt2qa.cli.group import DEBUG, Failure, debug_option, main, quantizers_option
+from pt2qa.cli.group import DEBUG, Failure, debug_option, flow_argument, is_partial, main, quantizers_option
 from pt2qa.errors import Pt2qaError, ReportError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("flow", metavar="FLOW.py:function")
+@flow_argument
 @quantizers_option
 @click.option(
     "-o", "folder", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder for the reports."
@@ -52,7 +52,8 @@ def analyze(
     Each quantizer makes DIR/<quantizer>-layers.safetensors and -weights.safetensors; --bad-cases adds
     -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, and --target adds
     -reconfiguration.safetensors and -plan.json, the edits that pt2qa.quantize takes as overrides. Where a target cannot
-    be met, the best that was found is written, stderr says so, and the exit code is 1.
+    be met, the best that was found is written, stderr says so, and the exit code is 1. After Ctrl-C it is 130, and the
+    reports of what was finished are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.flow import load_flow
     from pt2qa.plugins import available, resolve
@@ -112,6 +113,10 @@ def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted
         except Pt2qaError as error:
             debug = click.get_current_context().meta[DEBUG]
             failed.append(Failure(error, f"{spec}: {error}", debug=debug))
+        except KeyboardInterrupt:
+            for failure in failed:
+                failure.show()
+            raise
     for line in missed:
         click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
     for failure in failed[:-1]:
@@ -139,9 +144,11 @@ def _analyses(pair: Any, flow: Flow, wanted: Wanted) -> Iterator[tuple[str, Any]
 
 
 def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
-    """Print a report, but for the long one of weights, and write it."""
-    if what != "weights":
-        click.echo(f"{report}\n")
+    """Write a report, and then print it, but for the long one of weights.
+
+    Raises:
+        KeyboardInterrupt: the analysis was interrupted, and the report covers what was finished.
+    """
     stem = _file_stem(spec)
     path = folder / f"{stem}-{what}.safetensors"
     report.save(path)
@@ -150,6 +157,10 @@ def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
         plan = folder / f"{stem}-plan.json"
         report.plan.save(plan)
         click.echo(f"wrote {plan}", err=True)
+    if what != "weights":
+        click.echo(f"{report}\n")
+    if is_partial(report):
+        raise KeyboardInterrupt
 
 
 def _file_stem(spec: str) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from pt2qa.cli.group import debug_option, main, width_option
+from pt2qa.cli.group import OutputFile, debug_option, flow_argument, main, width_option
 from pt2qa.report.findings.text import SEVERITIES
 
 
 @main.command()
-@click.argument("flow", metavar="FLOW.py:function")
+@flow_argument
 @click.option(
     "-q",
     "--quantizer",
@@ -35,7 +35,7 @@ from pt2qa.report.findings.text import SEVERITIES
 @click.option(
     "--silence", multiple=True, metavar="ID[:PATTERN]", help="Leave out a rule's findings on these names; repeatable."
 )
-@click.option("-o", "file", metavar="FILE", type=click.Path(path_type=Path), help="Also write the findings to a file.")
+@click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the findings to a file.")
 @click.option("--limit", default=5, show_default=True, type=click.IntRange(0), help="Findings of a rule; 0 for all.")
 @width_option
 @debug_option
@@ -87,10 +87,10 @@ def check(
         captured = pt2qa.capture(loaded.model, loaded.args, loaded.kwargs, dynamic_shapes=shapes)
         pair = pt2qa.quantize(captured, spec, loaded.batches)
         findings = pt2qa.check(pair, model=loaded.model, batches=loaded.batches, **options).joined(findings)
-    click.echo(findings.text(limit=limit or None, width=width))
     if file is not None:
         findings.save(file)
         click.echo(f"wrote {file}", err=True)
+    click.echo(findings.text(limit=limit or None, width=width))
     worse = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
     if any(findings.count(severity) for severity in worse):
         _context().exit(1)

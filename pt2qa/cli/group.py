@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from typing import Any, Final
 
 import click
 
-from pt2qa.errors import Pt2qaError
+from pt2qa.cli.program import INTERRUPTED
+from pt2qa.errors import Pt2qaError, ReportError
+from pt2qa.printable import clean, clean_lines
 
 DEBUG: Final = "pt2qa.debug"
 
@@ -20,19 +23,72 @@ class Failure(click.ClickException):
     exit_code = 2
 
     def __init__(self, error: Exception, message: str, *, debug: bool) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(clean(" ".join(message.split())))
         self.error = error
         self.debug = debug
 
     def show(self, file: Any = None) -> None:
         """Print the error; click calls this before it leaves."""
         if self.debug:
-            click.echo("".join(traceback.format_exception(self.error)), file=file, err=True, nl=False)
+            lines = clean_lines("".join(traceback.format_exception(self.error)))
+            click.echo(lines, file=file, err=True, nl=False)
         click.echo(f"pt2qa: {self.message}", file=file, err=True)
+
+
+class InputFile(click.Path):
+    """A file that a command reads; of ``FLOW.py:function`` the part before the colon."""
+
+    name = "input"
+
+
+class OutputFile(click.Path):
+    """A file that a command writes; ``-`` is stdout."""
+
+    name = "output"
+
+
+class Flow(click.ParamType[str]):
+    """``FLOW.py:function``, whose file a command reads."""
+
+    name = "flow"
+
+
+class Command(click.Command):
+    """A command that overwrites no file that it reads, and writes no file twice."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, unless one of its outputs is one of its inputs, or another output.
+
+        Raises:
+            ReportError: it is; the text names the option and the file.
+        """
+        taken = {_real(path): "which is read here" for _, path in self._files(ctx, (InputFile, Flow))}
+        for option, path in self._files(ctx, (OutputFile,)):
+            if why := taken.get(_real(path)):
+                raise ReportError(f"{option}: would overwrite {path}, {why}; give it another name")
+            taken[_real(path)] = f"which {option} writes"
+        return super().invoke(ctx)
+
+    def _files(self, ctx: click.Context, types: tuple[type[Any], ...]) -> Iterator[tuple[str, str]]:
+        """Options and the files that they name; a pipe or a device can be written to twice."""
+        for parameter in self.params:
+            if not isinstance(parameter.type, types):
+                continue
+            given = ctx.params.get(parameter.name or "")
+            for value in given if isinstance(given, tuple) else (given,):
+                text = str(value).rpartition(":")[0] if isinstance(parameter.type, Flow) else str(value)
+                if value not in (None, "-") and (os.path.isfile(text) or not os.path.exists(text)):
+                    yield parameter.opts[0], text
+
+
+def _real(path: str) -> str:
+    return os.path.normcase(os.path.realpath(path))
 
 
 class Commands(click.Group):
     """A group whose expected errors are :class:`Failure`."""
+
+    command_class = Command
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -51,6 +107,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
 
+def is_partial(report: Any) -> bool:
+    """Whether an analysis was interrupted, and its report covers what was finished: one of its notes begins so."""
+    return any(note.startswith("interrupted") for note in getattr(report, "notes", ()))
+
+
 @contextmanager
 def _failing(debug: bool) -> Iterator[None]:
     try:
@@ -62,6 +123,8 @@ def _failing(debug: bool) -> Iterator[None]:
         raise Failure(error, f"{error.format_message()}{hint}", debug=debug) from error
     except Pt2qaError as error:
         raise Failure(error, str(error), debug=debug) from error
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(INTERRUPTED) from None
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
@@ -106,8 +169,13 @@ quantizers_option = click.option(
     metavar="SPEC",
     help="Name, or name:option=value,...; repeatable.  [default: all that are installed]",
 )
+flow_argument = click.argument("flow", metavar="FLOW.py:function", type=Flow())
 csv_option = click.option(
-    "--csv", "csv_file", metavar="FILE", help="Also write all rows, in graph order, as CSV; - for CSV alone."
+    "--csv",
+    "csv_file",
+    metavar="FILE",
+    type=OutputFile(),
+    help="Also write all rows, in graph order, as CSV; - for CSV alone.",
 )
 
 

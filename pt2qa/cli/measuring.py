@@ -8,17 +8,27 @@ from typing import Any
 
 import click
 
-from pt2qa.cli.group import csv_option, debug_option, limit_option, main, quantizers_option, sort_option, width_option
-from pt2qa.cli.reading import print_report
+from pt2qa.cli.group import (
+    OutputFile,
+    csv_option,
+    debug_option,
+    flow_argument,
+    limit_option,
+    main,
+    quantizers_option,
+    sort_option,
+    width_option,
+)
+from pt2qa.cli.reading import deliver
 
 
 @main.command()
-@click.argument("flow", metavar="FLOW.py:function")
+@flow_argument
 @click.option("-q", "--quantizer", "spec", metavar="SPEC", help="Quantize it first.  [default: the float model]")
 @click.option(
     "--side", type=click.Choice(["reference", "quantized"]), help="Which graph, with -q.  [default: reference]"
 )
-@click.option("-o", "file", metavar="FILE", type=click.Path(path_type=Path), help="Also write the profile.")
+@click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the profile.")
 @click.option("--histograms/--no-histograms", default=True, show_default=True, help="Quantiles and peaks too.")
 @sort_option
 @limit_option
@@ -54,16 +64,13 @@ def profile(
     if spec is not None:
         subject = pt2qa.quantize(subject, spec, given.batches)
     report = pt2qa.profile(subject, given.batches, side=side, histograms=histograms)
-    print_report(report, sort, limit, csv_file, width)
-    if file is not None:
-        report.save(file)
-        click.echo(f"wrote {file}", err=True)
+    deliver(report, sort, limit, csv_file, width, file)
 
 
 @main.command()
-@click.argument("flow", metavar="FLOW.py:function")
+@flow_argument
 @quantizers_option
-@click.option("-o", "file", metavar="FILE", type=click.Path(path_type=Path), help="Also write the report.")
+@click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the report.")
 @sort_option
 @limit_option
 @csv_option
@@ -96,7 +103,4 @@ def compare(
     given = load_flow(flow)
     capture = pt2qa.capture(given.model, given.args, given.kwargs, dynamic_shapes=given.dynamic_shapes)
     report = pt2qa.compare_quantizers(capture, chosen, given.batches)
-    print_report(report, sort, limit, csv_file, width)
-    if file is not None:
-        report.save(file)
-        click.echo(f"wrote {file}", err=True)
+    deliver(report, sort, limit, csv_file, width, file)

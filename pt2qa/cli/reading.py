@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pt2qa.cli.group import csv_option, debug_option, limit_option, main, sort_option, width_option
+from pt2qa.cli.group import (
+    InputFile,
+    OutputFile,
+    csv_option,
+    debug_option,
+    is_partial,
+    limit_option,
+    main,
+    sort_option,
+    width_option,
+)
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
@@ -16,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("report", type=click.Path(path_type=Path))
+@click.argument("report", type=InputFile(path_type=Path))
 @sort_option
 @limit_option
 @csv_option
@@ -40,24 +50,35 @@ def show(
         if not isinstance(loaded, LayerReport):
             raise ReportError(f"{report}: --open is for layer reports, whose recurrent ops have steps")
         loaded = loaded.opened(name)
-    print_report(loaded, sort, limit, csv_file, width)
+    deliver(loaded, sort, limit, csv_file, width)
 
 
-def print_report(report: Report, sort: str, limit: int | None, csv_file: str | None, width: int | None) -> None:
-    """A report as text or CSV, and as a CSV file where one was asked for."""
-    if csv_file == "-":
-        click.echo(report.csv(extended=True), nl=False)
-        return
-    limited = {} if limit is None else {"limit": limit or None}
-    click.echo(report.text(sort=sort, width=width, **limited))
-    if csv_file is not None:
+def deliver(
+    report: Report, sort: str, limit: int | None, csv_file: str | None, width: int | None, file: Path | None = None
+) -> None:
+    """A report to the files that were asked for, and then as text or CSV: what fails to print is written by then.
+
+    Raises:
+        KeyboardInterrupt: the analysis was interrupted, and the report covers what was finished.
+    """
+    if csv_file not in (None, "-"):
         report.to_csv(csv_file, extended=True)
         click.echo(f"wrote {csv_file}", err=True)
+    if file is not None:
+        report.save(file)
+        click.echo(f"wrote {file}", err=True)
+    if csv_file == "-":
+        click.echo(report.csv(extended=True), nl=False)
+    else:
+        limited = {} if limit is None else {"limit": limit or None}
+        click.echo(report.text(sort=sort, width=width, **limited))
+    if is_partial(report):
+        raise KeyboardInterrupt
 
 
 @main.command()
-@click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "file", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The page to write.")
+@click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
+@click.option("-o", "file", required=True, metavar="FILE", type=OutputFile(path_type=Path), help="The page to write.")
 @debug_option
 def html(reports: Sequence[Path], file: Path) -> None:
     """Write report files as one HTML page that opens offline.
@@ -76,8 +97,8 @@ def html(reports: Sequence[Path], file: Path) -> None:
 
 
 @main.command()
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path))
+@click.argument("old", type=InputFile(path_type=Path))
+@click.argument("new", type=InputFile(path_type=Path))
 @click.option(
     "--by", metavar="COLUMN", help="What to compare: a column, or table.column.  [default: by kind of report]"
 )
@@ -90,7 +111,7 @@ def html(reports: Sequence[Path], file: Path) -> None:
 @sort_option
 @limit_option
 @csv_option
-@click.option("-o", "file", metavar="FILE", type=click.Path(path_type=Path), help="Also write the diff as a report.")
+@click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the diff as a report.")
 @width_option
 @debug_option
 def diff(
@@ -116,21 +137,18 @@ def diff(
     from pt2qa import report
 
     found = report.diff(report.load(old), report.load(new), by=by, tolerance=tolerance)
-    print_report(found, sort, limit, csv_file, width)
-    if file is not None:
-        found.save(file)
-        click.echo(f"wrote {file}", err=True)
+    deliver(found, sort, limit, csv_file, width, file)
 
 
 @main.command()
-@click.argument("report", type=click.Path(path_type=Path))
+@click.argument("report", type=InputFile(path_type=Path))
 @click.option(
     "--require",
     multiple=True,
     metavar="'sqnr>=20'",
     help="What must hold: [PATTERN:][TABLE.]METRIC and >=, >, <=, < or == a number; repeatable.",
 )
-@click.option("--baseline", metavar="OLD", type=click.Path(path_type=Path), help="A report to compare with.")
+@click.option("--baseline", metavar="OLD", type=InputFile(path_type=Path), help="A report to compare with.")
 @click.option(
     "--max-drop",
     type=float,
@@ -138,7 +156,7 @@ def diff(
     help="How much worse than in the baseline the outputs and each row may be, in dB or what they are measured in.",
 )
 @click.option("--by", metavar="COLUMN", help="What of each row to compare with the baseline, as in pt2qa diff.")
-@click.option("--junit", metavar="FILE", help="Also write the checks as JUnit XML.")
+@click.option("--junit", metavar="FILE", type=OutputFile(), help="Also write the checks as JUnit XML.")
 @click.option("--github", is_flag=True, help="Also print what is missed as annotations for GitHub Actions.")
 @width_option
 @debug_option
@@ -170,11 +188,11 @@ def gate(
 
     old = None if baseline is None else reports.load(baseline)
     result = reports.gate(reports.load(report), require=require, baseline=old, max_drop=max_drop, by=by)
-    click.echo(result.text(width=width))
-    if github and not (result.passed and not result.warnings):
-        click.echo(result.github())
     if junit is not None:
         write_atomic(junit, result.junit().encode("utf-8"))
         click.echo(f"wrote {junit}", err=True)
+    click.echo(result.text(width=width))
+    if github and not (result.passed and not result.warnings):
+        click.echo(result.github())
     if not result.passed:
         click.get_current_context().exit(1)

@@ -1,0 +1,6 @@
+"""``python -m pt2qa``."""
+
+from pt2qa.cli import main
+
+if __name__ == "__main__":
+    main()
