@@ -43,6 +43,10 @@ class Metric(Protocol):
     """What a user-written metric is: an accumulator whose instances are never changed.
 
     The instance given to ``compare_layers(metrics={"name": instance})`` is the empty state of every row.
+
+    It may have an attribute ``worse``, ``"smaller"`` or ``"larger"``: which of its values are the bad ones.  Tables and
+    ``report.worst`` take large values of a metric without it for the bad ones, and a gate's ``max_drop`` refuses it.
+
     See ``docs/custom_metric.md`` for a worked example.
     """
 

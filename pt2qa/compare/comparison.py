@@ -348,8 +348,14 @@ class Comparison:
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
+            smaller_is_worse=self._metrics_worse("smaller"),
+            larger_is_worse=self._metrics_worse("larger"),
             set_apart=tuple(self.set_apart),
         )
+
+    def _metrics_worse(self, way: str) -> tuple[str, ...]:
+        """The user's metrics that say that smaller, or larger, values are the worse ones."""
+        return tuple(name for name, metric in self.metrics.items() if getattr(metric, "worse", None) == way)
 
 
 def compare(

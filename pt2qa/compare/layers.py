@@ -64,10 +64,15 @@ def named_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
     """The metrics of a user by name.
 
     Raises:
-        SelectionError: a name is that of a column.
+        SelectionError: a name is that of a column, or a metric's ``worse`` is neither ``smaller`` nor ``larger``.
     """
     named = dict(metrics or {})
     taken = {column.name for column in fields(LayerRow)} & named.keys()
     if taken:
         raise SelectionError(f"the metric names {sorted(taken)} are columns of the layer table. Choose other names.")
+    for name, metric in named.items():
+        if (worse := getattr(metric, "worse", None)) not in (None, "smaller", "larger"):
+            raise SelectionError(
+                f"the metric {name!r} has worse = {worse!r}. Expected 'smaller' or 'larger', or no such attribute."
+            )
     return named

@@ -67,7 +67,7 @@ def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) 
     # A program that was saved and loaded has lost the handles of its inputs.
     nodes |= dict(enumerate(user_inputs(program))) if nodes else {}
     names = {handle: name.name for handle, name in names_of(program).items() if handle in nodes}
-    small_is_bad = smaller_is_worse(report, column)
+    small_is_bad = bool(smaller_is_worse(report, column))
     numbers: dict[int, float] = {}
     for row in report.rows:
         value = float(cell(row, column))

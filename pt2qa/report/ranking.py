@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from math import isnan
 from typing import Any, Final, TypeVar
@@ -19,7 +19,9 @@ SMALLEST_FIRST: Final = frozenset(
 """Numbers that are worse the smaller they are (and handles, whose order is the graph's); all others largest first."""
 
 
-def ranked(row_type: type[Row], rows: Sequence[Row], by: str, *, ties: str = "sqnr") -> tuple[Row, ...]:
+def ranked(
+    row_type: type[Row], rows: Sequence[Row], by: str, *, ties: str = "sqnr", smallest: Collection[str] = ()
+) -> tuple[Row, ...]:
     """Rows by one column, the worst first: small SQNR, cosine and range use, large everything else; text by alphabet.
 
     Ties go by ``ties`` in the same manner, then by the order given.  Rows whose number is nan come last.
@@ -29,21 +31,32 @@ def ranked(row_type: type[Row], rows: Sequence[Row], by: str, *, ties: str = "sq
         rows: the rows.
         by: a column or one of the user's metrics.
         ties: a column.
+        smallest: the user's metrics that are worse the smaller they are.
 
     Raises:
         ReportError: there is no such column, or it has no order; the text lists those that have.
     """
     check_column(row_type, rows, by)
-    return tuple(sorted(rows, key=lambda row: (_key(row, by), _key(row, ties))))
+    return tuple(sorted(rows, key=lambda row: (_key(row, by, smallest), _key(row, ties, smallest))))
 
 
-def order(row_type: type[Row], rows: Sequence[Row], sort: str, *, worst: str) -> tuple[Row, ...]:
+def order(
+    row_type: type[Row], rows: Sequence[Row], sort: str, *, worst: str, smallest: Collection[str] = ()
+) -> tuple[Row, ...]:
     """Rows in the order a user named: ``graph`` as they are, ``worst`` by the column that says so, or by a column.
+
+    Args:
+        row_type: the class of the rows.
+        rows: the rows.
+        sort: the order.
+        worst: the column that says which is worst.
+        smallest: the user's metrics that are worse the smaller they are.
 
     Raises:
         ReportError: there is no such column.
     """
-    return tuple(rows) if sort == "graph" else ranked(row_type, rows, worst if sort == "worst" else sort)
+    by = worst if sort == "worst" else sort
+    return tuple(rows) if sort == "graph" else ranked(row_type, rows, by, smallest=smallest)
 
 
 def check_column(row_type: type[Any], rows: Sequence[Any], name: str) -> None:
@@ -64,10 +77,10 @@ def without_number(rows: Sequence[Row], column: str) -> tuple[Row, ...]:
     return tuple(row for row in rows if isinstance(value := cell(row, column), float) and isnan(value))
 
 
-def _key(row: Any, column: str) -> tuple[bool, Any]:
+def _key(row: Any, column: str, smallest: Collection[str]) -> tuple[bool, Any]:
     value = cell(row, column)
     if isinstance(value, str):
         return False, value
     if isnan(value):
         return True, 0.0
-    return False, value if column in SMALLEST_FIRST else -value
+    return False, value if column in SMALLEST_FIRST or column in smallest else -value

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -238,6 +239,29 @@ def test_a_users_metric_is_a_column() -> None:
     assert row.custom["share_off"] == pytest.approx(float(((ref - quant).abs() > 0.01).double().mean()))
     with pytest.raises(pt2qa.SelectionError, match=r"the metric names \['sqnr'\] are columns"):
         layers(pair, BATCHES, metrics={"sqnr": empty})
+
+
+class Psnr(ShareOff):
+    """A metric that says which of its values are the bad ones."""
+
+    worse: Literal["smaller", "larger"] = "smaller"
+
+
+class Odd(ShareOff):
+    """A metric with a word that means nothing."""
+
+    worse = "low"
+
+
+def test_a_metric_says_which_values_are_worse(tmp_path: Path) -> None:
+    report = layers(residual_pair(), BATCHES, metrics={"psnr": Psnr(0.01), "share_off": ShareOff(0.01)})
+    assert (report.smaller_is_worse, report.larger_is_worse) == (("psnr",), ())
+    report.save(tmp_path / "report.safetensors")
+    loaded = pt2qa.load(tmp_path / "report.safetensors")
+    assert isinstance(loaded, pt2qa.LayerReport)
+    assert loaded.smaller_is_worse == ("psnr",)
+    with pytest.raises(pt2qa.SelectionError, match=r"'odd' has worse = 'low'\. Expected 'smaller' or 'larger', or no"):
+        layers(residual_pair(), BATCHES, metrics={"odd": Odd(0.01)})
 
 
 @dataclass(frozen=True)

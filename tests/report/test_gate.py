@@ -229,6 +229,25 @@ def test_a_mistake_is_no_miss(layers, options, error, message):
         gate(layers, **options)
 
 
+def test_a_custom_metric_drops_as_it_says(layers):
+    """psnr 40 -> 5 once passed: large values of every custom metric were taken for the bad ones."""
+    rows = tuple(replace(row, custom={"psnr": 40.0}) for row in layers.rows[:2])
+    old = replace(layers, rows=rows, outputs=(), modules=(), smaller_is_worse=("psnr",))
+    new = replace(old, rows=(replace(rows[0], custom={"psnr": 5.0}), rows[1]))
+    missed = {check.what: check.measured for check in gate(new, baseline=old, max_drop=1.0, by="psnr").missed}
+    assert missed["drop of rows.psnr"] == 35.0
+    assert "drop of rows.psnr" not in {check.what for check in gate(old, baseline=new, max_drop=1.0, by="psnr").missed}
+
+
+def test_a_drop_of_a_metric_that_does_not_say_what_is_worse_is_refused(layers):
+    rows = tuple(replace(row, custom={"psnr": 40.0}) for row in layers.rows[:2])
+    silent = replace(layers, rows=rows, outputs=(), modules=())
+    message = "'psnr' does not say which of its values are worse, .* worse = 'smaller' or 'larger' .* 'rows.psnr>=30'"
+    with pytest.raises(ReportError, match=message):
+        gate(silent, baseline=silent, max_drop=1.0, by="psnr")
+    assert gate(silent, require="rows.psnr>=30").passed
+
+
 @pytest.mark.parametrize("max_drop", [-1.0, nan])
 def test_a_drop_is_no_less_than_nothing(layers, max_drop):
     with pytest.raises(SelectionError, match=f"max_drop: got {max_drop}, expected 0 or more"):

@@ -11,6 +11,8 @@ import pytest
 from pt2qa.errors import ReportError
 from pt2qa.report import (
     BadCases,
+    CandidateReport,
+    CandidateRow,
     CaseRow,
     DiffRow,
     EditRow,
@@ -348,10 +350,54 @@ def test_texts_and_custom_metrics_can_be_compared(layers):
     rows = tuple(replace(row, custom={"psnr": 1.0}) for row in layers.rows[:2])
     old = replace(layers, rows=rows, outputs=(), modules=())
     new = replace(old, rows=(replace(rows[0], dtype="uint8", custom={"psnr": 2.0}), rows[1]))
-    assert [row.status for row in diff(old, new, by="psnr").rows] == ["worse", "unchanged"]
+    assert [row.status for row in diff(old, new, by="psnr").rows] == ["changed", "unchanged"]
     found = diff(old, new, by="dtype")
     assert [(row.status, row.note) for row in found.rows] == [("changed", "int8 → uint8"), ("unchanged", "int8")]
     assert "tolerance" not in str(found)
+
+
+def test_a_custom_metric_is_worse_as_it_says(layers):
+    rows = tuple(replace(row, custom={"psnr": 40.0}) for row in layers.rows[:2])
+    old = replace(layers, rows=rows, outputs=(), modules=())
+    new = replace(old, rows=(replace(rows[0], custom={"psnr": 5.0}), rows[1]))
+
+    def compared(**says):
+        found = diff(replace(old, **says), replace(new, **says), by="psnr")
+        return found.worst_is, [(row.status, row.loss) for row in found.rows]
+
+    assert compared(smaller_is_worse=("psnr",)) == ("smallest", [("worse", 35.0), ("unchanged", 0.0)])
+    assert compared(larger_is_worse=("psnr",)) == ("largest", [("better", -35.0), ("unchanged", 0.0)])
+    # One that does not say has changed, and no more.
+    silent = diff(old, new, by="psnr")
+    assert silent.worst_is == "unknown"
+    assert [(row.status, row.change, isnan(row.loss)) for row in silent.rows] == [
+        ("changed", -35.0, True),
+        ("unchanged", 0.0, True),
+    ]
+    assert "psnr, which does not say what is worse" in " ".join(str(silent).split())
+    # A report that was made before metrics could say so is read as the other one says.
+    assert diff(replace(old, smaller_is_worse=("psnr",)), new, by="psnr").having("worse")
+
+
+def test_a_metric_is_not_worse_both_ways(layers):
+    with pytest.raises(ReportError, match="custom metric 'psnr': said to be worse when smaller and when larger"):
+        replace(layers, smaller_is_worse=("psnr",), larger_is_worse=("psnr",))
+
+
+def test_the_worst_by_a_metric_are_those_that_it_says(layers):
+    rows = tuple(replace(row, custom={"psnr": float(row.handle)}) for row in layers.rows[:3])
+    report = replace(layers, rows=rows, outputs=(), modules=())
+    assert [row.handle for row in report.worst(3, by="psnr")] == [2, 1, 0]
+    report = replace(report, smaller_is_worse=("psnr",))
+    assert [row.handle for row in report.worst(3, by="psnr")] == [0, 1, 2]
+    lines = report.table(sort="psnr", width=60).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("x ", "feat"))] == [row.name for row in rows]
+
+
+def test_the_sqnr_of_a_candidate_is_worse_when_smaller():
+    row = CandidateRow(0, "fc/linear", "fc", "linear", custom={"a": 30.0})
+    report = CandidateReport((row,), (), (), 1, 1, "Net", HERE)
+    assert diff(report, replace(report, rows=(replace(row, custom={"a": 20.0}),)), by="a").having("worse")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def layer_reports(draw):
         quantizer=draw(st.text()),
         model=draw(st.text()),
         environment=draw(environments),
+        smaller_is_worse=draw(texts),
     )
 
 

@@ -104,6 +104,8 @@ def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> 
         else:
             a, b = before[key], after[key]
             smaller = smaller_is_worse(new, measure.column, key)
+            if smaller is None:
+                smaller = smaller_is_worse(old, measure.column, key)
             rows.append(_compared(b.name, b.role, a.number, b.number, smaller, tolerance, (a.note, b.note)))
     return tuple(rows)
 
@@ -139,9 +141,12 @@ def _compared_texts(a: Reading, b: Reading) -> DiffRow:
 
 
 def _compared(
-    name: str, role: str, before: float, after: float, smaller: bool, tolerance: float, notes: tuple[str, str]
+    name: str, role: str, before: float, after: float, smaller: bool | None, tolerance: float, notes: tuple[str, str]
 ) -> DiffRow:
-    """Two numbers.  Of two infinities the difference is nan, though nothing changed."""
+    """Two numbers, of which the smaller, the larger, or nobody knows which is worse.
+
+    Of two infinities the difference is nan, though nothing changed.
+    """
     change = 0.0 if before == after else after - before
     loss = -change if smaller else change
     if isnan(change):
@@ -149,6 +154,9 @@ def _compared(
         when = "before and now" if all(lacks) else "before" if lacks[0] else "now"
         note = f"no number {when}: {notes[1 if lacks[1] else 0] or 'nan'}"
         return DiffRow(name, role, "unchanged" if all(lacks) else "changed", before, after, nan, nan, note)
+    if smaller is None:
+        alike: Status = "changed" if abs(change) > tolerance else "unchanged"
+        return DiffRow(name, role, alike, before, after, change + 0.0, nan, "")
     status: Status = "worse" if loss > tolerance else "better" if -loss > tolerance else "unchanged"
     return DiffRow(name, role, status, before, after, change + 0.0, loss + 0.0, "")
 
@@ -194,8 +202,10 @@ def _worst_is(old: Report, new: Report, measure: Measure) -> str:
     if not is_ordered(new, measure):
         return ""
     pairs = ((report, each.key) for report in (new, old) for each in readings(report, measure))
-    ways = {smaller_is_worse(report, measure.column, key) for report, key in pairs}
+    ways = {smaller_is_worse(report, measure.column, key) for report, key in pairs} - {None}
     ways = ways or {smaller_is_worse(new, measure.column)}
+    if ways == {None}:
+        return "unknown"
     return "either" if len(ways) > 1 else "smallest" if ways == {True} else "largest"
 
 

@@ -15,8 +15,10 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from pt2qa.errors import ReportError
 from pt2qa.report.bad_cases.report import BadCases
 from pt2qa.report.base import Report
+from pt2qa.report.candidates.report import CandidateReport
 from pt2qa.report.columns import cell, columns_of, custom_names, row_type_of
 from pt2qa.report.formats import shape, unit
+from pt2qa.report.layers.report import LayerReport
 from pt2qa.report.ranking import SMALLEST_FIRST
 from pt2qa.report.sensitivities.report import SensitivityReport
 from pt2qa.report.storage import kind_of
@@ -186,11 +188,12 @@ def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:
     return tuple(found)
 
 
-def smaller_is_worse(report: Report, column: str, key: tuple[str, ...] = ()) -> bool:
+def smaller_is_worse(report: Report, column: str, key: tuple[str, ...] = ()) -> bool | None:
     """Whether small values of a column, or of a number of the whole report, are the bad ones.
 
     They are for SQNR, cosine, range use and the quality of a reconfiguration; large ones for errors and all else.
-    Sensitivity reports and bad cases say it of their metrics themselves.
+    Sensitivity reports and bad cases say it of their metrics themselves, as layer reports do of the user's.  None where
+    a user's metric does not say.
 
     Args:
         report: it.
@@ -201,7 +204,9 @@ def smaller_is_worse(report: Report, column: str, key: tuple[str, ...] = ()) -> 
         return report.worst_is == "smallest"
     if isinstance(report, BadCases) and column in _OF_METRIC:
         return any(ranking.worst == "smallest" for ranking in report.rankings if (ranking.metric,) == key[:1])
-    return column in SMALLEST_FIRST | _QUALITIES | FLAGS or unit(column) == "dB"
+    if isinstance(report, LayerReport) and column in custom_names(report.rows + report.outputs + report.modules):
+        return True if column in report.smaller_is_worse else False if column in report.larger_is_worse else None
+    return column in SMALLEST_FIRST | _QUALITIES | FLAGS or unit_of(report, column) == "dB"
 
 
 def unit_of(report: Report, column: str) -> str:
@@ -210,6 +215,8 @@ def unit_of(report: Report, column: str) -> str:
         return "dB" if report.metric == "sqnr" else ""
     if isinstance(report, BadCases) and column in _OF_METRIC:
         return "dB" if {ranking.metric for ranking in report.rankings} == {"sqnr"} else ""
+    if isinstance(report, CandidateReport) and column in custom_names(report.rows):
+        return "dB"
     return unit(column)
 
 

@@ -72,8 +72,8 @@ class ReportDiff(RowReport):
         changes: what else differs.
         kind: the kind of both reports, e.g. ``layers``.
         measure: the table and column that was compared, e.g. ``rows.isolated_sqnr``.
-        worst_is: which values are the worst: ``smallest``, ``largest``, or ``either`` where rows differ in that;
-            empty for texts, and for yes and no.
+        worst_is: which values are the worst: ``smallest``, ``largest``, ``either`` where rows differ in that, or
+            ``unknown`` for a user's metric that does not say; empty for texts, and for yes and no.
         unit: of the measure: ``dB`` or empty.
         tolerance: change up to which a number counts as unchanged, in that unit.
         notes: what else the reader must know.

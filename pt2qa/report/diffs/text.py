@@ -87,7 +87,12 @@ def _shown(report: ReportDiff, sort: str) -> tuple[DiffRow, ...]:
 
 def _title(report: ReportDiff, sort: str) -> str:
     measure = report.measure.removeprefix("rows.")
-    which = {"smallest": ", smaller is worse", "largest": ", larger is worse"}.get(report.worst_is, "")
+    ways = {
+        "smallest": ", smaller is worse",
+        "largest": ", larger is worse",
+        "unknown": ", which does not say what is worse",
+    }
+    which = ways.get(report.worst_is, "")
     allowed = f", tolerance {exact(report.tolerance, report.unit)}" if report.worst_is else ""
     how = {"worst": "what changed, greatest loss first", "graph": "in graph order"}.get(sort, f"by {sort}")
     subject = f"{report.model}, quantized by {report.quantizer}" if report.quantizer else report.model

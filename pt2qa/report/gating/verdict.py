@@ -47,7 +47,7 @@ def gate(
         SelectionError: a requirement cannot be read, its pattern matches no row, nothing is required, or baseline and
             ``max_drop`` are not given together, or ``by`` without them.
         ReportError: there is no such number, table or column; it is a text, or not in dB though the requirement says
-            so; or the baseline is of another kind.
+            so; the metric of ``by`` does not say which values are worse; or the baseline is of another kind.
 
     >>> from pt2qa.report import Environment, Findings
     >>> findings = Findings((), (), (), (), "xnnpack", "Net", Environment.here(""))
@@ -75,6 +75,12 @@ def gate(
         found = diff(baseline, report, by=by or usual_measure(baseline))
         if by is not None and not found.worst_is:
             raise ReportError(f"by: {by!r} is a text, which has no better and worse; name a column of numbers")
+        if found.worst_is == "unknown":
+            raise ReportError(
+                f"by: the metric {by!r} does not say which of its values are worse, so nothing can be said of a drop. "
+                "Give it the attribute worse = 'smaller' or 'larger' and analyse again, or require a limit, such as "
+                f"'rows.{found.measure.rpartition('.')[2]}>=30'"
+            )
         checks += kept(found, max_drop)
         warnings, notes = (*warnings, *doubts(found)), tuple(remarks(found))
     return GateResult(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING, Literal
 
+from pt2qa.errors import ReportError
 from pt2qa.report.base import Rendering, RowReport
 from pt2qa.report.columns import check_custom, since
 from pt2qa.report.export import frame
@@ -39,9 +40,10 @@ class LayerReport(RowReport):
         model: the model's class name.
         environment: versions, and the model's fingerprint.
         set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities.
+        smaller_is_worse, larger_is_worse: the custom metrics that say so of their values.
 
     Raises:
-        ReportError: rows carry different custom metrics, or one under a column's name.
+        ReportError: rows carry different custom metrics, or one under a column's name; or a metric says both.
 
     >>> from pt2qa.report import Environment
     >>> empty = LayerReport((), (), (), (), (), 0, 0, "xnnpack", "Net", Environment.here(""))
@@ -60,11 +62,15 @@ class LayerReport(RowReport):
     model: str
     environment: Environment
     set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
+    smaller_is_worse: tuple[str, ...] = field(default=(), metadata=since(2))
+    larger_is_worse: tuple[str, ...] = field(default=(), metadata=since(2))
 
     rendering = Rendering(layer_table, layer_summary, layer_text)
 
     def __post_init__(self) -> None:
         check_custom(LayerRow, self.rows + self.outputs + self.modules)
+        if both := sorted({*self.smaller_is_worse} & {*self.larger_is_worse}):
+            raise ReportError(f"custom metric {both[0]!r}: said to be worse when smaller and when larger")
 
     @property
     def sqnr(self) -> float:
@@ -79,12 +85,12 @@ class LayerReport(RowReport):
     def worst(self, k: int, by: str = "isolated_sqnr") -> tuple[LayerRow, ...]:
         """The k worst rows by a column or custom metric, ties by ``sqnr``; rows whose number is nan come last.
 
-        Small is worse for SQNR, cosine and range use; large is worse for all else, custom metrics included.
+        Small is worse for SQNR, cosine and range use, and for custom metrics that say so; large for all else.
 
         Raises:
             ReportError: there is no such column.
         """
-        return ranked(LayerRow, self.rows, by)[:k]
+        return ranked(LayerRow, self.rows, by, smallest=self.smaller_is_worse)[:k]
 
     def opened(self, name: str) -> LayerReport:
         """The same report, in whose tables a recurrent op that capture took apart is shown part by part.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -12,12 +12,15 @@ from pt2qa.report.ranking import ranked
 from pt2qa.report.rows import LayerRow
 
 
-def folded(rows: Sequence[LayerRow], by: str) -> tuple[tuple[LayerRow, ...], tuple[str, ...]]:
+def folded(
+    rows: Sequence[LayerRow], by: str, smallest: Collection[str] = ()
+) -> tuple[tuple[LayerRow, ...], tuple[str, ...]]:
     """Rows with the parts of each recurrent op in one, which stands where the first of them stood.
 
     Args:
         rows: the rows, in any order.
         by: the column by which the worst part is chosen; the one row has its numbers.
+        smallest: the custom metrics that are worse the smaller they are.
 
     Returns:
         The rows, and for each op in the same order what its row stands for.
@@ -31,7 +34,7 @@ def folded(rows: Sequence[LayerRow], by: str) -> tuple[tuple[LayerRow, ...], tup
         if not row.part_of or len(own) == 1:
             result.append(row)
         elif row is own[0]:
-            worst = ranked(LayerRow, own, by)[0]
+            worst = ranked(LayerRow, own, by, smallest=smallest)[0]
             name = f"{row.part_of} ({counted(len({part.step for part in own} - {-1}), 'step')})"
             where = f", step {worst.step}" if worst.step >= 0 else ""
             result.append(replace(worst, name=name))

@@ -64,7 +64,8 @@ def layer_table(report: LayerReport, sort: str, limit: int | None, width: int) -
     """The rows as a table, and below it what it leaves out; the steps of a recurrent op are one row."""
     worst = ranked_by(report.rows)
     by_number = sort not in {"worst", "graph", "name"}
-    rows, stand_for = folded(order(LayerRow, report.rows, sort, worst=worst), sort if by_number else worst)
+    ordered = order(LayerRow, report.rows, sort, worst=worst, smallest=report.smaller_is_worse)
+    rows, stand_for = folded(ordered, sort if by_number else worst, report.smaller_is_worse)
     views = VIEWS + tuple(map(custom_view, custom_names(rows)))
     if by_number:
         views = with_column(LayerRow, views, sort)
