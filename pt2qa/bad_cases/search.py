@@ -24,7 +24,7 @@ from pt2qa.pairing import QuantizedPair
 from pt2qa.report.bad_cases.report import BadCases, LabelCounts
 from pt2qa.report.set_apart import EMPTY, SetApart
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
-from pt2qa.simulator.nonfinite import NonFinite, first_nonfinite, unlike
+from pt2qa.simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
 from pt2qa.simulator.outputs import output_names, structured
 from pt2qa.simulator.verification import Outputs, Verification, simulated
 
@@ -124,10 +124,6 @@ def _read(
         yield inputs_of(item), None if targets_of is None else labels.as_targets(targets_of(item))
 
 
-def _has_numbers(value: Any) -> bool:
-    return isinstance(value, Tensor) and bool(value.isfinite().any())
-
-
 def _whole(item: Any) -> Batch:
     return item
 
@@ -199,7 +195,7 @@ class _Search:
         reference, quantized = structured(graph, outputs.reference), structured(graph, outputs.quantized)
         size = case_batches.batch_size(step.reference, self.axis)
         samples = size if self.axis is not None else count_samples(step.reference)
-        if not samples and not any(map(_has_numbers, pytree.tree_leaves(reference))):
+        if is_empty(samples, reference):
             empty = SetApart(self.found.steps, 0, -1, "batch", EMPTY)
             self.found = replace(self.found, steps=self.found.steps + 1, set_apart=(*self.found.set_apart, empty))
             return

@@ -23,7 +23,7 @@ from pt2qa.report.set_apart import EMPTY
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
 from pt2qa.simulator.isolated_check import Isolated
 from pt2qa.simulator.lockstep import Event, lockstep
-from pt2qa.simulator.nonfinite import first_nonfinite
+from pt2qa.simulator.nonfinite import first_nonfinite, is_empty
 from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import QuantParams, Step
 from pt2qa.simulator.verification import Verification
@@ -224,7 +224,7 @@ class Comparison:
         """Adds what was measured of a batch; one that is interrupted leaves nothing behind."""
         seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized)
         samples = count_samples(values)
-        apart = self._why_apart(values, samples, seen, outputs)
+        apart = self._why_apart(values, samples, measured, outputs)
         for row, totals in (*seen, *((row, totals) for row, totals, _ in outputs)):
             if apart is None:
                 row.totals = row.totals.merge(totals)
@@ -239,16 +239,16 @@ class Comparison:
         self,
         values: list[Any],
         samples: int,
-        seen: Sequence[tuple[_Row, _Totals]],
+        measured: _Measured,
         outputs: Sequence[tuple[_Row, _Totals, bool]],
     ) -> SetApart | None:
         """Why a batch may be in no number: it is empty, or a value of it is not finite; None for a batch that counts.
 
         Equal infinities are part of a model (masks), and so are equal NaN that reach no output.
         """
-        if not samples and not any(totals.sums.count for _, totals, _ in outputs):
+        if is_empty(samples, measured.quantized):
             return SetApart(self.batches, 0, -1, "batch", EMPTY)
-        broken = [row.name for row, totals in seen if totals.broken]
+        broken = [row.name for row, totals in measured.seen if totals.broken]
         broken += [row.name for row, totals, has_nan in outputs if totals.broken or has_nan]
         if not broken:
             return None

@@ -22,7 +22,7 @@ from pt2qa.report import Candidate, CandidateReport, CandidateRow
 from pt2qa.report.prose import counted
 from pt2qa.report.set_apart import EMPTY, SetApart
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
-from pt2qa.simulator.nonfinite import first_nonfinite
+from pt2qa.simulator.nonfinite import first_nonfinite, is_empty
 from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import Program, Step
 from pt2qa.simulator.verification import Outputs, Verification
@@ -273,7 +273,7 @@ class _Race:
 
         The rules are those of ``compare_layers``.
         """
-        if not samples and not any(noise.count for value, sums in found if not value.step for noise in sums.values()):
+        if is_empty(samples, outputs):
             return [SetApart(self.batches, 0, -1, "batch", EMPTY)]
         broken = {name for _, sums in found for name, noise in sums.items() if math.isnan(noise.noise)}
         if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in outputs):

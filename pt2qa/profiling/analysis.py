@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from pt2qa.profiling.rows import profile_of
 from pt2qa.profiling.subject import Side, Subject, node_names, subject_of
 from pt2qa.profiling.watch import Seen, Wanted, Watch
 from pt2qa.report import Profile
+from pt2qa.report.prose import counted, few
 from pt2qa.simulator.batches import (
     Batch,
     as_batch,
@@ -27,6 +28,7 @@ from pt2qa.simulator.batches import (
     restore_buffers,
     snapshot_buffers,
 )
+from pt2qa.simulator.nonfinite import is_empty
 from pt2qa.simulator.outputs import structured
 
 
@@ -192,7 +194,10 @@ class Profiler:
         """
         if not self.batches:
             raise BatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
-        return profile_of(self._subject, self._plan, self._done.seen, self._wanted, self.batches, self.samples, notes)
+        if len(self._done.empty) == self.batches:
+            raise BatchError(f"every batch is empty ({self.batches} read). Pass batches with samples.")
+        said = (*self._done.notes(), *notes)
+        return profile_of(self._subject, self._plan, self._done.seen, self._wanted, self.batches, self.samples, said)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         values = flatten_batch(self.graph, as_batch(args, kwargs, self.graph))
@@ -205,14 +210,32 @@ class Profiler:
         seen = {**done.seen, **watch.found}
         seen |= {number: done.seen[number].merge(watch.found[number]) for number in done.seen.keys() & watch.found}
         # One assignment, so that an interruption leaves a batch in all values or in none.
-        self._done = _Done(seen, done.batches + 1, done.samples + count_samples(list(values)))
+        samples = count_samples(list(values))
+        made = (each for number, each in watch.found.items() if not self._plan.values[number].constant)
+        has_nan = any(each.statistics.nans for each in made)
+        self._done = _Done(
+            seen,
+            done.batches + 1,
+            done.samples + samples,
+            (*done.empty, *([done.batches] if is_empty(samples, outputs) else [])),
+            (*done.with_nan, *([done.batches] if has_nan else [])),
+        )
         return outputs
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What was measured so far."""
+    """What was measured so far; ``empty`` and ``with_nan`` are numbers of batches, from 0."""
 
     seen: dict[int, Seen] = field(default_factory=dict)
     batches: int = 0
     samples: int = 0
+    empty: tuple[int, ...] = ()
+    with_nan: tuple[int, ...] = ()
+
+    def notes(self) -> Iterator[str]:
+        """Which batches are empty, and on which values are NaN."""
+        total = counted(self.batches, "batch", "batches")
+        for what, found in (("no samples", self.empty), ("NaN", self.with_nan)):
+            if found:
+                yield f"{what} in {len(found)} of {total}: {few([f'batch {number}' for number in found])}"

@@ -108,6 +108,20 @@ def _is_finite(value: Any) -> bool:
     return not _may_break(value) or bool(value.isfinite().all())
 
 
+def is_empty(samples: int, outputs: Any) -> bool:
+    """Whether a batch shows nothing: it has no sample, and no output of it has a finite number.
+
+    A batch whose first input alone has no element, such as a cache that is empty at the start, is none.
+
+    Args:
+        samples: how many it holds.
+        outputs: what a model made of it.
+    """
+    return not samples and not any(
+        isinstance(value, Tensor) and bool(value.isfinite().any()) for value in pytree.tree_leaves(plain(outputs))
+    )
+
+
 def unlike(ref: Any, quant: Any) -> tuple[What, Side, Tensor] | None:
     """What is wrong with a value, in which model, and where in it.
 

@@ -272,6 +272,32 @@ class Broken(nn.Module):
         return torch.log(x), x[:0] + 1, x.sum() * 2, x > 0
 
 
+def test_empty_batches_and_batches_with_nan_are_named_and_nothing_but_empty_ones_is_an_error() -> None:
+    capture = pt2qa.capture(residual(), images(6), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    spoilt = images()
+    spoilt[1, 0, 0, 0] = math.nan
+    profile = pt2qa.profile(capture, [images()[:0], images(), spoilt], progress=False)
+    assert "no samples in 1 of 3 batches: batch 0" in profile.notes
+    assert "NaN in 1 of 3 batches: batch 2" in profile.notes
+    said = profile.summary()
+    assert "first in the graph: x, 1 of 768. Look there first" in said
+    assert "Nothing stands out" not in said
+    with pytest.raises(pt2qa.BatchError, match=r"every batch is empty \(1 read\)\. Pass batches with samples\."):
+        pt2qa.profile(capture, [images()[:0]], progress=False)
+
+
+def test_infinities_alone_are_not_said_to_be_inherited() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.masked_fill(x < 0, -math.inf).softmax(-1)
+
+    x = torch.tensor([[1.0, -1.0, 2.0, -2.0]]).repeat(3, 1)
+    said = profile(pt2qa.capture(Masked().eval(), x), [x]).summary()
+    assert "Infinite in 1 of" in said
+    assert "first in the graph: masked_fill, 6 of 12. A mask is meant to be" in said
+    assert "Look there first" not in said
+
+
 def test_nan_infinities_empty_and_0d_values() -> None:
     x = torch.tensor([[1.0, 0.0, -1.0]])
     report = profile(pt2qa.capture(Broken().eval(), torch.ones(1, 3)), [x, x])
@@ -284,8 +310,8 @@ def test_nan_infinities_empty_and_0d_values() -> None:
     assert (report.find("mul").shape, report.find("mul").count) == ((), 2)
     mask = report.find("gt")
     assert (mask.dtype, mask.mean, mask.zeros) == ("bool", pytest.approx(1 / 3), pytest.approx(2 / 3))
-    assert report.summary().startswith("NaN or infinite in 1 of")
-    assert "log, 2 NaN and 2 infinite of 6" in report.summary()
+    assert report.summary().startswith("NaN in 1 of")
+    assert report.summary().count("first in the graph: log, 2 of 6") == 2
 
 
 def test_a_value_that_is_written_to_is_another_one_for_later_readers() -> None:

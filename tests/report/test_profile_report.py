@@ -271,6 +271,15 @@ def test_what_is_broken_comes_first(plain: Profile) -> None:
         plain.table("maxx")
 
 
+def test_a_difference_never_says_that_nothing_stands_out_where_values_are_missing() -> None:
+    values = [np.random.default_rng(1).uniform(-1, 1, 4000)]
+    broken, gone = make(values, {0: {"nans": 3}}), make(values, {0: {"mean": nan}})
+    assert diff_profiles(broken, broken).summary().startswith("NaN or infinities, which are left out: 1 tensor; first")
+    assert diff_profiles(make(values, {}), gone).summary().startswith("Not compared, no finite value in one of the two")
+    absent = make(values, {0: {"count": 0}})
+    assert absent.summary().startswith("Without a value: ")
+
+
 def test_nothing_to_say_is_said() -> None:
     quiet = make([np.random.default_rng(1).uniform(-1, 1, 4000)], {})
     assert quiet.summary().splitlines()[0].startswith("Nothing stands out: no NaN")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from pt2qa.report.formats import number, share, whole
 from pt2qa.report.profiles.rows import ProfileOnly, ProfileShift, place_of
-from pt2qa.report.prose import counted, listed, sections, wrap
+from pt2qa.report.prose import counted, few, listed, sections, wrap
 from pt2qa.report.ranking import check_column, ranked
 from pt2qa.report.table import View, table, with_column
 
@@ -81,6 +81,7 @@ def diff_summary(report: ProfileDiff) -> list[str]:
     rows = report.values
     found = [
         _about_broken(rows),
+        _about_absent(rows),
         _about_moved(rows, worst_by(report)),
         _about_wider(rows),
         _about_narrower(rows),
@@ -129,12 +130,29 @@ def _named(row: ProfileShift) -> str:
 def _about_broken(rows: Sequence[ProfileShift]) -> str:
     broken = [row for row in rows if row.b_broken > row.a_broken]
     if not broken:
-        return ""
+        return _about_left_out(rows)
     first = broken[0]
     return (
         f"More NaN or infinities in b: {counted(len(broken), 'tensor')}; first in the graph: {_named(first)}, "
         f"{first.b_broken} against {first.a_broken}."
     )
+
+
+def _about_left_out(rows: Sequence[ProfileShift]) -> str:
+    broken = [row for row in rows if row.a_broken or row.b_broken]
+    if not broken:
+        return ""
+    first = broken[0]
+    return (
+        f"NaN or infinities, which are left out: {counted(len(broken), 'tensor')}; first in the graph: "
+        f"{_named(first)}, {first.b_broken} in b against {first.a_broken}."
+    )
+
+
+def _about_absent(rows: Sequence[ProfileShift]) -> str:
+    absent = [row for row in rows if isnan(row.a_mean) or isnan(row.b_mean)]
+    names = few([_named(row) for row in absent])
+    return f"Not compared, no finite value in one of the two: {names}." if absent else ""
 
 
 def _about_moved(rows: Sequence[ProfileShift], by: str) -> str:

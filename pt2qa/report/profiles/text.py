@@ -76,7 +76,9 @@ def in_order(report: Profile, sort: str) -> tuple[ProfileRow, ...]:
 def profile_summary(report: Profile) -> list[str]:
     """What to look at, in sentences that state their thresholds."""
     found = [
-        _about_broken(report.values),
+        _about_nan(report.values),
+        _about_infinite(report.values),
+        _about_absent(report.values),
         _about_dead(report.values),
         _about_clamped(report.values),
         _about_outliers(report.values),
@@ -112,15 +114,31 @@ def _among(rows: Sequence[ProfileRow], total: int) -> str:
     return f"{len(rows)} of {counted(total, 'tensor')}"
 
 
-def _about_broken(rows: Sequence[ProfileRow]) -> str:
-    broken = [row for row in rows if row.broken]
+def _about_nan(rows: Sequence[ProfileRow]) -> str:
+    broken = [row for row in rows if row.nans]
     if not broken:
         return ""
     first = broken[0]
     return (
-        f"NaN or infinite in {_among(broken, len(rows))}; first in the graph: {_named(first)}, {first.nans} NaN and "
-        f"{first.infs} infinite of {first.count}. Look there first: what follows inherits them."
+        f"NaN in {_among(broken, len(rows))}; first in the graph: {_named(first)}, {first.nans} of {first.count}. "
+        "Look there first: what follows inherits them."
     )
+
+
+def _about_infinite(rows: Sequence[ProfileRow]) -> str:
+    infinite = [row for row in rows if row.infs]
+    if not infinite:
+        return ""
+    first = infinite[0]
+    return (
+        f"Infinite in {_among(infinite, len(rows))}; first in the graph: {_named(first)}, {first.infs} of "
+        f"{first.count}. A mask is meant to be; all else is an overflow, or in the data."
+    )
+
+
+def _about_absent(rows: Sequence[ProfileRow]) -> str:
+    absent = [row for row in rows if not row.count]
+    return f"Without a value: {_few(absent)}." if absent else ""
 
 
 def _about_dead(rows: Sequence[ProfileRow]) -> str:
