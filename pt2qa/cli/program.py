@@ -93,6 +93,11 @@ class Program:
 
     __call__ = main
 
+    @property
+    def commands(self) -> Any:
+        """The commands by name, as of a click group."""
+        return _commands().commands
+
 
 def _commands() -> Any:
     from pt2qa.cli.commands import main
