@@ -27,3 +27,12 @@ def sqnr(signal: float, noise: float) -> float:
     if noise == 0.0:
         return inf
     return 10.0 * (log10(signal) - log10(noise))
+
+
+def power(decibels: float) -> float:
+    """The ratio of two powers that stands for so many dB; inf where it is too large for a float.
+
+    >>> power(20.0), power(-10.0), power(1e4)
+    (100.0, 0.1, inf)
+    """
+    return inf if decibels > 3000.0 else 10.0 ** (decibels / 10.0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
+from pt2qa.compare.reading import Reading
 from pt2qa.compare.selection import Block
 from pt2qa.errors import BatchError
 from pt2qa.metrics import ErrorSums, Metric, NoiseSums, error_sums, sums_of_row
@@ -21,12 +21,10 @@ from pt2qa.report import LayerReport, LayerRow, SetApart
 from pt2qa.report.rows import NONFINITE_ALONE
 from pt2qa.report.set_apart import EMPTY
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
-from pt2qa.simulator.isolated_check import Isolated
 from pt2qa.simulator.lockstep import Event, lockstep
 from pt2qa.simulator.nonfinite import first_nonfinite, is_empty
 from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import QuantParams, Step
-from pt2qa.simulator.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +69,13 @@ class _Row:
 
     Attributes:
         name, module, op, handle, part_of, step: as in :class:`pt2qa.LayerRow`.
+        aside: whether it is no row of the table, but a value that rows read.
+        answers_for: as in :class:`pt2qa.LayerRow`.
+        sources: the steps whose values the op's region reads; None stands for inputs of the model.
         params: of the site where the value is read; None for a raw value.
         group: number of the group that makes the value isolated; None where nothing in its region is quantized.
         totals: over the batches that count.
         apart: over the batches that are set apart.
-        place: the step whose value it compares; None for an output of the model.
     """
 
     name: str
@@ -86,26 +86,18 @@ class _Row:
     group: int | None
     totals: _Totals
     apart: _Totals
-    place: Step | None = None
     part_of: str = ""
     step: int = -1
+    answers_for: str = ""
+    sources: tuple[int | None, ...] = ()
     is_block: bool = False
+    aside: bool = False
     problem: str = ""
 
     @property
     def scale(self) -> float:
         """What one integer step is worth, the largest of several; nan where nothing says so."""
         return self.params.largest_scale if self.params is not None else math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """What one run of both models on a batch gave; see :class:`pt2qa.simulator.verification.Run`."""
-
-    reference: Any
-    quantized: Any
-    isolated: tuple[Isolated, ...]
-    seen: list[tuple[_Row, _Totals]]
 
 
 class Comparison:
@@ -133,7 +125,9 @@ class Comparison:
         self.group_of_region = (
             {region.index: number for number, region in enumerate(quantized_regions)} if isolated else {}
         )
+        self.reading = Reading(self.program)
         self._plan_rows(steps)
+        self._plan_sources()
         for block in blocks:
             self._plan_block(block)
 
@@ -157,9 +151,21 @@ class Comparison:
                     if known is not None:
                         row.part_of, row.step = known.part_of, known.step
 
+    def _plan_sources(self) -> None:
+        """What the rows read and no row compares, such as ops that were not selected: its error alone is found."""
+        sources = {
+            source for rows in self.rows.values() for row in rows for source in row.sources if source is not None
+        }
+        for index in sorted(sources - self.rows.keys()):
+            step = self.program.steps[index]
+            row = _Row(step.name, step.module, step.op, step.handle, None, None, _Totals(), _Totals(), aside=True)
+            self.rows[index] = [row]
+
     def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> _Row:
         params = self.program.sites[place.site].params if place.site is not None else None
-        row = _Row(name, module, op, handle, params, group, self.empty, self.empty, place)
+        row = _Row(name, module, op, handle, params, group, self.empty, self.empty)
+        row.answers_for = name if params is not None else self.reading.answers_for(place)
+        row.sources = self.reading.sources(place)
         self.rows.setdefault(place.index, []).append(row)
         return row
 
@@ -189,8 +195,8 @@ class Comparison:
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
-    def measure(self, values: list[Any]) -> _Measured:
-        """Runs both models on a batch; nothing is added yet, so that a batch can be checked, or run again."""
+    def add(self, values: list[Any]) -> None:
+        """Adds a batch; a batch that is interrupted leaves nothing behind."""
         seen: list[tuple[_Row, _Totals]] = []
 
         def visit(event: Event) -> None:
@@ -208,21 +214,7 @@ class Comparison:
             ranges=True,
             pieces=not self.metrics,
         )
-        return _Measured(reference, quantized, tuple(self._isolated(seen)), seen)
-
-    def _isolated(self, seen: Sequence[tuple[_Row, _Totals]]) -> Iterator[Isolated]:
-        """The isolated errors of a batch, whose rows may come in pieces."""
-        noise: dict[int, NoiseSums] = {}
-        for row, totals in seen:
-            noise[id(row)] = noise.get(id(row), NoiseSums()).merge(totals.isolated)
-        for row in {id(row): row for row, _ in seen}.values():
-            if row.place is not None and row.group is not None and noise[id(row)].count:
-                steps = [self.program.steps[index] for index in self.groups[row.group]]
-                yield Isolated(row.name, row.handle, row.place, steps, noise[id(row)])
-
-    def add(self, values: list[Any], measured: _Measured) -> None:
-        """Adds what was measured of a batch; one that is interrupted leaves nothing behind."""
-        seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized)
+        outputs = self._measure_outputs(reference, quantized)
         samples = count_samples(values)
         apart = self._why_apart(values, samples, measured, outputs)
         for row, totals in (*seen, *((row, totals) for row, totals, _ in outputs)):
@@ -284,7 +276,7 @@ class Comparison:
         scale = None if math.isnan(row.scale) else row.scale
         known = {"isolated": isolated, "scale": scale}
         measured = {}
-        for name, metric in self.metrics.items():
+        for name, metric in () if row.aside else self.metrics.items():
             update = cast(Callable[..., Metric], metric.update)
             measured[name] = update(ref, quant, **{key: known[key] for key in self.asked[name]})
         return measured
@@ -292,7 +284,7 @@ class Comparison:
     def _others(self, row: _Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
         """What else is held against the reference: the isolated and the rounded value, where they are asked for."""
         others: dict[str, Tensor] = {}
-        if not (self.with_isolated or row.is_block):
+        if row.aside or not (self.with_isolated or row.is_block):
             return others
         alone = event.rounded if row.group is None else event.isolated.get(row.group)
         alone = reference if alone is None and row.group is None else alone
@@ -323,12 +315,18 @@ class Comparison:
 
     def report(self, notes: Sequence[str]) -> LayerReport:
         """What was added up so far; ``notes`` come before its own."""
-        rows = [row for place in sorted(self.rows) for row in self.rows[place] if not row.is_block]
+        rows = [row for place in sorted(self.rows) for row in self.rows[place] if not (row.is_block or row.aside)]
         # Where no batch counts, what the others show is better than nothing.
         only_apart = len(self.set_apart) == self.batches
 
         def numbers(row: _Row) -> _Totals:
             return row.apart if only_apart else row.totals
+
+        def input_sqnr(row: _Row) -> float:
+            """The smallest SQNR among the values that a row's region reads; nan where one of them has none."""
+            own = (self.rows.get(source, ()) for source in row.sources if source is not None)
+            found = [next((numbers(one).sums.sqnr for one in rows if not one.is_block), math.nan) for rows in own]
+            return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
 
         missing = [row for row in rows if numbers(row).shape is None and not row.problem]
         extra = list(notes)
@@ -338,7 +336,11 @@ class Comparison:
             if entry.carries_arithmetic and entry.quantized < entry.total:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
         return LayerReport(
-            rows=tuple(_finish(row, numbers(row)) for row in rows if numbers(row).shape is not None or row.problem),
+            rows=tuple(
+                _finish(row, numbers(row), input_sqnr(row))
+                for row in rows
+                if numbers(row).shape is not None or row.problem
+            ),
             outputs=tuple(_finish(row, numbers(row)) for row in self.outputs),
             modules=tuple(_finish(row, numbers(row)) for row in self.module_rows),
             unpaired=self.pair.pairing.unpaired,
@@ -365,14 +367,13 @@ def compare(
     progress: bool | None,
     what: str,
 ) -> LayerReport:
-    """Runs a comparison over all batches, verifying its own runs; ``what`` names the progress bar.
+    """Runs a comparison over all batches, of which the first one is verified; ``what`` names the progress bar.
 
     Raises:
         BatchError: there is no batch, or one does not fit the captured inputs.
         SimulationError: the simulator does not compute what the converted graph computes.
     """
     pair = comparison.pair
-    check = Verification(pair.graphs)
     notes = [*pair.notes, *pair.program.notes]
     bar = tqdm(
         read_batches(batches, inputs_of),
@@ -383,8 +384,9 @@ def compare(
     )
     try:
         for batch in bar:
-            values = pair.values(batch)
-            comparison.add(values, check.run(functools.partial(comparison.measure, values), values))
+            if not comparison.batches:
+                notes += pair.verify(batch)
+            comparison.add(pair.values(batch))
     except KeyboardInterrupt:
         if not comparison.batches:
             raise
@@ -393,7 +395,7 @@ def compare(
         raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
     if not comparison.samples and all(apart.what == EMPTY for apart in comparison.set_apart):
         raise BatchError(f"every batch is empty ({comparison.batches} read). Pass batches with samples.")
-    return comparison.report([*notes, *check.notes])
+    return comparison.report(notes)
 
 
 _EXTRAS = ("isolated", "scale")
@@ -406,12 +408,13 @@ def _asked(metric: Metric) -> tuple[str, ...]:
     return tuple(name for name in _EXTRAS if name in parameters)
 
 
-def _finish(row: _Row, totals: _Totals) -> LayerRow:
+def _finish(row: _Row, totals: _Totals, input_sqnr: float = math.nan) -> LayerRow:
     sums, params, scale = totals.sums, row.params, row.scale
     observed_at: Literal["dq", "raw"] = "raw" if params is None else "dq"
     seen = sums.count > 0
     alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
     note = "; ".join(part for part in (row.problem, sums.reason, alone) if part)
+    range_use, excess_lsb = _reach(sums, params)
     return LayerRow(
         handle=row.handle,
         name=row.name,
@@ -437,28 +440,30 @@ def _finish(row: _Row, totals: _Totals) -> LayerRow:
         quant_max=sums.quant_max if seen else math.nan,
         ref_mean=sums.ref_mean,
         quant_mean=sums.quant_mean,
-        range_use=_range_use(sums, params),
+        range_use=range_use,
         note=note,
         part_of=row.part_of,
         step=row.step,
+        answers_for="" if row.is_block else row.answers_for,
+        input_sqnr=input_sqnr,
+        excess_lsb=excess_lsb,
         custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
     )
 
 
-def _range_use(sums: ErrorSums, params: QuantParams | None) -> float:
-    """Share of the integers between ``quant_min`` and ``quant_max`` that the reference values span."""
+def _reach(sums: ErrorSums, params: QuantParams | None) -> tuple[float, float]:
+    """Share of the integers that the reference values span, and how many steps they reach beyond them."""
     if (
         params is None
         or not isinstance(params.scale, float)
         or not isinstance(params.zero_point, int)
         or not sums.count
     ):
-        return math.nan
-    low, high = (
-        min(max(round(value / params.scale) + params.zero_point, params.quant_min), params.quant_max)
-        for value in (sums.ref_min, sums.ref_max)
-    )
-    return (high - low) / (params.quant_max - params.quant_min)
+        return math.nan, math.nan
+    low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
+    smallest, largest = sums.ref_min / params.scale, sums.ref_max / params.scale
+    spanned = min(max(round(largest), low), high) - min(max(round(smallest), low), high)
+    return spanned / (high - low), max(largest - high, low - smallest, 0.0)
 
 
 def _shorten(names: Sequence[str], most: int = 5) -> str:

@@ -68,7 +68,7 @@ def annotations(
         )
     if quantizer is None:
         raise SelectionError(
-            "a capture is not annotated by itself. Pass a quantizer, too: pt2qa.annotations(capture, 'xnnpack')."
+            "a capture is not annotated by itself. Pass a quantizer, too: pt2qa.annotations(capture, quantizer)."
         )
     return _of_capture(subject, quantizer, qat, overrides)
 

@@ -14,6 +14,7 @@ Row = TypeVar("Row")
 
 SMALLEST_FIRST: Final = frozenset(
     {"sqnr", "isolated_sqnr", "rounding_sqnr", "worst_channel_sqnr", "cosine", "range_use", "handle", "rank"}
+    | {"input_sqnr"}
     | {"min", "q0_1", "q1"}
 )
 """Numbers that are worse the smaller they are (and handles, whose order is the graph's); all others largest first."""

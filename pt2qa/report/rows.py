@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from pt2qa import __version__
 from pt2qa.errors import ReportError
+from pt2qa.report.columns import since
 
 UNQUANTIZED: Final = "not quantized"
 """The note of a :class:`WeightRow` whose weight stays float."""
@@ -20,6 +21,9 @@ NONFINITE_ALONE: Final = "NaN or infinite when run by itself"
 
 EXTENDED: Final[dict[str, Any]] = {"extended": True}
 """Field metadata of columns that ``to_pandas`` and ``to_csv`` give only with ``extended=True``."""
+
+_SINCE_2: Final[dict[str, Any]] = EXTENDED | since(2)
+"""Of columns that reports of the schema 1 do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,14 @@ class LayerRow:
         note: why a number is nan, or what is special here.
         part_of: for a part of a recurrent op that capture took apart, that op's name; else empty.
         step: which step of the sequence such a part computes, from 0; -1 where it is of none, or of all.
+        answers_for: name of the op whose quantization is to blame for the isolated error: the row's own where the value
+            is rounded; where it stays in float the convolution or the like in its region.  Empty where no op reads the
+            value as it is (a convolution's, before the ReLU that is computed with it), and where its error is that of
+            rounded values which an op in float reads.
+        input_sqnr: dB: the smallest ``sqnr`` among the values that the op's region reads; inf where it reads the
+            model's inputs alone, nan where one of them has no row or no number.
+        excess_lsb: how far, in integer steps, the reference's values reach beyond what the integers hold; 0 where they
+            stay within, nan where there is no single scale.
         custom: the user's own metrics by name; every row of one report has the same names.
 
     Raises:
@@ -136,6 +148,9 @@ class LayerRow:
     note: str = field(default="", metadata=EXTENDED)
     part_of: str = field(default="", metadata=EXTENDED)
     step: int = field(default=-1, metadata=EXTENDED)
+    answers_for: str = field(default="", metadata=_SINCE_2)
+    input_sqnr: float = field(default=nan, metadata=_SINCE_2)
+    excess_lsb: float = field(default=nan, metadata=_SINCE_2)
     custom: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

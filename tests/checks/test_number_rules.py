@@ -221,7 +221,7 @@ def test_trap_12_a_channel_that_one_scale_rounds_to_nothing() -> None:
     assert [row.why for row in rows] == [
         "1 of 2 channels of its weight are zero: none of their values reaches half a step of 0.709"
     ]
-    assert "per_channel=True" in rows[0].fix
+    assert "give each channel a scale of its own" in rows[0].fix
     assert found("dead-channel", quantized_pair(two_channels(0.14), x, PlainQuantizer(weights=per_channel()))) == []
     assert found("dead-channel", quantized_pair(two_channels(9.0), x, PlainQuantizer())) == []
 

@@ -112,13 +112,18 @@ def layers(layer: Callable[..., LayerRow]) -> LayerReport:
             isolated_sqnr=25.0 + (7 * index) % 13,
             cosine=0.9999 - index / 5000,
             mse=1e-5 * (index + 1),
+            answers_for=f"features.{index}.conv.1.0/conv2d",
+            input_sqnr=40.75 - 0.75 * index,
+            excess_lsb=0.25,
         )
         for index in range(26)
     ]
-    rows[0] = replace(rows[0], name="x", module="", op="input", sqnr=inf, isolated_sqnr=inf)
+    rows[0] = replace(rows[0], name="x", module="", op="input", sqnr=inf, isolated_sqnr=inf, answers_for="x")
     rows[7] = replace(rows[7], isolated_sqnr=8.24, sqnr=21.0, saturation=0.0421)
     rows[9] = replace(rows[9], op="zeros_like", sqnr=nan, isolated_sqnr=nan, cosine=nan, note="the reference is zero")
-    rows[12] = replace(rows[12], observed_at="raw", dtype="float32", max_lsb=nan, zero_point=nan, scale=nan)
+    rows[12] = replace(
+        rows[12], observed_at="raw", dtype="float32", max_lsb=nan, zero_point=nan, scale=nan, answers_for=""
+    )
     output = layer(handle=-1, name="output", op="output", sqnr=13.46, isolated_sqnr=nan, cosine=0.97812, atol=0.5321)
     module = layer(handle=-1, name="features.3", op="InvertedResidual", sqnr=30.0, isolated_sqnr=22.5)
     return LayerReport(

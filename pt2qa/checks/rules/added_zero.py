@@ -25,8 +25,8 @@ RULE = Rule(
     id="added-zero",
     severity="warning",
     title="additions of zero",
-    why="Python's sum([a, b]) begins with 0 + a. The x86 quantizer takes that for an addition of two tensors and fails "
-    "with a bare AssertionError; XNNPACK's rounds the result once more.",
+    why="Python's sum([a, b]) begins with 0 + a. Quantizers take that for an addition of two tensors: one fails with "
+    "a bare AssertionError, another rounds the result once more.",
     fix="write a + b in the place of sum([a, b]), or make the graph with pt2qa.capture, which removes the addition",
     needs=(),
     find=find,

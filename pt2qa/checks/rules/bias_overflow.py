@@ -66,7 +66,7 @@ RULE = Rule(
     title="biases beyond 32 bits",
     why="Integer kernels add the bias to a 32-bit sum, in steps of the input's scale times the weight's. Where that "
     "product is tiny, as for a channel whose weights are zero, the bias exceeds 2^31 - 1 steps and is cut off.",
-    fix="give the weight observer a larger eps (XNNPACK's and x86's have 2**-12), or keep the layer in float",
+    fix="give the weight observer a larger eps (2**-12 is usual), or keep the layer in float",
     needs=("pair",),
     find=find,
     example="""\

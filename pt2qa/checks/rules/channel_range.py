@@ -41,9 +41,9 @@ RULE = Rule(
     title="channels of very different ranges under one scale",
     why="The largest channel sets the scale, so that the others get few integers: four bits less where their range is "
     f"a 16th. Listed where that is so for more than a tenth of the channels, and one is below {LOW_SQNR:.0f} dB.",
-    fix='give each channel a scale of its own (pt2qa.quantizer("xnnpack", per_channel=True)); where the backend '
-    "cannot, equalise the ranges across layers before capture: Nagel et al. 2019, Data-free quantization through "
-    "weight equalization and bias correction",
+    fix="give each channel a scale of its own where the backend takes per-channel weights; where it does not, equalise "
+    "the ranges across layers before capture: Nagel et al. 2019, Data-free quantization through weight equalization "
+    "and bias correction",
     needs=("pair",),
     find=find,
     example="""\

@@ -34,8 +34,8 @@ def find(subject: Subject) -> Iterator[Found]:
 
 
 _ONE_SCALE_FIX = (
-    'give each channel a scale of its own (pt2qa.quantizer("xnnpack", per_channel=True)), or equalise the ranges of '
-    "the channels across layers before capture"
+    "give each channel a scale of its own where the backend takes per-channel weights, or equalise the ranges of the "
+    "channels across layers before capture"
 )
 _OWN_SCALE_FIX = (
     "the scale is the smallest that the weight observer gives: give it a smaller eps, or scale the layer up"

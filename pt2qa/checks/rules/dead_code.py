@@ -28,7 +28,7 @@ RULE = Rule(
     id="dead-code",
     severity="note",
     title="ops whose results nothing reads",
-    why="The x86 quantizer fails on an unused convolution with a bare IndexError, and others put observers behind "
+    why="Some quantizers fail on an unused convolution with a bare IndexError, and others put observers behind "
     "what nobody reads. pt2qa.capture removes such ops.",
     fix="nothing where that is meant; else use the result in forward",
     needs=(),

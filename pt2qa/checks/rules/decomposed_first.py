@@ -46,7 +46,7 @@ RULE = Rule(
     severity="error",
     title="a program that was decomposed before it is quantized",
     why="Quantizers know conv2d, linear and batch_norm; run_decompositions() writes convolution, addmm and "
-    "native_batch_norm instead. The x86 quantizer then fails, and XNNPACK's leaves nearly everything in float "
+    "native_batch_norm instead. Some quantizers then fail, and others leave nearly everything in float "
     "without a word.",
     fix="quantize what torch.export.export returns, and decompose (or to_edge) afterwards",
     needs=(),

@@ -31,8 +31,8 @@ RULE = Rule(
     title="convolutions with dynamic scales",
     why="Few backends have a kernel for it: elsewhere it runs in float between rounding ops. One scale serves a whole "
     "batch, so that a prediction depends on what it is batched with; accuracy was seen to drop (ao#4292).",
-    fix="quantize convolutions statically, with calibration, and keep dynamic scales for linears: with torchao's x86 "
-    "quantizer set_function_type_qconfig(torch.nn.functional.linear, config) in the place of set_global",
+    fix="quantize convolutions statically, with calibration, and keep dynamic scales for linears: many "
+    "quantizers take a configuration for one type of op",
     needs=("annotations",),
     find=find,
     example="""\

@@ -40,7 +40,7 @@ RULE = Rule(
     id="integer-scalar",
     severity="error",
     title="integer arithmetic that the quantizer turns into float",
-    why="XNNPACK's quantizer replaces the scalar of every add and mul by a float32 tensor: an index becomes a float "
+    why="Some quantizers replace the scalar of every add and mul by a float32 tensor: an index becomes a float "
     "(IndexError), and 16777217 + 1 becomes 16777216.",
     fix="make the graph with pt2qa.capture, which keeps such scalars",
     needs=(),

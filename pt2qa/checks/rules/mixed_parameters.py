@@ -69,7 +69,7 @@ RULE = Rule(
     severity="warning",
     title="values that are rounded with one scale and then with another",
     why="The second rounding adds error for nothing, and kernels that only move data refuse it when the model is "
-    "loaded: XNNPACK's transpose asks for equal parameters on both sides (executorch#19836, executorch#22238).",
+    "loaded, as a transpose does that asks for equal parameters on both sides (executorch#19836, executorch#22238).",
     fix="in the quantizer, give the op's output a SharedQuantizationSpec to its (first) input edge; for one value with "
     "two readers, ask for the same spec at both",
     needs=("annotations",),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pt2qa.checks.site_rows import BIT, VISIBLE_NOISE, clamp_cost, site_rows
 from pt2qa.checks.subject import Subject
 from pt2qa.plugins import Found, Rule
-from pt2qa.report.formats import decibel, share
+from pt2qa.report.formats import decibel, number, share
 
 
 def find(subject: Subject) -> Iterator[Found]:
@@ -15,8 +15,7 @@ def find(subject: Subject) -> Iterator[Found]:
     for row in site_rows(subject):
         cost = clamp_cost(row)
         if row.saturation > 0 and cost > BIT and row.rounding_sqnr < VISIBLE_NOISE:
-            low, high = row.quant_min, row.quant_max
-            beyond = f"{row.ref_min:.3g}..{row.ref_max:.3g} in a range of {low:.3g}..{high:.3g}"
+            beyond = f"{row.ref_min:.3g}..{row.ref_max:.3g}, up to {number(row.excess_lsb)} steps beyond its range"
             yield Found(
                 row.name,
                 f"{share(row.saturation)} % of its values are clamped ({beyond}), which takes it from "
@@ -31,8 +30,8 @@ RULE = Rule(
     title="values beyond the range that calibration chose",
     why="Values outside the range are clamped to its ends. Listed where the noise of that is more than a bit (6 dB) "
     f"above the noise of rounding, and the two leave less than {VISIBLE_NOISE:.0f} dB.",
-    fix="calibrate on data like this; where single values are far out and matter, take an observer that keeps them: "
-    'pt2qa.Edit("observer", (name,), observer="minmax")',
+    fix="if calibration did not reach such values, calibrate on data like this; if it did, its observer cut them off, "
+    'and one that keeps them costs finer steps: pt2qa.Edit("observer", (name,), observer="minmax")',
     needs=("pair", "layers"),
     find=find,
     example="""\

@@ -71,7 +71,7 @@ RULE = Rule(
     severity="note",
     title="modules that forward calls more than once",
     why="One set of weights, several places in the graph. Each place has its own observers after pt2qa.capture; in "
-    "torch.export's own programs quantizers may take all calls for one (plain-program), and XNNPACK's takes a "
+    "torch.export's own programs quantizers may take all calls for one (plain-program), and some take a "
     "convolution's first call only.",
     fix="nothing where that is meant",
     needs=("graph",),

@@ -107,7 +107,8 @@ class LayerReport(RowReport):
         """One row a layer in graph order, columns as fixed in the documentation, custom metrics at the end.
 
         Args:
-            extended: adds ``range_use``, ``note``, ``part_of`` and ``step``.
+            extended: adds ``range_use``, ``note``, ``part_of``, ``step``, ``answers_for``, ``input_sqnr`` and
+                ``excess_lsb``.
             part: ``rows``, ``outputs`` or ``modules``; ``set_apart`` has one row a batch that is set apart.
         """
         return frame(SetApart if part == "set_apart" else LayerRow, getattr(self, part), extended=extended)

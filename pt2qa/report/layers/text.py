@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from math import inf, isfinite, isnan
+from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Final
 
+from pt2qa.decibels import power
 from pt2qa.report.columns import custom_names
 from pt2qa.report.formats import cosine, decibel, number, share
 from pt2qa.report.layers.steps import folded
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 LOW_SQNR: Final = 20.0
 """dB below which a layer, weight or output is called low: the noise has more than 1 % of the signal's power."""
 
-CLAMPED: Final = 0.01
-"""Share of clamped values above which a layer is counted: calibration did not see the range."""
+MOSTLY: Final = 0.5
+"""Share of a value's error that clamping makes, above which it is counted."""
 
 VIEWS: Final = (
     View("name", "name", str, 0, shrinks_to=24),
@@ -74,9 +74,16 @@ def layer_table(report: LayerReport, sort: str, limit: int | None, width: int) -
 
 
 def layer_summary(report: LayerReport) -> list[str]:
-    """What to look at, in sentences that state their thresholds."""
-    found = [_about_output(report), _about_isolated(report), _about_drop(report.rows), _counts(report), _advice(report)]
-    return [*about_set_apart(report.set_apart, report.batches), *(sentence for sentence in found if sentence)]
+    """What the rows prove, in sentences that state their thresholds.
+
+    No row can prove what its error costs the output, so that sensitivity and reconfigure are named for that.  Layers
+    are named only where an output is low, and they are themselves.
+    """
+    about = [_about_output(report), _about_isolated(report)]
+    if report.sqnr < LOW_SQNR:
+        about += [_about_growth(report.rows), _about_clamped(report.rows)]
+    about += [_counts(report), _advice(report)]
+    return [*about_set_apart(report.set_apart, report.batches), *(sentence for sentence in about if sentence)]
 
 
 def ranked_by(rows: Sequence[LayerRow]) -> str:
@@ -84,15 +91,22 @@ def ranked_by(rows: Sequence[LayerRow]) -> str:
     return "isolated_sqnr" if any(not isnan(row.isolated_sqnr) for row in rows) else "sqnr"
 
 
-def biggest_drop(rows: Sequence[LayerRow]) -> tuple[LayerRow, float, float] | None:
-    """Where the cumulative SQNR falls most from one row to the next in graph order: the row, dB before, dB there.
+def growth(row: LayerRow) -> float:
+    """By how much the noise, as a share of the signal's power, is above that in what the row's op reads; or nan."""
+    return power(-row.sqnr) - power(-row.input_sqnr)
 
-    Rows without a finite SQNR are stepped over: nothing can be said of a fall from inf or nan.
+
+def clamped_share(row: LayerRow) -> float:
+    """The share of a value's error that clamping makes, 0..1: beyond ``scale**2 / 12``, which rounding makes alone.
+
+    It is that of the reference's values, rounded, within the error of the quantized run.  nan where the rounding was
+    not measured.
     """
-    known = [row for row in rows if isfinite(row.sqnr)]
-    falls = [(row, before.sqnr, row.sqnr) for before, row in pairwise(known)]
-    deepest = max(falls, key=lambda fall: fall[1] - fall[2], default=None)
-    return deepest if deepest is not None and deepest[1] > deepest[2] else None
+    if not row.mse > 0:
+        return nan
+    share = power(row.sqnr - row.rounding_sqnr) - row.scale * row.scale / (12 * row.mse)
+    beyond = row.saturation > 0 or row.excess_lsb > 0.5
+    return min(max(share, 0.0), 1.0) * beyond if isfinite(share) else nan
 
 
 def _title(report: LayerReport, sort: str) -> str:
@@ -139,60 +153,96 @@ def _about_worst_output(which: str, worst: LayerRow) -> str:
 def _about_isolated(report: LayerReport) -> str:
     if not report.rows:
         return "No layer was compared."
-    worst = report.worst(1)[0]
-    if isnan(worst.isolated_sqnr):
+    if isnan(report.worst(1)[0].isolated_sqnr):
         if all(isnan(row.sqnr) or NONFINITE_ALONE in row.note for row in report.rows):
             return "No layer has an isolated SQNR: its values are not finite, or all zero in the reference."
         return "Isolated SQNR was not measured; SQNR is cumulative and includes the error from upstream."
-    low = sum(row.isolated_sqnr < LOW_SQNR for row in report.rows)
+    values = [row for row in ranked(LayerRow, _quantized(report.rows), "isolated_sqnr") if not isnan(row.isolated_sqnr)]
+    if not values:
+        return ""
+    worst, median = values[0], values[(len(values) - 1) // 2]
+    low = sum(row.isolated_sqnr < LOW_SQNR for row in values)
+    where = f" ({_named(worst)})" if low and report.sqnr < LOW_SQNR else ""
     return (
-        f"Worst layer by itself: {worst.name}, isolated SQNR {decibel(worst.isolated_sqnr)} dB; "
-        f"{low} of {counted(len(report.rows), 'layer')} below {LOW_SQNR:g} dB."
+        f"Isolated SQNR of {counted(len(values), 'quantized value')}: lowest {decibel(worst.isolated_sqnr)} dB{where}, "
+        f"median {decibel(median.isolated_sqnr)} dB; {low} below {LOW_SQNR:g} dB."
     )
 
 
-def _about_drop(rows: Sequence[LayerRow]) -> str:
-    drop = biggest_drop(rows)
-    if drop is None:
+def _about_growth(rows: Sequence[LayerRow]) -> str:
+    known = [row for row in _quantized(rows) if not isnan(growth(row))]
+    if not known:
         return ""
-    row, before, there = drop
-    return f"Biggest drop of SQNR along the graph: from {decibel(before)} to {decibel(there)} dB at {row.name}."
+    limit = power(-LOW_SQNR)
+    large = sorted((row for row in known if growth(row) > limit), key=growth, reverse=True)
+    grows = f"grows by more than {100 * limit:g} % of the signal's power"
+    if not large:
+        return f"From what an op reads to what it makes, the noise nowhere {grows}."
+    most = large[0]
+    before = "exact values" if most.input_sqnr == inf else f"{decibel(most.input_sqnr)} dB in what it reads"
+    return (
+        f"The noise {grows} at {counted(len(large), 'op')}, most at {_named(most)}: from {before} to "
+        f"{decibel(most.sqnr)} dB."
+    )
 
 
-def _clamped(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    return [row for row in ranked(LayerRow, rows, "saturation") if row.saturation > CLAMPED]
+def _about_clamped(rows: Sequence[LayerRow]) -> str:
+    clamped = [row for row in _clamped(rows) if row.rounding_sqnr < LOW_SQNR]
+    if not clamped:
+        return ""
+    worst = ranked(LayerRow, clamped, "rounding_sqnr")[0]
+    far = "" if isnan(worst.excess_lsb) else f", with values up to {number(worst.excess_lsb)} steps beyond its range"
+    return (
+        f"Values are clamped at {worst.name}, which makes {100 * clamped_share(worst):.0f} % of the error there{far}: "
+        "the range does not fit this data."
+    )
 
 
 def _counts(report: LayerReport) -> str:
-    clamped = _clamped(report.rows)
-    most = f" (most: {clamped[0].name}, {share(clamped[0].saturation)} %)" if clamped else ""
     missing = without_number(report.rows, ranked_by(report.rows))
-    return (
-        f"Counts: {counted(len(clamped), 'layer')} with more than {100 * CLAMPED:g} % of values clamped{most}, "
-        f"{counted(len(missing), 'row')} without a number, {len(report.unpaired)} unpaired, "
-        f"{counted(len(report.notes), 'note')}."
-    )
+    found = [
+        f"{counted(len(missing), 'row')} without a number",
+        f"{len(report.unpaired)} unpaired",
+        counted(len(report.notes), "note"),
+    ]
+    if any(not isnan(clamped_share(row)) for row in report.rows):
+        found.insert(0, f"{counted(len(_clamped(report.rows)), 'value')} with most of the error from clamping")
+    return f"Counts: {', '.join(found)}."
 
 
 def _advice(report: LayerReport) -> str:
-    worst = next(iter(report.worst(1)), None)
-    if worst is None:
+    if not report.rows:
         return ""
     if failed := failures(report.set_apart):
         return f"Look at {failed[0].name} first: quantization makes values there that are not finite."
-    if worst.isolated_sqnr < LOW_SQNR:
-        return f"Look at {worst.name} first: no layer loses more by the rounding of its own inputs, weights and output."
-    if report.sqnr < LOW_SQNR and isnan(worst.isolated_sqnr):
-        return "Look where SQNR drops, in graph order."
     if report.sqnr < LOW_SQNR:
-        return f"No layer is below {LOW_SQNR:g} dB by itself: errors add up; look where SQNR drops, in graph order."
-    missing = [*without_number(report.outputs, "sqnr"), *without_number(report.rows, ranked_by(report.rows))]
+        return (
+            "What each layer costs the output is not measured here: pt2qa.sensitivity ranks them by it, and "
+            "pt2qa.reconfigure finds what to change."
+        )
+    measured = ranked_by(report.rows)
+    missing = [*without_number(report.outputs, "sqnr"), *without_number(report.rows, measured)]
     if len(missing) == len(report.outputs) + len(report.rows):
         return "No verdict: no layer and no output has a number."
-    if _clamped(report.rows):
-        return "Look at the clamped layers: calibration did not see their range."
-    if report.set_apart or missing:
-        unknown = [counted(len(report.set_apart), "batch", "batches")] if report.set_apart else []
-        unknown += [f"{counted(len(missing), 'row')} without a number"] if missing else []
-        return f"What has a number is not below {LOW_SQNR:g} dB; nothing is known of {' and '.join(unknown)}."
-    return f"Nothing stands out: no layer and no output is below {LOW_SQNR:g} dB."
+    unknown = [counted(len(report.set_apart), "batch", "batches")] if report.set_apart else []
+    unknown += [f"{counted(len(missing), 'row')} without a number"] if missing else []
+    rest = f"othing is known of {' and '.join(unknown)}." if unknown else ""
+    if any(row.isolated_sqnr < LOW_SQNR for row in _quantized(report.rows)):
+        return rest and f"N{rest}"
+    by_itself = ", and no quantized value by itself" if measured == "isolated_sqnr" else ""
+    found = f"o output is below {LOW_SQNR:g} dB{by_itself}"
+    return f"N{found}; n{rest}" if rest else f"Nothing stands out: n{found}."
+
+
+def _quantized(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Rows of values that some op reads as they are, and that quantization changes at that very op."""
+    return [row for row in rows if row.observed_at == "dq" or row.answers_for]
+
+
+def _named(row: LayerRow) -> str:
+    """Which op answers for a row, and where its value is read."""
+    return row.name if row.answers_for in ("", row.name) else f"{row.answers_for}, as {row.name} hands it on"
+
+
+def _clamped(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    return [row for row in rows if clamped_share(row) > MOSTLY]

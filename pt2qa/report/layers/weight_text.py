@@ -60,9 +60,9 @@ def weight_table(report: WeightReport, sort: str, limit: int | None, width: int)
 
 
 def weight_summary(report: WeightReport) -> list[str]:
-    """What to look at, in sentences that state their thresholds."""
+    """What the rows prove, in sentences that state their thresholds; weights are named only where they are low."""
     quantized = [row for row in report.rows if row.quantized]
-    found = [_about_worst(quantized), _about_dead(quantized), _counts(report, quantized)]
+    found = [_about_worst(quantized), *_about_dead(quantized), _counts(report, quantized)]
     return [sentence for sentence in found if sentence]
 
 
@@ -83,22 +83,28 @@ def _about_worst(quantized: list[WeightRow]) -> str:
     if isnan(worst.worst_channel_sqnr):
         return "No weight has a channel SQNR."
     low = sum(row.worst_channel_sqnr < LOW_SQNR for row in quantized)
-    where = f"channel {worst.worst_channel} at " if worst.worst_channel >= 0 else ""
+    channel = f", channel {worst.worst_channel}" if worst.worst_channel >= 0 else ""
+    where = f" ({worst.name}, {worst.attr}{channel})" if low else ""
     return (
-        f"Worst: {worst.name}, {worst.attr}, {where}{decibel(worst.worst_channel_sqnr)} dB; "
-        f"{low} of {counted(len(quantized), 'quantized weight')} with a channel below {LOW_SQNR:g} dB."
+        f"Channel SQNR of {counted(len(quantized), 'quantized weight')}: lowest {decibel(worst.worst_channel_sqnr)} dB"
+        f"{where}; {low} below {LOW_SQNR:g} dB."
     )
 
 
-def _about_dead(quantized: list[WeightRow]) -> str:
+def _about_dead(quantized: list[WeightRow]) -> list[str]:
+    """Dead channels, by what made them: one scale for all, or the smallest scale that their own may be."""
     dead = order(WeightRow, [row for row in quantized if row.dead_channels > 0], "dead_channels", worst=BY)
-    if not dead:
-        return ""
-    total = sum(row.dead_channels for row in dead)
-    return (
-        f"{counted(total, 'dead channel')}, all zeros once quantized, in {counted(len(dead), 'weight')} "
-        f"(most: {dead[0].name}, {dead[0].dead_channels}): quantize per channel, or rescale them."
+    causes = (
+        ([row for row in dead if row.axis < 0], "one scale serves all channels of these weights"),
+        ([row for row in dead if row.axis >= 0], "each has a scale of its own, which is too large for it"),
     )
+    return [
+        f"{counted(sum(row.dead_channels for row in rows), 'dead channel')}, all zeros once quantized, in "
+        f"{counted(len(rows), 'weight')} (most: {rows[0].name}, {rows[0].dead_channels}): {why}. pt2qa.check tells "
+        "which of them were worth a step of the output."
+        for rows, why in causes
+        if rows
+    ]
 
 
 def _counts(report: WeightReport, quantized: list[WeightRow]) -> str:

@@ -7,7 +7,6 @@ from math import inf, isnan, log2
 from typing import TYPE_CHECKING, Final
 
 from pt2qa.report.formats import number, share, whole
-from pt2qa.report.layers.text import CLAMPED
 from pt2qa.report.profiles.histogram import RELATIVE_ERROR
 from pt2qa.report.profiles.rows import ProfileRow
 from pt2qa.report.prose import counted, listed, sections, wrap
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 
 OUTLIERS: Final = 4.0
 """Peak above which a value is said to have outliers: two bits of an integer grid serve 0.1 % of the values."""
+
+CLAMPED: Final = 0.01
+"""Share of values that the clamp moved, above which a tensor is counted."""
 
 LITTLE_USED: Final = 0.5
 """Share of the integer range below which it is said to be little used: one bit is lost."""
@@ -152,7 +154,8 @@ def _about_clamped(rows: Sequence[ProfileRow]) -> str:
         return ""
     return (
         f"The clamp moved more than {100 * CLAMPED:g} % of the values in {_among(clamped, len(rows))} (most: "
-        f"{_named(clamped[0])}, {share(clamped[0].saturation)} %): calibration did not see the range."
+        f"{_named(clamped[0])}, {share(clamped[0].saturation)} %); how far, and at what cost, "
+        "pt2qa.compare_layers tells."
     )
 
 
@@ -177,7 +180,7 @@ def _about_range(rows: Sequence[ProfileRow]) -> str:
     return (
         f"Less than {100 * LITTLE_USED:g} % of the integer range used by {len(unused)} of "
         f"{counted(len(known), 'quantized tensor')} (least: {_named(unused[0])}, {share(unused[0].range_use)} %): "
-        "the scale is larger than this data needs."
+        "this data has nothing for the other integers."
     )
 
 
