@@ -8,37 +8,25 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
-from pt2qa.errors import PairingError, SimulationError
+from pt2qa.errors import PairingError
 from pt2qa.export import Capture
 from pt2qa.handles import OpName, handle_of, names_of
 from pt2qa.metrics import error_sums
 from pt2qa.report.rows import Environment, Unpaired
 from pt2qa.simulator import op_rules, quant_ops
-from pt2qa.simulator.batches import (
-    Batch,
-    as_call,
-    flatten_batch,
-    restore_buffers,
-    snapshot_buffers,
-)
-from pt2qa.simulator.lockstep import lockstep
+from pt2qa.simulator.batches import Batch, as_call, flatten_batch
 from pt2qa.simulator.lower import lower
 from pt2qa.simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa.simulator.program import Program, Region, Site
-from pt2qa.simulator.simulator import Simulator, graph_values, tensors_equal
-
-REFERENCE_MATCH_DB = 60.0
-"""How well the simulator with every site off must match a reference graph that somebody else made."""
-
+from pt2qa.simulator.simulator import Simulator
+from pt2qa.simulator.verification import Graphs, Verification, bytes_of, simulated
 
 WEIGHT_MATCH_DB = 3.0
 """How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
@@ -142,7 +130,6 @@ class QuantizedPair:
     capture: Capture | None = None
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
-    _verified: set[str] = field(default_factory=set, compare=False)
 
     def __repr__(self) -> str:
         sites = f"{len(self.sites)} sites in {len(self.regions)} regions"
@@ -193,12 +180,17 @@ class QuantizedPair:
             self.capture.check_batch(*as_call(batch, self.quantized))
         return flatten_batch(self.quantized, batch)
 
-    def verify(self, batch: Batch) -> tuple[str, ...]:
-        """Checks on a batch that the simulator computes what the graphs compute; each batch is checked once.
+    @functools.cached_property
+    def graphs(self) -> Graphs:
+        """Both graphs and the simulator of them, for :class:`~pt2qa.simulator.verification.Verification`."""
+        return Graphs(self.quantized, self.reference, self.simulator)
 
-        With every site on, the outputs must equal those of the converted graph bit for bit.  Where the fused ops do not
-        on this machine, the converted ops take their place.  With every site off, the outputs must equal the
-        reference graph's, to rounding where the reference was made elsewhere.
+    def verify(self, batch: Batch) -> tuple[str, ...]:
+        """Checks on a batch that the simulator computes what the graphs compute.
+
+        With every site on, the outputs must equal those of the converted graph bit for bit.  Where the fused ops do
+        not, the converted ops take their place.  With every site off, the outputs must equal the reference graph's, to
+        rounding where the reference was made elsewhere.
 
         Returns:
             Notes for the report.
@@ -206,58 +198,9 @@ class QuantizedPair:
         Raises:
             SimulationError: the outputs differ; the message names the first op where they do.
         """
-        values = self.values(batch)
-        digest = digest_of(values)
-        if digest in self._verified:
-            return ()
-        notes: list[str] = []
-        expected = _run_graph(self.quantized, batch)
-        if not tensors_equal(self.simulator.run(values, on=True), expected):
-            converted = Simulator(self.program, fused=False)
-            if not tensors_equal(converted.run(values, on=True), expected):
-                raise SimulationError(_first_difference(self, values))
-            self.__dict__["simulator"] = converted
-            notes.append(
-                "the fused quantize ops differ from the converted ops on this machine; the converted ones are used"
-            )
-        self._check_reference(values, _run_graph(self.reference, batch))
-        self._verified.add(digest)
-        return tuple(notes)
-
-    def _check_reference(self, values: list[Any], expected: Any) -> None:
-        """The converted graph without its quantization must be the reference: else convert changed the model."""
-        actual = self.simulator.run(values, on=False)
-        if tensors_equal(actual, expected):
-            return
-        for position, (got, want) in enumerate(
-            zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
-        ):
-            if isinstance(want, Tensor) and want.is_floating_point():
-                match = error_sums(want, got).sqnr
-                if not match >= REFERENCE_MATCH_DB:
-                    hints = "".join(f" {note}." for note in self.program.notes) + self._written_buffers()
-                    raise SimulationError(
-                        f"the quantized graph without its quantization matches the reference graph at {match:.1f} dB "
-                        f"only (output {position}; expected at least {REFERENCE_MATCH_DB:.0f} dB), so what differs is "
-                        "not int8. Either the two graphs were not made from one float graph (same weights, eval "
-                        f"mode), or convert_pt2e changed the model.{hints}"
-                    )
-
-    def _written_buffers(self) -> str:
-        written = [constant.attribute for constant in self.program.constants if constant.mutated]
-        written += [
-            str(node.args[0].target)
-            for node in _ops(self.reference)
-            if op_rules.mutates_first_argument(node.target)
-            and isinstance(node.args[0], Node)
-            and node.args[0].op == "get_attr"
-        ]
-        if not written:
-            return ""
-        names = ", ".join(sorted(set(written)))
-        return (
-            f" The forward writes to the buffers {names}; convert_pt2e treats a buffer that is quantized as a constant."
-        )
+        check, values = Verification(self.graphs), self.values(batch)
+        check.run(functools.partial(simulated, self.simulator, values), values)
+        return tuple(check.notes)
 
 
 def pair(
@@ -330,7 +273,7 @@ def fingerprint(graph_module: GraphModule) -> str:
             digest.update(str(node.target).encode())
     for name, tensor in sorted(graph_module.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(_bytes(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()[:16]
 
 
@@ -398,60 +341,6 @@ def _without_observers(graph_module: GraphModule) -> GraphModule:
             stripped.graph.erase_node(node)
     stripped.recompile()
     return stripped
-
-
-def _run_graph(graph_module: GraphModule, batch: Batch) -> Any:
-    """A graph's outputs on a batch, its buffers as they were."""
-    args, kwargs = as_call(batch, graph_module)
-    writes = any(op_rules.mutates_first_argument(node.target) for node in graph_module.graph.nodes)
-    saved = snapshot_buffers(graph_module) if writes else {}
-    with torch.no_grad():
-        result = graph_module(*args, **kwargs)
-    restore_buffers(graph_module, saved) if writes else None
-    return result
-
-
-def digest_of(values: Sequence[Any]) -> str:
-    """Identifies the flat inputs of a graph by their bytes."""
-    digest = hashlib.blake2b()
-    for value in values:
-        if isinstance(value, Tensor):
-            digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
-            digest.update(_bytes(value))
-        else:
-            digest.update(repr(value).encode())
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _first_difference(pair: QuantizedPair, values: list[Any]) -> str:
-    """Names the first op where the simulator and the converted graph differ."""
-    expected: dict[int, list[Any]] = {}
-
-    def keep(node: Node, value: Any) -> None:
-        handle = handle_of(node)
-        if handle is not None and node.op == "call_function" and not quant_ops.is_quantization(node):
-            expected.setdefault(handle, []).append(value.clone() if isinstance(value, Tensor) else value)
-
-    graph_values(pair.quantized, values, keep)
-    found: list[str] = []
-
-    def compare(event: Any) -> None:
-        wanted = expected.get(event.step.handle)
-        if found or event.step.site is not None or not wanted or len(wanted) != 1:
-            return
-        if not tensors_equal(event.quantized, wanted[0]):
-            found.append(event.step.name)
-
-    lockstep(pair.simulator, values, compare)
-    where = f"first at {found[0]}" if found else "at the outputs"
-    return (
-        f"the simulator does not compute what the converted graph computes: they differ {where}. "
-        "Numbers would be about another model, so none are given. Please report the model that shows this."
-    )
 
 
 def _pair_handles(pair: QuantizedPair) -> Pairing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from pt2qa.report.set_apart import EMPTY, SetApart
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
 from pt2qa.simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
 from pt2qa.simulator.outputs import output_names, structured
+from pt2qa.simulator.verification import Outputs, Verification, simulated
 
 
 def find_bad_cases(
@@ -82,7 +84,7 @@ def find_bad_cases(
             raise SelectionError(f"{name} is {number}; expected {least} or more.")
     metrics = chosen_metrics(metric, with_targets=targets_of is not None)
     search = _Search(pair, metrics, k, post_process, Feedback.of(pair.quantized, feedback or {}), batch_axis)
-    notes = [*pair.notes, *pair.program.notes]
+    notes, check = [*pair.notes, *pair.program.notes], Verification(pair.graphs)
     bar = tqdm(
         itertools.islice(read_batches(batches, None), num_steps),
         desc="find bad cases",
@@ -102,9 +104,8 @@ def find_bad_cases(
                     raise
                 notes.append(f"stopped at batch {search.found.steps}, {type(error).__name__}: {error}")
                 break
-            if not search.found.samples:
-                notes += pair.verify(step.batch)
-            search.add(step)
+            models = functools.partial(simulated, pair.simulator, step.reference, step.quantized)
+            search.add(step, check.run(models, step.reference, step.quantized))
     except KeyboardInterrupt:
         if not search.found.steps:
             raise
@@ -113,7 +114,7 @@ def find_bad_cases(
         raise BatchError("no batch to search. Pass at least one; an iterator that was read before is empty.")
     if sum(apart.what == EMPTY for apart in search.found.set_apart) == search.found.steps:
         raise BatchError(f"every batch is empty ({search.found.steps} read). Pass batches with samples.")
-    return search.report(notes)
+    return search.report([*notes, *check.notes])
 
 
 def _read(
@@ -188,11 +189,10 @@ class _Search:
             quantized = self.pair.values(self.feedback.fill(batch, self.states[1]))
         return _Step(filled, reference, quantized, targets)
 
-    def add(self, step: _Step) -> None:
-        """Runs a batch and takes in what it shows."""
-        simulator, graph = self.pair.simulator, self.pair.quantized
-        reference = structured(graph, simulator.run(step.reference, on=False))
-        quantized = structured(graph, simulator.run(step.quantized, on=True))
+    def add(self, step: _Step, outputs: Outputs) -> None:
+        """Takes in what the outputs of a batch show."""
+        graph = self.pair.quantized
+        reference, quantized = structured(graph, outputs.reference), structured(graph, outputs.quantized)
         size = case_batches.batch_size(step.reference, self.axis)
         samples = size if self.axis is not None else count_samples(step.reference)
         if is_empty(samples, reference):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -21,10 +22,12 @@ from pt2qa.report import LayerReport, LayerRow, SetApart
 from pt2qa.report.rows import NONFINITE_ALONE
 from pt2qa.report.set_apart import EMPTY
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
+from pt2qa.simulator.isolated_check import Isolated
 from pt2qa.simulator.lockstep import Event, lockstep
 from pt2qa.simulator.nonfinite import first_nonfinite, is_empty
 from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import QuantParams, Step
+from pt2qa.simulator.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class _Row:
         group: number of the group that makes the value isolated; None where nothing in its region is quantized.
         totals: over the batches that count.
         apart: over the batches that are set apart.
+        place: the step whose value it compares; None for an output of the model.
     """
 
     name: str
@@ -86,6 +90,7 @@ class _Row:
     group: int | None
     totals: _Totals
     apart: _Totals
+    place: Step | None = None
     part_of: str = ""
     step: int = -1
     answers_for: str = ""
@@ -98,6 +103,16 @@ class _Row:
     def scale(self) -> float:
         """What one integer step is worth, the largest of several; nan where nothing says so."""
         return self.params.largest_scale if self.params is not None else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one run of both models on a batch gave; see :class:`pt2qa.simulator.verification.Run`."""
+
+    reference: Any
+    quantized: Any
+    isolated: tuple[Isolated, ...]
+    seen: list[tuple[_Row, _Totals]]
 
 
 class Comparison:
@@ -163,7 +178,7 @@ class Comparison:
 
     def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> _Row:
         params = self.program.sites[place.site].params if place.site is not None else None
-        row = _Row(name, module, op, handle, params, group, self.empty, self.empty)
+        row = _Row(name, module, op, handle, params, group, self.empty, self.empty, place)
         row.answers_for = name if params is not None else self.reading.answers_for(place)
         row.sources = self.reading.sources(place)
         self.rows.setdefault(place.index, []).append(row)
@@ -195,8 +210,8 @@ class Comparison:
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
-    def add(self, values: list[Any]) -> None:
-        """Adds a batch; a batch that is interrupted leaves nothing behind."""
+    def measure(self, values: list[Any]) -> _Measured:
+        """Runs both models on a batch; nothing is added yet, so that a batch can be checked, or run again."""
         seen: list[tuple[_Row, _Totals]] = []
 
         def visit(event: Event) -> None:
@@ -214,7 +229,21 @@ class Comparison:
             ranges=True,
             pieces=not self.metrics,
         )
-        outputs = self._measure_outputs(reference, quantized)
+        return _Measured(reference, quantized, tuple(self._isolated(seen)), seen)
+
+    def _isolated(self, seen: Sequence[tuple[_Row, _Totals]]) -> Iterator[Isolated]:
+        """The isolated errors of a batch, whose rows may come in pieces."""
+        noise: dict[int, NoiseSums] = {}
+        for row, totals in seen:
+            noise[id(row)] = noise.get(id(row), NoiseSums()).merge(totals.isolated)
+        for row in {id(row): row for row, _ in seen}.values():
+            if row.place is not None and row.group is not None and noise[id(row)].count:
+                steps = [self.program.steps[index] for index in self.groups[row.group]]
+                yield Isolated(row.name, row.handle, row.place, steps, noise[id(row)])
+
+    def add(self, values: list[Any], measured: _Measured) -> None:
+        """Adds what was measured of a batch; one that is interrupted leaves nothing behind."""
+        seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized)
         samples = count_samples(values)
         apart = self._why_apart(values, samples, measured, outputs)
         for row, totals in (*seen, *((row, totals) for row, totals, _ in outputs)):
@@ -367,13 +396,14 @@ def compare(
     progress: bool | None,
     what: str,
 ) -> LayerReport:
-    """Runs a comparison over all batches, of which the first one is verified; ``what`` names the progress bar.
+    """Runs a comparison over all batches, verifying its own runs; ``what`` names the progress bar.
 
     Raises:
         BatchError: there is no batch, or one does not fit the captured inputs.
         SimulationError: the simulator does not compute what the converted graph computes.
     """
     pair = comparison.pair
+    check = Verification(pair.graphs)
     notes = [*pair.notes, *pair.program.notes]
     bar = tqdm(
         read_batches(batches, inputs_of),
@@ -384,9 +414,8 @@ def compare(
     )
     try:
         for batch in bar:
-            if not comparison.batches:
-                notes += pair.verify(batch)
-            comparison.add(pair.values(batch))
+            values = pair.values(batch)
+            comparison.add(values, check.run(functools.partial(comparison.measure, values), values))
     except KeyboardInterrupt:
         if not comparison.batches:
             raise
@@ -395,7 +424,7 @@ def compare(
         raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
     if not comparison.samples and all(apart.what == EMPTY for apart in comparison.set_apart):
         raise BatchError(f"every batch is empty ({comparison.batches} read). Pass batches with samples.")
-    return comparison.report(notes)
+    return comparison.report([*notes, *check.notes])
 
 
 _EXTRAS = ("isolated", "scale")

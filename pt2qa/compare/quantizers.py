@@ -25,6 +25,7 @@ from pt2qa.simulator.batches import Batch, count_samples, read_batches
 from pt2qa.simulator.nonfinite import first_nonfinite, is_empty
 from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import Program, Step
+from pt2qa.simulator.verification import Outputs, Verification
 
 
 def compare_quantizers(
@@ -78,6 +79,7 @@ def compare_quantizers(
     if not pairs:
         raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
     race: _Race | None = None
+    checks = {name: Verification(pair.graphs) for name, pair in pairs.items()}
     notes: list[str] = []
     bar = tqdm(
         read_batches(calibration if batches is None else batches, inputs_of),
@@ -88,10 +90,9 @@ def compare_quantizers(
     )
     try:
         for batch in bar:
-            if race is None:
-                notes += _verified(pairs, batch, failed)
-                race = _Race(pairs)
-            race.add(next(iter(pairs.values())).values(batch))
+            race = _Race(pairs) if race is None else race
+            values = race.first.values(batch)
+            race.add(values, _verified(race, values, checks, failed))
     except KeyboardInterrupt:
         if race is None or not race.batches:
             raise
@@ -102,6 +103,7 @@ def compare_quantizers(
         raise BatchError(f"every batch is empty ({race.batches} read). Pass batches with samples.")
     rows = race.rows()
     failed |= _failures(race)
+    notes += [f"{name}: {note}" for name, pair in pairs.items() for note in (*pair.notes, *checks[name].notes)]
     notes += race.notes()
     first = next(iter(pairs.values()))
     return CandidateReport(
@@ -126,18 +128,19 @@ def _failures(race: _Race) -> dict[str, str]:
     return {name: f"on {len(own)} of {total}: {own[0].fault} ({own[0].place})" for name, own in found.items()}
 
 
-def _verified(pairs: dict[str, QuantizedPair], batch: Batch, failed: dict[str, str]) -> list[str]:
-    """Takes out the pairs of which the simulator is not exact, and notes why; gives the notes of the others."""
-    notes = []
-    for name, pair in list(pairs.items()):
+def _verified(race: _Race, values: list[Any], checks: Mapping[str, Verification], failed: dict[str, str]) -> _Lap:
+    """All models run on a batch; a candidate that the simulator does not compute exactly leaves the race."""
+    lap = race.measure(values)
+    for name in list(race.pairs):
         try:
-            notes += [f"{name}: {note}" for note in (*pair.notes, *pair.verify(batch))]
+            while not checks[name].accepts(Outputs(lap.reference, lap.quantized[name]), values):
+                lap = race.measure(values)
         except SimulationError as error:
             failed[name] = str(error)
-            del pairs[name]
-    if not pairs:
+            del race.pairs[name]
+    if not race.pairs:
         raise SimulationError("; ".join(f"{name}: {text}" for name, text in failed.items()))
-    return notes
+    return lap
 
 
 def _named(quantizers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -193,12 +196,27 @@ class _Value:
         return self.sums.get(name, self.apart.get(name))
 
 
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """What one run of all models on a batch gave.
+
+    Attributes:
+        reference: the float model's outputs, flat.
+        quantized: each candidate's.
+        sums: by row of the table, the noise of each candidate.
+    """
+
+    reference: list[Any]
+    quantized: dict[str, list[Any]]
+    sums: list[tuple[_Value, dict[str, NoiseSums]]]
+
+
 class _Race:
     """One float model and several quantized ones, all at the same op."""
 
-    def __init__(self, pairs: Mapping[str, QuantizedPair]) -> None:
+    def __init__(self, pairs: dict[str, QuantizedPair]) -> None:
         self.pairs = pairs
-        first = next(iter(pairs.values()))
+        self.first = first = next(iter(pairs.values()))
         # The float graphs differ by nothing but what prepare folded and rewrote, which was checked at calibration.
         self.reference = first.simulator
         self.places = {name: _places(pair.program) for name, pair in pairs.items()}
@@ -208,8 +226,8 @@ class _Race:
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
 
-    def add(self, values: list[Any]) -> None:
-        """Adds a batch; a batch that is interrupted leaves nothing behind."""
+    def measure(self, values: list[Any]) -> _Lap:
+        """Runs all models on a batch; nothing is added yet, so that the run can be checked, or made again."""
         found: list[tuple[_Value, dict[str, NoiseSums]]] = []
         runners = {
             name: _Runner(pair.simulator.walk(values, True), self.places[name]) for name, pair in self.pairs.items()
@@ -228,14 +246,17 @@ class _Race:
             results = {name: _leaves(runner.finish()) for name, runner in runners.items()}
         leaves = _leaves(reference)
         if not self.outputs:
-            graph = next(iter(self.pairs.values())).quantized
-            self.outputs = {name: _Value(None) for name in output_names(graph, len(leaves))}
+            self.outputs = {name: _Value(None) for name in output_names(self.first.quantized, len(leaves))}
         for number, (output, leaf) in enumerate(zip(self.outputs.values(), leaves, strict=True)):
             found.append((output, _noise(leaf, {name: result[number] for name, result in results.items()})))
+        return _Lap(leaves, results, found)
+
+    def add(self, values: list[Any], lap: _Lap) -> None:
+        """Adds what was measured on a batch; one that is interrupted leaves nothing behind."""
         samples = count_samples(values)
-        apart = self._why_apart(values, samples, found, leaves)
+        apart = self._why_apart(values, samples, lap.sums, lap.reference)
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
-        for place, sums in found:
+        for place, sums in lap.sums:
             place.add(sums, left_out)
         self.set_apart += apart
         self.batches += 1
@@ -282,8 +303,8 @@ class _Race:
         missing = [name for name, value in self.values.items() if not (value.sums or value.apart)]
         if missing:
             notes.append(f"not compared, no single tensor as output: {len(missing)} ops, such as {missing[0]}")
-        for name, known in self.known.items():
-            if extra := [op for op in known if op not in self.values]:
+        for name in self.pairs:
+            if extra := [op for op in self.known[name] if op not in self.values]:
                 notes.append(f"not compared, ops that {name} alone has: {len(extra)}, such as {sorted(extra)[0]}")
         return notes
 

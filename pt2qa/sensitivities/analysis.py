@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from pt2qa.errors import BatchError, SelectionError
-from pt2qa.pairing import QuantizedPair, digest_of
+from pt2qa.pairing import QuantizedPair
 from pt2qa.report import SensitivityBatch, SensitivityPart, SensitivityReport
 from pt2qa.report.sensitivities.rows import ALL_SITES
 from pt2qa.sensitivities.exact import walk_places
@@ -20,6 +20,7 @@ from pt2qa.sensitivities.outputs import PostProcess, finished, float_names
 from pt2qa.sensitivities.places import Group, Place, find_places
 from pt2qa.sensitivities.projection import Projection
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
+from pt2qa.simulator.verification import digest_of
 
 Method = Literal["projection", "exact"]
 METHODS = ("projection", "exact")

@@ -148,8 +148,8 @@ def _equal_with_nan(a: Tensor, b: Tensor) -> bool:
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callable[[torch.fx.Node, Any], None]) -> None:
-    """Runs a graph node by node; ``visit`` sees every value as it is made."""
+def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callable[[torch.fx.Node, Any], None]) -> Any:
+    """Runs a graph node by node and gives its outputs, flat; ``visit`` sees every value as it is made."""
 
     class _Recorder(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
@@ -160,4 +160,4 @@ def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callab
             return result
 
     with torch.no_grad():
-        _Recorder(graph_module).run(*values, enable_io_processing=False)
+        return _Recorder(graph_module).run(*values, enable_io_processing=False)

@@ -1,0 +1,134 @@
+"""An engine that computes something else than the graphs is refused, whichever engine it is (trap 42)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pt2qa
+from pt2qa.compare import quantizers
+from pt2qa.simulator import fused, lockstep, verification
+from pt2qa.simulator.program import Step
+from pt2qa.simulator.simulator import Simulator
+from pt2qa.simulator.verification import Graphs, Outputs, Verification, first_inexact_site, graph_outputs
+from tests.flows import quantized_pair
+from tests.models import Counter, images, residual
+
+
+@pytest.fixture
+def pair() -> pt2qa.QuantizedPair:
+    return quantized_pair(residual(), images(), "xnnpack")
+
+
+def layers(pair: pt2qa.QuantizedPair, batches: list[Tensor]) -> pt2qa.LayerReport:
+    return pt2qa.compare_layers(pair, batches, progress=False)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Lets a method return something else."""
+    right = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: change(right(*args, **kwargs)))
+
+
+def test_lockstep_with_another_quantized_value(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, lockstep._Lockstep, "_op", lambda run: (run[0], run[1] * 1.1, run[2]))
+    with pytest.raises(pt2qa.SimulationError, match=r"they differ in how they are run: op by op, both agree"):
+        layers(pair, [images()])
+
+
+def test_lockstep_with_another_reference_value(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = lockstep._Lockstep._op
+
+    def other(self: Any, step: Step) -> Any:
+        reference, quantized, isolated = right(self, step)
+        return (reference * 1.01 if step.op == "linear" else reference), quantized, isolated
+
+    monkeypatch.setattr(lockstep._Lockstep, "_op", other)
+    with pytest.raises(pt2qa.SimulationError, match=r"matches the reference graph at 40\.0 dB"):
+        layers(pair, [images()])
+
+
+def test_lockstep_with_another_isolated_value(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, lockstep._Lockstep, "_run_isolated", lambda value: value * 1.01)
+    with pytest.raises(pt2qa.SimulationError, match=r"the isolated error of .* has a squared sum of .*converted graph"):
+        layers(pair, [images()])
+
+
+@pytest.mark.parametrize(
+    "later",
+    [images(seed=1).to(memory_format=torch.channels_last), images(3)],
+    ids=["another layout", "another shape"],
+)
+def test_lockstep_that_goes_wrong_on_a_later_batch_of_another_kind(
+    monkeypatch: pytest.MonkeyPatch, later: Tensor
+) -> None:
+    pair = quantized_pair(residual(), (images(),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    right = lockstep._Lockstep.run
+
+    def other(self: Any, values: Any, visit: Any) -> Any:
+        reference, quantized = right(self, values, visit)
+        first = values[0].shape == images().shape and values[0].is_contiguous()
+        return reference, quantized if first else [quantized[0] + 1e-3]
+
+    monkeypatch.setattr(lockstep._Lockstep, "run", other)
+    layers(pair, [images(), images(seed=1)])
+    with pytest.raises(pt2qa.SimulationError, match="op by op, both agree"):
+        layers(pair, [images(), later])
+
+
+def test_the_walk_of_bad_cases(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, Simulator, "run", lambda outputs: [value * 1.01 for value in outputs])
+    with pytest.raises(pt2qa.SimulationError, match="op by op, both agree"):
+        pt2qa.find_bad_cases(pair, [images()], progress=False)
+
+
+def test_the_walks_of_compare_quantizers(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pair.capture is not None
+    broken(monkeypatch, quantizers._Runner, "finish", lambda outputs: [value * 1.01 for value in outputs])
+    with pytest.raises(pt2qa.SimulationError, match="op by op, both agree"):
+        pt2qa.compare_quantizers(pair.capture, {"one": pair}, [images()], progress=False)
+
+
+def test_the_site_whose_layout_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = quantized_pair(residual(), images(1), "xnnpack")
+    picture = images()[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)[None]
+    assert first_inexact_site(pair.graphs, pair.values(picture)) is None
+    monkeypatch.setattr(fused, "after_rounding", lambda x: x.stride())
+    assert first_inexact_site(pair.graphs, pair.values(picture)) == (
+        "at x the fused quantize op gives the strides (3, 1, 24, 3), the converted ops (192, 1, 24, 3)"
+    )
+
+
+def test_the_graphs_run_once_for_a_batch_that_several_analyses_see(
+    pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[object] = []
+    right = verification.graph_values
+    monkeypatch.setattr(verification, "graph_values", lambda graph, *args: (runs.append(graph), right(graph, *args))[1])
+    layers(pair, [images(), images(seed=1)])
+    assert runs == [pair.quantized, pair.reference]
+    layers(pair, [images()])
+    pt2qa.find_bad_cases(pair, [images()], progress=False)
+    assert runs == [pair.quantized, pair.reference]
+    layers(pair, [images(seed=1)])
+    assert runs == [pair.quantized, pair.reference] * 2
+
+
+def test_inputs_and_buffers_stay_as_they_are_where_a_graph_writes_to_them() -> None:
+    model = Counter()
+    capture = pt2qa.capture(model.eval(), images())
+    x = images()
+    graph_outputs(capture.module(), [x])
+    assert torch.equal(x, images())
+    assert int(capture.module().calls) == int(model.calls)
+
+
+def test_integer_outputs_that_differ_are_refused() -> None:
+    pair = quantized_pair(residual(), images(), "xnnpack")
+    check = Verification(Graphs(pair.quantized, pair.reference, pair.simulator))
+    with pytest.raises(pt2qa.SimulationError, match="at nan dB"):
+        check.run(lambda: Outputs(reference=[torch.zeros(2, 4, dtype=torch.long)]), pair.values(images()))
