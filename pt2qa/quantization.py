@@ -17,6 +17,7 @@ from pt2qa.handles import CUSTOM, OpName, op_of
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.pairing import QuantizedPair, Recipe
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
+from pt2qa.plugins.abilities import taken_by
 from pt2qa.prepare_check import check_prepared
 from pt2qa.simulator import quant_ops
 from pt2qa.simulator.batches import Batch, read_batches
@@ -69,7 +70,7 @@ def quantize(
     if not find_observers(prepared):
         raise QuantizeError(
             f"{plugin.name} annotated 0 of {_count_ops(float_graph)} ops: the model would stay in float. "
-            f"Check the quantizer's settings and module names{_nested(capture)}."
+            f"{_takes_and_has(plugin, float_graph)}. Check the quantizer's settings and module names{_nested(capture)}."
         )
 
     # Some quantizers calibrate with fake-quantize ops, too; they are off while prepare is checked.
@@ -128,6 +129,14 @@ def _prepare(
 
 def _count_ops(graph_module: GraphModule) -> int:
     return sum(node.op == "call_function" for node in graph_module.graph.nodes)
+
+
+def _takes_and_has(plugin: QuantizerPlugin, graph_module: GraphModule) -> str:
+    """Which kinds of op a quantizer takes as it is configured, where it says so, and which a graph has."""
+    counts = Counter(op_of(node.target) for node in graph_module.graph.nodes if node.op == "call_function")
+    has = f"the model has {', '.join(f'{op} ({count})' for op, count in counts.most_common()) or 'no op'}"
+    takes = taken_by(plugin)
+    return f"With these options it takes {', '.join(takes)}; {has}" if takes else has[0].upper() + has[1:]
 
 
 def _nested(capture: Capture) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantizer import Quantizer
 
 import pt2qa
 from pt2qa.simulator import quant_ops
@@ -128,6 +130,34 @@ def test_a_quantizer_that_annotates_nothing_is_an_error() -> None:
 
     with pytest.raises(pt2qa.QuantizeError, match="xnnpack annotated 0 of 1 ops: the model would stay in float"):
         quantized_pair(NoLinears(), EXAMPLE)
+
+
+class Silent(Quantizer):  # type: ignore[misc]
+    """Annotates nothing, and does not say what it takes."""
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "says"),
+    [
+        ("xnnpack:mode=dynamic", "With these options it takes linear, conv2d, conv_transpose2d; the model has"),
+        ("x86:mode=dynamic", "With these options it takes linear; the model has"),
+        ("x86", "With these options it takes conv1d, conv2d, linear, mul, .*; the model has"),
+        (Silent(), "would stay in float. The model has"),
+    ],
+)
+def test_it_says_which_kinds_the_quantizer_takes_and_which_the_model_has(quantizer: Any, says: str) -> None:
+    class Trigonometry(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin().cos().sin()
+
+    with pytest.raises(pt2qa.QuantizeError, match=rf"{says} sin \(2\), cos \(1\)\. Check the quantizer's settings"):
+        quantized_pair(Trigonometry(), EXAMPLE, quantizer)
 
 
 def test_forward_under_no_grad_is_quantized_all_the_same() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,8 @@ from pt2qa.export.batches import check_inputs
 from pt2qa.export.changes import Change
 from pt2qa.export.exporting import check_model, export
 from pt2qa.export.inputs import as_call, refuse_aliases
-from pt2qa.export.normalise import DECOMPOSABLE, normalise
-from pt2qa.handles import OpName, assign_handles, handle_of, names_of, walk
+from pt2qa.export.normalise import DECOMPOSABLE, DECOMPOSED, normalise
+from pt2qa.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ def capture(
         The capture.
 
     Raises:
-        CaptureError: the model is in training mode, example inputs share memory, ``torch.export`` failed, or the
-            program computes something else than the model.
+        CaptureError: the model is in training mode, example inputs share memory, ``torch.export`` failed, there is
+            nothing to decompose, or the program computes something else than the model.
 
     >>> import torch
     >>> from pt2qa.export import capture
@@ -148,11 +149,26 @@ def capture(
         finally:
             state.restore()
         changes = normalise(program, kinds)
+        _check_decomposed(program, kinds, changes)
         assign_handles(program)
         program.validate()
         captured = Capture(program, args, kwargs, strict, type(model).__name__, changes, stateful)
         check_agreement(model, state, eager, captured.module(), args, kwargs)
     return captured
+
+
+def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:
+    """Refuses kinds to take apart of which the model has none."""
+    if not kinds or any(change.rule in DECOMPOSED for change in changes):
+        return
+    nodes = [placed.node for placed in walk(program.graph_module)]
+    counts = Counter(op_of(node.target) for node in nodes if node.op == "call_function")
+    has = ", ".join(f"{op} ({count})" for op, count in counts.most_common()) or "no op"
+    raise CaptureError(
+        f"decompose={list(kinds)}: the model has nothing of that kind to take apart; it has {has}. Leave "
+        "decompose out, or capture the model that has it. Cells (nn.LSTMCell) and ops in nested graphs are not taken "
+        "apart."
+    )
 
 
 def _kinds(decompose: Collection[str]) -> tuple[str, ...]:

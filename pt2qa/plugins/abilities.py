@@ -25,6 +25,12 @@ def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     return None if pairs is None else tuple((first, second) for first, second in pairs)
 
 
+def taken_by(plugin: Any) -> tuple[str, ...]:
+    """The kinds of op that a quantizer as it is configured may annotate; empty where its plug-in does not say."""
+    takes = getattr(plugin, "takes", None)
+    return () if takes is None else tuple(takes())
+
+
 def refusal(plugin: Any, kind: str, node: Node) -> str:
     """Why an op cannot take an edit; empty where it can, or where the plug-in does not say."""
     refuses = getattr(plugin, "refuses", None)

@@ -23,6 +23,8 @@ class QuantizerPlugin(Protocol):
       where it is missing.
     - ``fusable: ClassVar[tuple[tuple[str, str], ...]]``: pairs of op types, such as ``("conv2d", "hardtanh")``, that
       the backend runs as one kernel though the quantizer rounds between them. Others are refused.
+    - ``takes() -> tuple[str, ...]``: the kinds of op that it quantizes with these options, for the error of a model in
+      which it finds none.
     - ``refuses(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``); empty where
       it can. ``node`` is one of the graph that is being annotated.
     - ``spell(plan, graph) -> str``: Python source that does a plan's edits in an export flow without pt2qa.

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pt2qa.printable import clean
 from pt2qa.report.rows import Unpaired
+
+_ORDINAL: Final = re.compile(r"(_\d+)?(:\w+)?$| \(.*\)$")
+"""What tells apart ops of one kind: the ordinal of a name, the part of a decomposed op, the node without a handle."""
+
+_FOLDED: Final = re.compile(r"^folded into \S+?(, which .*)?$")
+"""The reason of a batch norm, which names the op."""
 
 LISTED: Final = 5
 """Entries that a list shows before it counts the rest."""
@@ -62,8 +69,24 @@ def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
-    """One line for each node without a partner."""
-    return [f"{entry.name} ({entry.side}): {entry.reason or 'no reason given'}" for entry in unpaired]
+    """One line for each node without a partner; of a long list one for all of one kind with one reason.
+
+    >>> from pt2qa.report.rows import Unpaired
+    >>> checks = [Unpaired(n, f"layer.{n}/_assert_{n}", "reference", "nothing reads it") for n in range(6)]
+    >>> unpaired_entries(checks)
+    ['6 _assert (reference): nothing reads it, such as layer.0/_assert_0']
+    """
+    groups: dict[tuple[str, ...], list[Unpaired]] = {}
+    for number, entry in enumerate(unpaired):
+        kind = _ORDINAL.sub("", entry.name.rpartition("/")[2]) if len(unpaired) > LISTED else str(number)
+        key = (kind, entry.side, _FOLDED.sub("folded into the op before it", entry.reason))
+        groups.setdefault(key, []).append(entry)
+    return [
+        f"{alike[0].name} ({alike[0].side}): {alike[0].reason or 'no reason given'}"
+        if len(alike) == 1
+        else f"{len(alike)} {kind} ({side}): {reason or 'no reason given'}, such as {alike[0].name}"
+        for (kind, side, reason), alike in groups.items()
+    ]
 
 
 def sections(parts: Iterable[str]) -> str:

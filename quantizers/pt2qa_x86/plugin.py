@@ -85,6 +85,12 @@ class X86:
 
         return quantizer_for(self, apart, graph, qat)
 
+    def takes(self) -> tuple[str, ...]:
+        """The kinds of op that this mode quantizes; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        if self.mode != "static":
+            return ("linear",)
+        return tuple(op for op in QUANTIZED_OPS if op != "matmul" or "matmul" in self.op_types)
+
     def refuses(self, kind: str, node: Node) -> str:
         """Why Inductor cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         if kind == "int16":

@@ -92,6 +92,10 @@ class XNNPACK:
 
         return quantizer_for(self, apart, qat)
 
+    def takes(self) -> tuple[str, ...]:
+        """The kinds of op that this mode quantizes; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        return DYNAMIC_OPS if self.mode == "dynamic" else QUANTIZED_OPS
+
     def refuses(self, kind: str, node: Node) -> str:
         """Why XNNPACK cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         if kind == "int16":

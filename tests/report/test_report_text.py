@@ -63,6 +63,23 @@ def test_long_lists_are_counted(layers, golden):
     assert "  and 1 more\n" in text
 
 
+def test_a_long_list_of_unpaired_ops_has_a_line_for_each_kind_and_reason(layers):
+    """A transformer's report began with 15 lines of one check of tensors."""
+    checks = [Unpaired(n, f"block.{n}/_assert_tensor_metadata_{n}", "reference", "nothing reads it") for n in range(15)]
+    norms = [
+        Unpaired(n, f"bn{n}/batch_norm", "reference", f"folded into conv{n}/conv2d, which is compared after it")
+        for n in range(20, 23)
+    ]
+    other = Unpaired(30, "size", "reference", "nothing reads it")
+    text = replace(layers, unpaired=(*checks, *norms, other)).text(width=100)
+    section = text.partition("Unpaired (19):\n")[2].partition("\n\n")[0]
+    assert " ".join(section.split()) == (
+        "15 _assert_tensor_metadata (reference): nothing reads it, such as block.0/_assert_tensor_metadata_0 "
+        "3 batch_norm (reference): folded into the op before it, such as bn20/batch_norm "
+        "size (reference): nothing reads it"
+    )
+
+
 def test_str_fits_the_terminal_and_falls_back_to_100(layers, monkeypatch):
     monkeypatch.setenv("COLUMNS", "72")
     assert str(layers) == layers.text(width=72)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch.export import ExportedProgram
 
 from pt2qa.export.changes import Change
+from pt2qa.export.normalise import attention, recurrent
 from pt2qa.export.normalise.attention import ATTENTION, MODULE, decompose_attention
 from pt2qa.export.normalise.dead_code import remove_dead_code
 from pt2qa.export.normalise.padding import write_out_padding
@@ -32,7 +33,10 @@ PASSES = (
 DECOMPOSABLE = (*RECURRENT, ATTENTION)
 """The kinds of ops that can be taken apart."""
 
-__all__ = ["DECOMPOSABLE", "PASSES", "normalise"]
+DECOMPOSED = frozenset({recurrent.RULE, attention.RULE})
+"""The rules of the changes that take them apart."""
+
+__all__ = ["DECOMPOSABLE", "DECOMPOSED", "PASSES", "normalise"]
 
 
 def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[Change, ...]:

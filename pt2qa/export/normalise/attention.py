@@ -34,7 +34,7 @@ ATTENTION = "attention"
 MODULE = nn.MultiheadAttention
 """The module that it opens."""
 
-_RULE = "attention"
+RULE = "attention"
 
 
 def decompose_attention(program: ExportedProgram) -> tuple[Change, ...]:
@@ -52,7 +52,7 @@ def decompose_attention(program: ExportedProgram) -> tuple[Change, ...]:
     for node in wanted:
         decomposition, what = _ANYWHERE.get(node.target) or _IN_MODULE[node.target]
         put_instead(program, node, trace(node, decomposition))
-        changes.append(Change(_RULE, names[node], what))
+        changes.append(Change(RULE, names[node], what))
     return tuple(changes)
 
 

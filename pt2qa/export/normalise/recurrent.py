@@ -19,7 +19,7 @@ from pt2qa.export.normalise.decomposition import operands_of, put_instead, trace
 from pt2qa.export.normalise.editing import names_by_node
 from pt2qa.handles import PART
 
-_RULE = "recurrent op"
+RULE = "recurrent op"
 _ATEN = torch.ops.aten
 
 RECURRENT = {
@@ -50,7 +50,7 @@ def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple
             program, node, body, {part: {PART: {"of": names[node], "step": step}} for part, step in steps.items()}
         )
         linears = sum(part.target is _ATEN.linear.default for part in steps)
-        changes.append(Change(_RULE, names[node], f"taken apart into {linears} linears and the ops between them"))
+        changes.append(Change(RULE, names[node], f"taken apart into {linears} linears and the ops between them"))
     return tuple(changes)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -140,6 +141,19 @@ def test_only_the_recurrent_op_changes_trap_36() -> None:
 def test_an_unknown_kind_lists_the_known_ones() -> None:
     with pytest.raises(CaptureError, match=r"decompose has \['lstms'\]; expected any of \['lstm', 'gru', 'rnn', "):
         capture(recurrent(nn.LSTM), torch.randn(2, 3, 8), decompose="lstms")
+
+
+@pytest.mark.parametrize("kinds", ["lstm", ("lstm", "rnn"), ["attention"]], ids=str)
+def test_a_kind_that_the_model_does_not_have_is_an_error_that_says_what_it_has(kinds: Any) -> None:
+    listed = re.escape(str([kinds] if isinstance(kinds, str) else list(kinds)))
+    has = r"nothing of that kind to take apart; it has .*gru \(1\).*\. Leave decompose out"
+    with pytest.raises(CaptureError, match=f"decompose={listed}: the model has {has}"):
+        capture(recurrent(nn.GRU), torch.randn(2, 3, 8), decompose=kinds)
+
+
+def test_of_several_kinds_the_model_needs_one() -> None:
+    captured = capture(recurrent(nn.GRU), torch.randn(2, 3, 8), decompose=("lstm", "gru", "rnn"))
+    assert any(change.rule == "recurrent op" for change in captured.changes)
 
 
 def test_the_batch_of_a_recurrent_op_may_be_dynamic_trap_25() -> None:
