@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa.errors import PairingError
+from pt2qa.exclusion import exports
 from pt2qa.export import Capture
 from pt2qa.handles import OpName, handle_of, names_of
 from pt2qa.metrics import error_sums
@@ -203,6 +204,7 @@ class QuantizedPair:
         return tuple(check.notes)
 
 
+@exports
 def pair(
     reference: GraphModule | ExportedProgram,
     quantized: GraphModule | ExportedProgram,

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa.calibration import calibrate, find_observers
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
+from pt2qa.exclusion import exports
 from pt2qa.export import Capture
 from pt2qa.handles import CUSTOM, OpName, op_of
 from pt2qa.overrides import Edit, OverridePlan
@@ -23,6 +24,7 @@ from pt2qa.simulator import quant_ops
 from pt2qa.simulator.batches import Batch, read_batches
 
 
+@exports
 def quantize(
     capture: Capture,
     quantizer: Any,

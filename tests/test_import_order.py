@@ -15,7 +15,7 @@ FRONT_DOOR = "pt2qa"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pt2qa.printable",),
     ("pt2qa.errors",),
-    ("pt2qa.report.atomic", "pt2qa.decibels"),
+    ("pt2qa.report.atomic", "pt2qa.decibels", "pt2qa.exclusion"),
     ("pt2qa.overrides.plan",),
     ("pt2qa.handles", "pt2qa.metrics", "pt2qa.report"),
     ("pt2qa.export", "pt2qa.plugins"),

@@ -12,6 +12,7 @@ from pt2qa.checks.cpu import cpu_features
 from pt2qa.checks.rules import RULES
 from pt2qa.checks.subject import Subject, UnavailableError, kind_of
 from pt2qa.errors import PluginError, Pt2qaError, SelectionError
+from pt2qa.exclusion import exports
 from pt2qa.export import Capture
 from pt2qa.pairing import fingerprint
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
@@ -22,6 +23,7 @@ from pt2qa.simulator import quant_ops
 from pt2qa.simulator.batches import Batch
 
 
+@exports
 def check(
     subject: Any,
     args: Any = None,

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError, SimulationError
+from pt2qa.exclusion import computes
 from pt2qa.export import Capture
 from pt2qa.metrics import NoiseSums, sums_of_row
 from pt2qa.pairing import QuantizedPair
@@ -226,6 +227,7 @@ class _Race:
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
 
+    @computes
     def measure(self, values: list[Any]) -> _Lap:
         """Runs all models on a batch; nothing is added yet, so that the run can be checked, or made again."""
         found: list[tuple[_Value, dict[str, NoiseSums]]] = []

@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 from pt2qa.errors import CaptureError
+from pt2qa.exclusion import exports
 from pt2qa.export.agreement import State, check_agreement, check_stateless, run_eager
 from pt2qa.export.aliases import Aliases
 from pt2qa.export.batches import check_inputs
@@ -98,6 +99,7 @@ class Capture:
         return tuple(specs[node.name] for node in Aliases(self.program.graph_module).written(buffers))
 
 
+@exports
 def capture(
     model: nn.Module,
     args: Any,

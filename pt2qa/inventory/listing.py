@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2qa.errors import SelectionError
+from pt2qa.exclusion import exports
 from pt2qa.export import Capture
 from pt2qa.handles import OpName
 from pt2qa.inventory.asking import Asking
@@ -24,6 +25,7 @@ from pt2qa.report.rows import Environment
 from pt2qa.simulator.products import Read, is_quantized
 
 
+@exports
 def annotations(
     subject: QuantizedPair | Capture,
     quantizer: Any = None,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from pt2qa.errors import SelectionError
+from pt2qa.exclusion import exports
 from pt2qa.export import Capture
 from pt2qa.handles import OpName
 from pt2qa.overrides import edits as kinds
@@ -261,6 +262,7 @@ class Annotations:
         return fits and (not reader or not site.readers or reader in site.readers)
 
 
+@exports
 def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (), *, qat: bool = False) -> Annotations:
     """Annotates a copy of a captured graph as ``prepare`` does, without observers and calibration.
 

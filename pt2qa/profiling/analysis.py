@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from tqdm import tqdm
 
 from pt2qa.errors import BatchError, CaptureError
+from pt2qa.exclusion import computes
 from pt2qa.profiling.plan import make_plan, parameter_names
 from pt2qa.profiling.rows import profile_of
 from pt2qa.profiling.subject import Side, Subject, node_names, subject_of
@@ -203,6 +204,7 @@ class Profiler:
         values = flatten_batch(self.graph, as_batch(args, kwargs, self.graph))
         return structured(self.graph, self._run(values, observes=True))
 
+    @computes
     def _run(self, values: Sequence[Any], *, observes: bool) -> Any:
         done = self._done
         watch = Watch(self.graph, self._plan, self._wanted, done.seen, observes=observes)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from pt2qa.exclusion import computes
 from pt2qa.simulator.program import Program, Slot, Step
 from pt2qa.simulator.strides import copied, is_plain, with_strides
 
@@ -31,6 +32,7 @@ class Simulator:
         for constant in program.constants:
             self.off[constant.slot], self.on[constant.slot] = constant.reference, constant.quantized
 
+    @computes
     def run(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Any:
         """One forward pass.
 
@@ -148,6 +150,7 @@ def _equal_with_nan(a: Tensor, b: Tensor) -> bool:
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+@computes
 def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callable[[torch.fx.Node, Any], None]) -> Any:
     """Runs a graph node by node and gives its outputs, flat; ``visit`` sees every value as it is made."""
 

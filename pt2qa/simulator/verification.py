@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from pt2qa.errors import SimulationError
+from pt2qa.exclusion import computes
 from pt2qa.metrics import error_sums
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.batches import restore_buffers, snapshot_buffers
@@ -101,6 +102,7 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     _kinds: set[tuple[Any, ...]] = field(default_factory=set)
 
+    @computes
     def run(self, engine: Callable[[], AnyRun], values: Values, quantized_values: Values | None = None) -> AnyRun:
         """Runs an engine on a batch and checks what it made.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from pt2qa.errors import CaptureError, SelectionError
+from pt2qa.exclusion import exports
 from pt2qa.plugins.options import did_you_mean
 from pt2qa.report.conformance.report import ConformanceReport
 from pt2qa.report.conformance.rows import ConformanceRow, ModelCoverage
@@ -24,6 +25,7 @@ from pt2qa.testing.trial import Failure, Trial
 Named = TypeVar("Named", ConformanceModel, Property)
 
 
+@exports
 def check_quantizer(
     quantizer: Any,
     *,
