@@ -10,23 +10,22 @@ from typing import Any
 from pt2qa.errors import SelectionError
 from pt2qa.export import Capture
 from pt2qa.overrides.annotations import Annotations, annotations_of
-from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.plan import OBSERVERS, Edit
 from pt2qa.pairing import QuantizedPair, Recipe
 from pt2qa.plugins.abilities import levels_of, spell
 from pt2qa.quantization import quantize
 from pt2qa.reconfiguration.candidates import Fallback, applied, holders_of, unintended, units_of
 from pt2qa.reconfiguration.costs import costs_of
-from pt2qa.reconfiguration.outcome import curve, edit_rows, free_rows, target_text, verdict
-from pt2qa.reconfiguration.scoring import Scorer
-from pt2qa.reconfiguration.search import Search
+from pt2qa.reconfiguration.final import Converted, aimed_until_met
+from pt2qa.reconfiguration.noises import check_given, noises_of
+from pt2qa.reconfiguration.outcome import Result, curve, edit_rows, free_rows, stages, target_text, verdict
+from pt2qa.reconfiguration.reference import Reference
+from pt2qa.reconfiguration.scoring import Scorer, Tally
+from pt2qa.reconfiguration.search import Search, Units
 from pt2qa.reconfiguration.start import Start, with_free_edits
 from pt2qa.reconfiguration.target import Budget, Target, read_target
 from pt2qa.report import Reconfiguration, SensitivityReport, Stage
-from pt2qa.sensitivities import sensitivity as measure_sensitivity
-from pt2qa.simulator.batches import Batch, read_batches
-
-ATTEMPTS = 3
-"""Searches, each with a higher aim, where the converted model measures less than the simulated one."""
+from pt2qa.simulator.batches import Batch
 
 
 def reconfigure(
@@ -80,6 +79,9 @@ def reconfigure(
     if target is None and limits == Budget():
         raise SelectionError("neither target nor budget is given. Pass target=30 (dB), or budget={'macs': 0.2}.")
     aim = Target(-math.inf) if target is None else read_target(target)
+    _check_observers(observers)
+    if sensitivity is not None:
+        check_given(pair, sensitivity)
     calibrate_on = recipe.calibration if calibration is None else calibration
     if calibrate_on is None:
         raise SelectionError(
@@ -96,16 +98,19 @@ def reconfigure(
         inputs_of=recipe.inputs_of if calibration is None else inputs_of,
         progress=progress,
     )
-    scorer = Scorer(pair, batches, aim, inputs_of, progress)
+    reference = Reference(pair, batches, inputs_of)
+    tally = Tally(progress)
+    scorer = Scorer(pair, reference, aim, tally)
+    first = next(iter(reference))
+    notes = list(pair.verify(first.batch))
     needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
     before = scorer.quality(scorer.every)
     start = Start(pair, scorer, annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat), (), before)
-    if needed is None or before < needed:
-        start = with_free_edits(start, again, fuse, observers)
-    if sensitivity is None or start.edits:
-        sensitivity = measure_sensitivity(start.pair, batches, inputs_of=inputs_of, progress=progress)
-    costs, raised, notes = costs_of(start.pair, sensitivity), needed, list(sensitivity.notes)
-    noise = {row.site: row.noise for row in sensitivity.rows}
+    if needed is None or not before.value >= needed:
+        start = with_free_edits(start, again, fuse, observers, needed)
+    notes += start.pair.verify(first.batch)
+    noises = noises_of(start.pair, start.scorer.reference, None if start.edits else sensitivity, progress)
+    costs = costs_of(start.pair, first.values)
     units = tuple(units_of(start.pair, start.annotations, costs, fallback))
     holders = holders_of(start.pair, start.annotations)
 
@@ -115,42 +120,63 @@ def reconfigure(
     def sites_on(chosen: Iterable[int]) -> frozenset[int]:
         return frozenset(edits_of(chosen)[1].sites_on(start.pair.sites))
 
-    for attempt in range(ATTEMPTS):
+    def searched(aimed: float | None) -> Search:
         # Ops of other levels than float keep their sites; the simulator plays them without.
-        search = Search(
-            start.scorer, units, holders, noise, costs, raised, limits, sites_on if fallback == "float" else None
-        )
-        found = search.run()
-        plan = start.plan(recipe, edits_of(found.units)[0])
-        new = again(overrides=plan) if found.units else start.pair
-        measured = scorer.measured(new)
-        if needed is None or raised is None or not found.met or measured >= needed or attempt == ATTEMPTS - 1:
-            break
-        notes.append(f"converted, the plan for {raised:.4g} measured {measured:.4g}; aimed higher")
-        raised += 1.05 * (needed - measured)
-    notes += new.verify(next(iter(read_batches(batches, inputs_of))))
-    notes += unintended(start.pair, new, search.on(found.units), fallback)
-    met = found.met and (needed is None or measured >= needed)
-    float_macs = search.float_macs(found.units)
+        exact = sites_on if fallback == "float" else None
+        return Search(start.scorer, units, holders, noises.of_site, costs, aimed, limits, exact)
+
+    def converted(chosen: Units) -> Converted:
+        plan = start.plan(recipe, edits_of(chosen)[0])
+        new = again(overrides=plan) if chosen else start.pair
+        return Converted(chosen, plan, new, start.scorer.of(new).converted())
+
+    search = searched(needed)
+    found = search.run()
+    final = converted(found.units)
+    if found.met and needed is not None:
+        final, done = aimed_until_met(final, found.quality, needed, searched, converted)
+        notes += done
+    notes += [*noises.notes, *final.pair.verify(first.batch)]
+    notes += unintended(start.pair, final.pair, search.on(final.units), fallback)
+    aside = reference.aside if aim.metric is None else ()
+    result = Result(
+        before=before,
+        after=final.quality,
+        met=search.fits(final.units) and not aside and final.quality.value >= (-math.inf if needed is None else needed),
+        float_macs=search.float_macs(final.units),
+        float_bytes=search.float_bytes(final.units),
+        edits=len(final.plan.edits),
+        scored=tally.count,
+        proof=found.proof,
+        aside=aside,
+    )
+    tally.bar.close()
+    stay, names = search.on(final.units), reference.names
+    simulated = start.scorer.quality(stay)
     return Reconfiguration(
-        rows=(*free_rows(pair, start), *edit_rows(found, search)),
-        curve=tuple(curve(start, found, search, sensitivity.signal)),
+        rows=(*free_rows(pair, start), *edit_rows(final.units, search)),
+        curve=tuple(curve(start, found, search)),
         stages=(
-            Stage("before", before, costs.float_macs, len(pair.sites)),
-            Stage("simulated", found.quality, float_macs, len(search.on(found.units))),
-            Stage("converted", measured, float_macs, len(new.sites)),
+            *stages("before", before, costs.float_macs, len(pair.sites), names),
+            Stage("simulated", simulated.value, result.float_macs, len(stay)),
+            *stages("converted", final.quality, result.float_macs, len(final.pair.sites), names),
         ),
         target=target_text(aim, needed, limits),
-        met=int(met),
-        verdict=verdict(aim, needed, limits, met, before, measured, found, float_macs, len(plan.edits)),
-        evaluations=start.scorer.evaluations,
-        plan_json=plan.to_json(),
-        code=spell(recipe.plugin, plan, capture.module()),
+        met=int(result.met),
+        verdict=verdict(aim, needed, limits, result, pair.quantizer, names),
+        evaluations=tally.count,
+        plan_json=final.plan.to_json(),
+        code=spell(recipe.plugin, final.plan, capture.module()),
         notes=tuple(dict.fromkeys(notes)),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
-    ).with_pair(new)
+    ).with_pair(final.pair)
+
+
+def _check_observers(observers: Sequence[str]) -> None:
+    if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
+        raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
 
 
 def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from pt2qa.pairing import QuantizedPair
-from pt2qa.report.sensitivities.report import SensitivityReport
+from pt2qa.sensitivities.flops import count_flops
+from pt2qa.simulator.products import PRODUCTS, constant_role, is_quantized, reads_of
 
 LEAST_COST = 1e-3
 """The cost of an op without multiplications, as a share of the model: its input and output are converted."""
-
-_ROUNDING = 1e-9
-"""Shares below this are what adding shares up to 1 leaves."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,13 @@ class Costs:
         macs: share of the multiply-accumulates.
         bytes: share of the bytes of all weights.
         float_macs: share of the multiply-accumulates that the quantizer leaves in float by itself.
+        float_bytes: share of the bytes of all weights that the quantizer leaves in float by itself.
     """
 
     macs: Mapping[str, float]
     bytes: Mapping[str, float]
     float_macs: float
+    float_bytes: float = 0.0
 
     def of(self, ops: Iterable[str]) -> float:
         """The cost of ops by which edits are weighed."""
@@ -45,18 +46,35 @@ class Costs:
         return sum(self.bytes.get(name, 0.0) for name in set(ops))
 
 
-def costs_of(pair: QuantizedPair, sensitivities: SensitivityReport) -> Costs:
-    """The shares of a pair's ops, from the FLOPs of the sensitivity list and the sizes of the weights."""
-    macs = {row.name: row.flops_share for row in sensitivities.rows}
-    quantized = {site.name for site in pair.sites if site.kind == "weight"}
+def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
+    """The shares of a pair's ops: of the arithmetic, as one run of the reference counts it, and of the weights' bytes.
+
+    Args:
+        pair: the pair.
+        values: the inputs of that run, flat.
+    """
+    flops, _ = count_flops(pair.simulator, values)
+    whole = sum(flops.values())
+    macs: dict[str, float] = {}
+    left = 0.0
+    for step, reads in reads_of(pair.program):
+        share = flops.get(step.index, 0) / whole if whole else 0.0
+        macs[step.name] = macs.get(step.name, 0.0) + share
+        left += share if step.op in PRODUCTS and not is_quantized(step.op, reads) else 0.0
     sizes: dict[str, float] = {}
-    total = 0
+    total = alone = 0.0
     for constant in pair.program.constants:
-        if isinstance(constant.reference, Tensor) and (constant.is_parameter or constant.site is not None):
-            size = constant.reference.numel() * constant.reference.element_size()
-            total += size
-            if constant.site is not None:
-                sizes[constant.reader] = sizes.get(constant.reader, 0) + size
+        if not isinstance(constant.reference, Tensor):
+            continue
+        # Biases are float, or int32 as large, whatever the weights are.
+        weight = constant_role(constant.op, constant.argument, constant.is_parameter) == "weight"
+        if not weight and (constant.site is None or pair.sites[constant.site].kind != "weight"):
+            continue
+        size = constant.reference.numel() * constant.reference.element_size()
+        total += size
+        if constant.site is None:
+            alone += size
+        else:
+            sizes[constant.reader] = sizes.get(constant.reader, 0.0) + size
     shares = {name: size / total for name, size in sizes.items()}
-    left = 1.0 - sum(macs.get(name, 0.0) for name in quantized)
-    return Costs(macs, shares, left if left > _ROUNDING and any(macs.values()) else 0.0)
+    return Costs(macs, shares, left, alone / total if total else 0.0)

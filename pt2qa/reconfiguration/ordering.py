@@ -7,10 +7,13 @@ gain nothing, and two together much; candidates are therefore single edits, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
+
+Noise = tuple[float, ...]
+"""Noise power in each output, as a share of the power of what the float model returns there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +37,28 @@ class Choice:
 
     Attributes:
         units: positions in the list of units.
-        gain: noise that goes, in the unit of the site's noise.
+        gain: noise that goes, in each output.
         cost: what the units cost.
         off: sites that are off because of this choice and the ones before.
     """
 
     units: tuple[int, ...]
-    gain: float
+    gain: Noise
     cost: float
     off: frozenset[int]
 
 
 def order_choices(
-    units: Sequence[Unit], holders: Mapping[int, frozenset[Edge]], noise: Mapping[int, float]
+    units: Sequence[Unit], holders: Mapping[int, frozenset[Edge]], noise: Mapping[int, Noise]
 ) -> list[Choice]:
     """Choices in the order in which a search adds them: each time the largest gain for its cost; free ones first.
+
+    The gain is that of the output that is worst by then, or of the worst one that any choice still helps.
 
     Args:
         units: all edits.
         holders: by site, the edges that ask for it.
-        noise: by site, the output noise power that it causes.
+        noise: by site, the noise that it causes in each output.
     """
     remaining = {site: set(edges) for site, edges in holders.items() if edges}
     sites_of: dict[Edge, list[int]] = {}
@@ -61,34 +66,50 @@ def order_choices(
         for edge in edges:
             sites_of.setdefault(edge, []).append(site)
     bundles = list(dict.fromkeys([*((number,) for number in range(len(units))), *_freeing(units, holders)]))
+    outputs = range(len(next(iter(noise.values()), ())))
     chosen: set[int] = set()
+    gone: set[int] = set()
     choices: list[Choice] = []
 
-    def weigh(bundle: tuple[int, ...]) -> tuple[float, float, list[int]]:
-        new = [number for number in bundle if number not in chosen]
+    def weigh(bundle: tuple[int, ...]) -> Choice:
+        new = tuple(number for number in bundle if number not in chosen)
         freed = frozenset().union(*(units[number].frees for number in new)) if new else frozenset()
         touched = {site for edge in freed for site in sites_of.get(edge, ()) if site in remaining}
-        off = [site for site in touched if remaining[site] <= freed]
-        return sum(noise.get(site, 0.0) for site in off), sum(units[number].cost for number in new), off
+        off = frozenset(site for site in touched if remaining[site] <= freed)
+        return Choice(new, total_noise(noise, off, outputs), sum(units[number].cost for number in new), off)
 
-    while bundles:
-        weighed = [(bundle, *weigh(bundle)) for bundle in bundles]
-        weighed = [entry for entry in weighed if entry[1] > 0]
-        if not weighed:
-            break
-        best = max(weighed, key=lambda entry: (entry[2] == 0, entry[1] / entry[2] if entry[2] else entry[1]))
-        bundle, gain, cost, off = best
-        new = tuple(number for number in bundle if number not in chosen)
-        chosen.update(new)
-        freed = frozenset().union(*(units[number].frees for number in new))
+    while True:
+        weighed = [(bundle, choice) for bundle in bundles if any((choice := weigh(bundle)).gain)]
+        left = total_noise(noise, noise.keys() - gone, outputs)
+        worst = next((o for o in _worst_first(left) if any(choice.gain[o] for _, choice in weighed)), None)
+        if worst is None:
+            return choices
+        best = max((choice for _, choice in weighed), key=lambda choice: _worth(choice.gain[worst], choice.cost))
+        chosen.update(best.units)
+        freed = frozenset().union(*(units[number].frees for number in best.units))
         for edges in remaining.values():
             edges -= freed
-        for site in off:
+        for site in best.off:
             del remaining[site]
-        before = choices[-1].off if choices else frozenset()
-        choices.append(Choice(new, gain, cost, before | frozenset(off)))
-        bundles = [entry[0] for entry in weighed if not chosen.issuperset(entry[0])]
-    return choices
+        gone |= best.off
+        choices.append(replace(best, off=frozenset(gone)))
+        bundles = [bundle for bundle, _ in weighed if not chosen.issuperset(bundle)]
+
+
+def total_noise(noise: Mapping[int, Noise], sites: Iterable[int], outputs: Iterable[int]) -> Noise:
+    """The noise of some sites together, in each output."""
+    silent = (0.0,) * len(tuple(outputs))
+    found = [noise.get(site, silent) for site in sites]
+    return tuple(map(sum, zip(*found, strict=True))) if found else silent
+
+
+def _worst_first(noise: Noise) -> list[int]:
+    return sorted(range(len(noise)), key=lambda output: -noise[output])
+
+
+def _worth(gain: float, cost: float) -> tuple[bool, float]:
+    """What costs nothing and helps comes first, then the largest gain for its cost."""
+    return cost == 0 and gain > 0, gain / cost if cost else gain
 
 
 def sites_off(units: Iterable[Unit], holders: Mapping[int, frozenset[Edge]]) -> frozenset[int]:

@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from pt2qa.errors import BatchError
+from pt2qa.errors import SelectionError
 from pt2qa.metrics import ErrorSums
 from pt2qa.pairing import QuantizedPair
+from pt2qa.reconfiguration.reference import Item, Reference
 from pt2qa.reconfiguration.target import Target
-from pt2qa.simulator.batches import Batch, as_batch, read_batches
+from pt2qa.simulator.batches import as_batch
 from pt2qa.simulator.outputs import structured
+from pt2qa.simulator.verification import graph_outputs
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured of a configuration.
+
+    Attributes:
+        value: what the target is about: the SQNR of the worst output in dB, or the user's metric; nan where an output
+            has no SQNR.
+        outputs: SQNR of each floating-point output, in dB; empty for a user's metric.
+        missing: of outputs without a number, which and why.
+    """
+
+    value: float
+    outputs: tuple[float, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> float:
+        """The value for comparisons: what is not a number is worse than any."""
+        return -math.inf if math.isnan(self.value) else self.value
+
+
+class Tally:
+    """How many configurations were scored, over all pairs of a search, with a progress bar.
+
+    Args:
+        progress: whether to show the bar; None: where stderr is a terminal.
+    """
+
+    def __init__(self, progress: bool | None) -> None:
+        self.count = 0
+        self.bar = tqdm(
+            desc="reconfigure", unit="evaluation", disable=None if progress is None else not progress, leave=False
+        )
+
+    def add(self) -> None:
+        """One more."""
+        self.count += 1
+        self.bar.update()
 
 
 class Scorer:
@@ -22,81 +65,90 @@ class Scorer:
 
     Args:
         pair: the pair.
-        batches: what the SQNR is measured on; must start over each time it is iterated.
+        reference: the data, and what the float model returns on it.
         target: what is measured.
-        inputs_of: from an item of ``batches`` to a batch.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
-        evaluations: how many configurations were scored before.
+        tally: counts the configurations.
 
     Attributes:
         every: the indices of all sites.
-        evaluations: how many configurations were scored.
-        noise: Σ of the squared output errors of the configuration that was scored last; nan for a user's metric.
+
+    Raises:
+        SelectionError: the target is an SQNR, and no output is floating-point.
     """
 
-    def __init__(
-        self,
-        pair: QuantizedPair,
-        batches: Iterable[Any],
-        target: Target,
-        inputs_of: Callable[[Any], Batch] | None,
-        progress: bool | None,
-        evaluations: int = 0,
-    ) -> None:
-        self.pair, self.batches, self.target, self.inputs_of = pair, batches, target, inputs_of
-        self.progress = progress
+    def __init__(self, pair: QuantizedPair, reference: Reference, target: Target, tally: Tally) -> None:
+        if target.metric is None and not reference.names:
+            raise SelectionError(
+                "no output is a floating-point tensor, so there is no SQNR to reach. "
+                "Pass target=pt2qa.Target(at_least, metric=a function of a model)."
+            )
+        self.pair, self.reference, self.target, self.tally = pair, reference, target, tally
         self.every = frozenset(site.index for site in pair.sites)
-        self.evaluations = evaluations
-        self.noise = float("nan")
-        self._known: dict[frozenset[int], tuple[float, float]] = {}
-        self._bar = tqdm(
-            desc="reconfigure", unit="evaluation", disable=None if progress is None else not progress, leave=False
-        )
+        self._known: dict[frozenset[int], Quality] = {}
 
-    def quality(self, on: Collection[int]) -> float:
-        """The target's metric with these sites on; each configuration is scored once."""
+    def of(self, pair: QuantizedPair) -> Scorer:
+        """The same for another pair of the model."""
+        return Scorer(pair, self.reference.of(pair), self.target, self.tally)
+
+    def quality(self, on: Collection[int]) -> Quality:
+        """What is measured with these sites on; each configuration is scored once."""
         sites = frozenset(on)
         if sites not in self._known:
-            self.evaluations += 1
-            self._bar.update()
-            metric = self.target.metric
-            if metric is None:
-                self._known[sites] = self._sqnr(sites)
-            else:
-                self._known[sites] = float(metric(SimulatedModel(self.pair, sites))), float("nan")
-        quality, self.noise = self._known[sites]
-        return quality
+            self.tally.add()
+            chosen = True if sites == self.every else sites
+            self._known[sites] = self._measured(
+                SimulatedModel(self.pair, sites), lambda item: self.pair.simulator.run(item.values, on=chosen)
+            )
+        return self._known[sites]
 
-    def measured(self, pair: QuantizedPair) -> float:
-        """The target's metric of another pair's converted graph."""
-        if self.target.metric is not None:
-            return float(self.target.metric(pair.quantized))
-        return Scorer(pair, self.batches, self.target, self.inputs_of, False).quality({s.index for s in pair.sites})
+    def converted(self) -> Quality:
+        """What is measured of the pair's converted graph itself."""
+        return self._measured(self.pair.quantized, lambda item: graph_outputs(self.pair.quantized, item.values))
 
     def of_float(self) -> float:
-        """The user's metric of the float model."""
-        assert self.target.metric is not None
-        return float(self.target.metric(SimulatedModel(self.pair, frozenset())))
+        """The user's metric of the float model.
 
-    def _sqnr(self, sites: frozenset[int]) -> tuple[float, float]:
-        """SQNR in dB of the worst output, and the noise of all outputs."""
-        sums: list[ErrorSums] = []
-        seen = False
-        on: bool | frozenset[int] = True if len(sites) == len(self.pair.sites) else sites
-        for batch in read_batches(self.batches, self.inputs_of):
-            values = self.pair.values(batch)
-            leaves = [pytree.tree_leaves(self.pair.simulator.run(values, on=state)) for state in (False, on)]
-            pairs = list(zip(*leaves, strict=True))
-            sums = sums if seen else [ErrorSums() for _ in pairs]
-            seen = True
+        Raises:
+            SelectionError: it is no number, so that no share of it can be reached.
+        """
+        assert self.target.metric is not None
+        value = float(self.target.metric(SimulatedModel(self.pair, frozenset())))
+        if math.isnan(value):
+            raise SelectionError(
+                f"target: {self.target.name} of the float model is nan, so there is no share of it to reach. "
+                "Return a number, or pass of_float=False."
+            )
+        return value
+
+    def _measured(self, model: Callable[..., Any], run: Callable[[Item], Any]) -> Quality:
+        if self.target.metric is not None:
+            return Quality(float(self.target.metric(model)))
+        names = self.reference.names
+        sums = [ErrorSums() for _ in names]
+        for item in self.reference:
+            outputs = self.reference.floating(run(item))
             sums = [
-                total.update(ref, quant) if isinstance(ref, Tensor) and ref.shape == quant.shape else total
-                for total, (ref, quant) in zip(sums, pairs, strict=True)
+                total.update(ref, _of_shape(name, ref, quant))
+                for name, total, ref, quant in zip(names, sums, item.outputs, outputs, strict=True)
             ]
-        if not seen:
-            raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
-        known = [total.sqnr for total in sums if total.sqnr == total.sqnr]
-        return min(known, default=float("nan")), sum(total.noise for total in sums)
+        found = tuple(total.sqnr for total in sums)
+        missing = tuple(_missing(zip(names, sums, strict=True)))
+        return Quality(math.nan if missing else min(found), found, missing)
+
+
+def _of_shape(name: str, reference: Tensor, quantized: Tensor) -> Tensor:
+    if reference.shape != quantized.shape:
+        raise SelectionError(
+            f"{name} has the shape {tuple(reference.shape)} in float and {tuple(quantized.shape)} quantized, so there "
+            "is no SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
+        )
+    return quantized
+
+
+def _missing(sums: Iterator[tuple[str, ErrorSums]]) -> Iterator[str]:
+    for name, total in sums:
+        if math.isnan(total.sqnr):
+            yield f"{name} has no SQNR: {total.reason}"
 
 
 class SimulatedModel:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pt2qa.errors import PluginError, QuantizeError
+from pt2qa.errors import QuantizeError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.fusion import fusions_in
 from pt2qa.overrides.plan import Edit, OverridePlan
 from pt2qa.pairing import QuantizedPair, Recipe
 from pt2qa.plugins import describe
-from pt2qa.reconfiguration.scoring import Scorer
+from pt2qa.reconfiguration.scoring import Quality, Scorer
 
 Again = Callable[..., QuantizedPair]
 """Quantizes a capture anew with ``overrides``; see :func:`pt2qa.quantize`."""
@@ -26,18 +26,18 @@ class Start:
         scorer: scores it.
         annotations: what its quantizer annotates.
         edits: the free edits that it was made with.
-        before: quality of the pair without them.
+        before: what was measured of the pair without them.
     """
 
     pair: QuantizedPair
     scorer: Scorer
     annotations: Annotations
     edits: tuple[Edit, ...]
-    before: float
+    before: Quality
 
     @property
-    def quality(self) -> float:
-        """The quality of the pair."""
+    def quality(self) -> Quality:
+        """What was measured of the pair."""
         return self.scorer.quality(self.scorer.every)
 
     def plan(self, recipe: Recipe, edits: Sequence[Edit] = ()) -> OverridePlan:
@@ -45,23 +45,28 @@ class Start:
         return OverridePlan((*recipe.edits, *self.edits, *edits), describe(recipe.plugin), self.pair.model)
 
 
-def with_free_edits(start: Start, again: Again, fuse: bool, observers: Sequence[str]) -> Start:
-    """Converts with all fusions, then with other observers; each is kept where the quality is better for it.
+def with_free_edits(start: Start, again: Again, fuse: bool, observers: Sequence[str], needed: float | None) -> Start:
+    """Converts with all fusions, then with each of the other observers; what measures best is kept.
 
     Args:
         start: the pair as it is.
         again: quantizes it anew with ``overrides``.
         fuse: whether to fuse.
         observers: names of observers to try for all activations.
-
-    Raises:
-        SelectionError: there is no such observer.
+        needed: the quality to reach; what reaches it needs no further edit.
     """
+
+    def enough(found: Start) -> bool:
+        return needed is not None and found.quality.value >= needed
+
     best = start
-    if fuse:
+    if fuse and not enough(best):
         best = _better(best, fusions_in(best.annotations), again)
+    fused = best
     for observer in observers:
-        best = _better(best, _observing(best.annotations, observer), again)
+        if not enough(best):
+            tried = _better(fused, _observing(fused.annotations, observer), again)
+            best = tried if tried.quality.rank > best.quality.rank else best
     return best
 
 
@@ -71,27 +76,18 @@ def _better(start: Start, edits: tuple[Edit, ...], again: Again) -> Start:
     if not edits or recipe is None:
         return start
     pair = again(overrides=OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), start.pair.model))
-    other = Scorer(pair, scorer.batches, scorer.target, scorer.inputs_of, scorer.progress, scorer.evaluations)
-    changed = Start(pair, other, start.annotations.with_edits(edits), (*start.edits, *edits), start.before)
-    if changed.quality > start.quality:
-        return changed
-    scorer.evaluations = other.evaluations
-    return start
+    changed = Start(pair, scorer.of(pair), start.annotations.with_edits(edits), (*start.edits, *edits), start.before)
+    return changed if changed.quality.rank > start.quality.rank else start
 
 
 def _observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
-    """An edit for each op whose activations another observer can watch."""
-    found: list[Edit] = []
-    for name, op in annotations.ops.items():
-        edit = Edit("observer", (name,), observer)
-        if "observer" in op.levels and _changes(annotations, edit):
-            found.append(edit)
-    return tuple(found)
-
-
-def _changes(annotations: Annotations, edit: Edit) -> bool:
+    """One edit: another observer for all activations that it can watch; none where all have it."""
+    ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
+    if not ops:
+        return ()
+    edit = Edit("observer", ops, observer)
     try:
         annotations.with_edits([edit])
-    except (QuantizeError, PluginError):  # this op has no observer that could be another one
-        return False
-    return True
+    except QuantizeError:  # every activation has this observer: a fact about the quantizer, not a failure
+        return ()
+    return (edit,)

@@ -60,6 +60,8 @@ def read_target(target: Target | float | str) -> Target:
     30.0
     """
     if isinstance(target, Target):
+        if not isfinite(target.at_least):
+            raise SelectionError(f"target: at_least: got {target.at_least!r}, expected a finite number.")
         return target
     if isinstance(target, (int, float)) and not isinstance(target, bool) and isfinite(target):
         return Target(float(target))

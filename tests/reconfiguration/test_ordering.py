@@ -31,23 +31,23 @@ def test_a_site_that_two_ops_ask_for_takes_two_edits() -> None:
 
 
 def test_both_edits_are_chosen_together_where_what_lies_between_makes_the_noise() -> None:
-    choices = order_choices([A, B], HOLDERS, {0: 1.0, 1: 100.0, 2: 1.0, 3: 1.0})
+    choices = order_choices([A, B], HOLDERS, {0: (1.0,), 1: (100.0,), 2: (1.0,), 3: (1.0,)})
     assert [set(choice.units) for choice in choices] == [{0, 1}]
-    assert choices[0].gain == 103.0
+    assert choices[0].gain == (103.0,)
     assert choices[0].off == {0, 1, 2, 3}
 
 
 def test_gain_for_cost_decides() -> None:
-    choices = order_choices([A, B], HOLDERS, {0: 3.0, 1: 0.1, 2: 1.0, 3: 1.0})
+    choices = order_choices([A, B], HOLDERS, {0: (3.0,), 1: (0.1,), 2: (1.0,), 3: (1.0,)})
     assert [choice.units for choice in choices] == [(1,), (0,)]  # 2 / 0.1 before 3.1 / 0.2
-    assert choices[1].gain == 3.1  # with b gone, a frees what lies between as well
+    assert choices[1].gain == (3.1,)  # with b gone, a frees what lies between as well
 
 
 def test_what_costs_nothing_comes_first() -> None:
-    choices = order_choices([A, B, FUSE], HOLDERS, {0: 1e9, 1: 0.1, 2: 1.0, 3: 1.0})
+    choices = order_choices([A, B, FUSE], HOLDERS, {0: (1e9,), 1: (0.1,), 2: (1.0,), 3: (1.0,)})
     assert choices[0].units == (2,)
     assert choices[0].cost == 0.0
 
 
 def test_edits_without_gain_are_left_out() -> None:
-    assert order_choices([A], HOLDERS, {1: 5.0}) == []
+    assert order_choices([A], HOLDERS, {1: (5.0,)}) == []

@@ -13,6 +13,7 @@ from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
 from pt2qa.reconfiguration.costs import Costs
 from pt2qa.reconfiguration.ordering import Unit
+from pt2qa.reconfiguration.scoring import Quality
 from pt2qa.reconfiguration.search import Search
 from pt2qa.reconfiguration.target import Budget, Target
 
@@ -21,6 +22,7 @@ COST = [0.30, 0.05, 0.20, 0.05, 0.25, 0.15]
 SIGNAL = 10_000.0
 HOLDERS = {site: frozenset({Edge(f"w{site}", f"op{site}", "weight", "int8")}) for site in NOISE}
 UNITS = [Unit(Edit("float", (f"op{site}",)), HOLDERS[site], COST[site]) for site in NOISE]
+SHARES = {site: (noise / SIGNAL,) for site, noise in NOISE.items()}
 COSTS = Costs({f"op{site}": COST[site] for site in NOISE}, {f"op{site}": 1 / 6 for site in NOISE}, 0.0)
 
 
@@ -30,22 +32,22 @@ class AdditiveScorer:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.pair = SimpleNamespace(sites=[SimpleNamespace(index=site) for site in NOISE])
-        self.noise = math.nan
         self.seen: set[frozenset[int]] = set()
 
     @property
     def evaluations(self) -> int:
         return len(self.seen)
 
-    def quality(self, on: Any) -> float:
+    def quality(self, on: Any) -> Quality:
         self.seen.add(frozenset(on))
-        self.noise = sum(NOISE[site] for site in on)
-        return 10 * math.log10(SIGNAL / self.noise) if self.noise else math.inf
+        noise = sum(NOISE[site] for site in on)
+        sqnr = 10 * math.log10(SIGNAL / noise) if noise else math.inf
+        return Quality(sqnr, (sqnr,))
 
 
 def search(needed: float | None, budget: Budget | None = None) -> tuple[Any, AdditiveScorer]:
     scorer = AdditiveScorer(Target(needed if needed is not None else 0.0))
-    return Search(scorer, UNITS, HOLDERS, NOISE, COSTS, needed, budget or Budget()).run(), scorer  # type: ignore[arg-type]
+    return Search(scorer, UNITS, HOLDERS, SHARES, COSTS, needed, budget or Budget()).run(), scorer  # type: ignore[arg-type]
 
 
 def cheapest(needed: float) -> float:
@@ -63,7 +65,7 @@ def cheapest(needed: float) -> float:
 def test_the_plan_is_as_cheap_as_the_best_of_all_subsets(needed: float) -> None:
     found, _ = search(needed)
     assert found.met
-    assert found.quality >= needed
+    assert found.quality.value >= needed
     assert sum(COST[number] for number in found.units) == pytest.approx(cheapest(needed), abs=1 / 500)
 
 
@@ -89,7 +91,7 @@ def test_a_target_out_of_reach_of_the_budget_gives_the_best_there_is() -> None:
     found, _ = search(30.0, Budget(macs=0.1))
     assert not found.met
     assert set(found.units) == {1, 3}
-    assert found.exhausted == found.quality
+    assert found.proof == "every choice of edits was scored"
 
 
 def test_a_budget_of_bytes_is_kept() -> None:
