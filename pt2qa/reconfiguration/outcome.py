@@ -136,7 +136,7 @@ def verdict(
         )
     if absent:
         head = "Best within the budget" if needed is None else "The target is not met"
-        return f"{head}: {'; '.join(absent)}. {change[0].upper()}{change[1:]}, {cost}."
+        return f"{head}: {'; '.join(absent)}; {change}, {cost}."
     if needed is None:
         return f"Best within the budget: {change}, {cost}."
     if not result.edits and result.met:

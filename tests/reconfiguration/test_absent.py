@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from tests.flows import quantized_pair
-from tests.models import images, residual
+from tests.flows import quantized_pair, residual_pair
+from tests.models import images
 from tests.reconfiguration.detector import data, detector_pair
 
 
@@ -37,18 +37,18 @@ def test_an_output_that_is_nan_once_quantized_meets_no_target() -> None:
         assert not pair.reference(x)[1].isnan().any()
         assert pair.quantized(x)[1].isnan().any()
     fixed = pt2qa.reconfigure(pair, [x], target=1.0, progress=False)
-    stages = {stage.name: stage.quality for stage in fixed.stages}
-    assert math.isnan(stages["before"])
-    if fixed.met:
-        with torch.no_grad():
-            assert not fixed.pair.quantized(x)[1].isnan().any()
-    else:
-        assert "output[1] has no SQNR" in fixed.verdict
-        assert "NaN or infinite" in fixed.verdict
+    assert fixed.met  # by leaving in float what is divided by zero
+    with torch.no_grad():
+        assert not fixed.pair.quantized(x)[1].isnan().any()
+    for target in (1.0, None):
+        stuck = pt2qa.reconfigure(pair, [x], target=target, budget={"macs": 0.0}, progress=False)
+        assert not stuck.met
+        assert math.isnan(stuck.stages[0].quality)
+        assert "output[1] has no SQNR: 2 values are NaN or infinite in one of the two only" in stuck.verdict
 
 
 def test_a_batch_on_which_the_float_model_is_nan_is_left_out_and_no_target_met() -> None:
-    pair = quantized_pair(residual(), images())
+    pair = residual_pair("x86")
     broken = images(seed=1).index_fill(0, torch.tensor([1]), math.nan)
     whole = pt2qa.reconfigure(pair, [images()], target=1.0, progress=False)
     fixed = pt2qa.reconfigure(pair, [images(), broken], target=1.0, progress=False)
@@ -64,10 +64,10 @@ def test_a_metric_that_is_nan_meets_no_target() -> None:
     def metric(value: float) -> Callable[[Any], float]:
         return lambda model: value
 
-    pair = detector_pair()
+    pair = detector_pair("x86")
     fixed = pt2qa.reconfigure(pair, data(), target=pt2qa.Target(0.5, metric(math.nan), "top-1"), progress=False)
     assert not fixed.met
-    assert fixed.verdict.startswith("The target is not met: top-1 is nan.")
+    assert fixed.verdict.startswith("The target is not met: top-1 is nan;")
     share = pt2qa.Target(0.5, metric(math.nan), "top-1", of_float=True)
     with pytest.raises(pt2qa.SelectionError, match="top-1 of the float model is nan"):
         pt2qa.reconfigure(pair, data(), target=share, progress=False)
