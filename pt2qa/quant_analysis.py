@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -25,7 +26,7 @@ from pt2qa.report import (
     WeightReport,
     load,
 )
-from pt2qa.report.atomic import write_atomic
+from pt2qa.report.atomic import locked, remove_abandoned, write_atomic
 from pt2qa.sensitivities import sensitivity
 from pt2qa.simulator.batches import Batch
 
@@ -38,6 +39,9 @@ REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "sensitivity", "re
 PLAN: Final = "plan.json"
 CONTENTS: Final = "quant-analysis.json"
 """Names the files that were written here, so that no other file is ever overwritten or removed."""
+
+LOCK: Final = ".quant-analysis.lock"
+"""Is there while a process writes to the folder."""
 
 _TEXT_WIDTH: Final = 120
 
@@ -54,7 +58,7 @@ class QuantAnalysis:
 
     Every method calls the function of pt2qa that does the work, writes ``<what>.safetensors`` and ``<what>.txt`` (all
     rows) to ``out_dir``, and returns the report.  Another process goes on from the folder: :meth:`load_bad_case`,
-    :meth:`reports`.
+    :meth:`reports`.  Several processes may work in one folder at a time.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
@@ -264,7 +268,8 @@ class QuantAnalysis:
                 self.pair, self.batches, target=target, inputs_of=self.inputs_of, progress=self.progress, **options
             ),
         )
-        report.plan.save(self.out_dir / PLAN)
+        with self._noted(PLAN):
+            report.plan.save(self.out_dir / PLAN)
         return report
 
     # -- the folder ----------------------------------------------------------------------------------------------
@@ -292,13 +297,18 @@ class QuantAnalysis:
         Raises:
             ReportError: the list of what was written is damaged, or the disk refuses.
         """
-        names = [*sorted(self._contents()), CONTENTS]
-        files = [self.out_dir / name for name in names if (self.out_dir / name).exists()]
-        try:
-            for file in files:
-                file.unlink()
-        except OSError as error:
-            raise ReportError(f"cannot remove a report: {error}") from error
+        if not self.out_dir.is_dir():
+            return ()
+        with locked(self.out_dir / LOCK):
+            names = [*sorted(self._contents()), CONTENTS]
+            files = [self.out_dir / name for name in names if (self.out_dir / name).exists()]
+            try:
+                for file in files:
+                    file.unlink()
+            except OSError as error:
+                raise ReportError(f"cannot remove a report: {error}") from error
+            for name in names:
+                remove_abandoned(self.out_dir / name)
         return tuple(files)
 
     def _data(self) -> tuple[Iterable[Any], Callable[[Any], Batch] | None]:
@@ -318,27 +328,39 @@ class QuantAnalysis:
         binary, plain = _files_of(what)
         self._claim(binary, plain)
         report = make()
-        report.save(self.out_dir / binary)
-        text = report.text(limit=None, width=_TEXT_WIDTH)
-        write_atomic(self.out_dir / plain, f"{text}\n".encode("utf-8", "backslashreplace"))
+        with self._noted(binary, plain):
+            report.save(self.out_dir / binary)
+            text = report.text(limit=None, width=_TEXT_WIDTH)
+            write_atomic(self.out_dir / plain, f"{text}\n".encode("utf-8", "backslashreplace"))
         return report
 
     def _claim(self, *names: str) -> None:
         """Notes files as ours before the work begins; a file that is there and is not ours stays as it is."""
-        written = self._contents()
-        for name in names:
-            if name not in written and (self.out_dir / name).exists():
-                raise ReportError(
-                    f"{self.out_dir / name} was not written by QuantAnalysis, and is not overwritten. Choose another "
-                    "out_dir, or move the file."
-                )
-        if written.issuperset(names):
-            return
+        with self._noted(*names):
+            pass
+
+    @contextmanager
+    def _noted(self, *names: str) -> Iterator[None]:
+        """Notes files as ours, and is alone in the folder, whatever other processes work there, while they are written.
+
+        They are noted again when they are written, since another process may have cleaned the folder in between.
+        """
         try:
             self.out_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ReportError(f"cannot create the folder {self.out_dir}: {error.strerror or error}") from error
-        write_atomic(self.out_dir / CONTENTS, (json.dumps(sorted({*written, *names}), indent=1) + "\n").encode())
+        with locked(self.out_dir / LOCK):
+            written = self._contents()
+            for name in names:
+                if name not in written and (self.out_dir / name).exists():
+                    raise ReportError(
+                        f"{self.out_dir / name} was not written by QuantAnalysis, and is not overwritten. Choose "
+                        "another out_dir, or move the file."
+                    )
+            if not written.issuperset(names):
+                contents = json.dumps(sorted({*written, *names}), indent=1)
+                write_atomic(self.out_dir / CONTENTS, f"{contents}\n".encode())
+            yield
 
     def _contents(self) -> set[str]:
         file = self.out_dir / CONTENTS

@@ -146,6 +146,27 @@ def test_clean_removes_what_was_written_and_nothing_else(session: Session) -> No
     assert files(analysis) == ["layers.txt", "model.pt"]
 
 
+def test_clean_removes_what_a_killed_session_left(session: Session) -> None:
+    analysis = session()
+    analysis.compare_weights()
+    (analysis.out_dir / f".weights.txt.{'0a' * 8}.tmp").write_text("half")
+    (analysis.out_dir / ".quant-analysis.lock").touch()
+    analysis.clean()
+    assert files(analysis) == []
+    assert analysis.clean() == ()
+    analysis.out_dir.rmdir()
+    assert analysis.clean() == ()
+
+
+def test_a_folder_that_was_cleaned_meanwhile_lists_what_is_written_then(session: Session) -> None:
+    analysis = session()
+    analysis._claim("weights.safetensors", "weights.txt")
+    session().clean()
+    with analysis._noted("weights.safetensors"):
+        pass
+    assert json.loads((analysis.out_dir / "quant-analysis.json").read_text()) == ["weights.safetensors"]
+
+
 def test_a_file_of_the_users_is_not_overwritten(session: Session) -> None:
     analysis = session()
     analysis.out_dir.mkdir()

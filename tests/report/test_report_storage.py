@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 import pt2qa.report.storage as storage
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load, register
-from pt2qa.report.atomic import write_atomic
+from pt2qa.report.atomic import locked, write_atomic
 from pt2qa.report.base import Rendering, RowReport
 from pt2qa.report.columns import since
 from pt2qa.report.rows import Environment
@@ -443,3 +443,54 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     assert os.read(reader, 100) == b"words"
     os.close(reader)
     assert pipe.is_fifo()
+
+
+def abandoned(folder, name="report.safetensors"):
+    return folder / f".{name}.{'0a' * 8}.tmp"
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_that_writes_the_file(layers, tmp_path):
+    path = tmp_path / "report.safetensors"
+    for name in ("report.safetensors", "other.safetensors"):
+        abandoned(tmp_path, name).write_bytes(b"half")
+    (tmp_path / ".report.safetensors.mine.tmp").write_bytes(b"mine")
+    layers.save(path)
+    assert same(load(path), layers)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        f".other.safetensors.{'0a' * 8}.tmp",
+        ".report.safetensors.mine.tmp",
+        "report.safetensors",
+    ]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks as POSIX has them")
+def test_what_another_process_is_writing_is_left_to_it(layers, tmp_path):
+    import fcntl
+
+    writing = abandoned(tmp_path)
+    with writing.open("wb") as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        layers.save(tmp_path / "report.safetensors")
+        assert writing.exists()
+    layers.save(tmp_path / "report.safetensors")
+    assert not writing.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks as POSIX has them")
+def test_a_file_system_without_locks_can_be_written_to_and_nothing_there_is_taken_for_abandoned(
+    layers, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fcntl.flock", fail_with(OSError(errno.ENOTSUP, "Operation not supported")))
+    abandoned(tmp_path).write_bytes(b"half")
+    layers.save(tmp_path / "report.safetensors")
+    with locked(tmp_path / "lock"):
+        assert (tmp_path / "lock").exists()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [abandoned(tmp_path).name, "report.safetensors"]
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
+    with (
+        pytest.raises(ReportError, match=r"cannot write .*lock: No such file or directory"),
+        locked(tmp_path / "x/lock"),
+    ):
+        pass
