@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -29,8 +29,8 @@ def sample(report_type: type[Report]) -> Report:
     """A report that any renderer takes: five rows in each table, one note, numbers that differ from row to row."""
     hints = get_type_hints(report_type)
     given = _special(report_type.__name__)
-    values = {f.name: given.get(f.name, _value(f.name, hints[f.name])) for f in fields(report_type)}  # type: ignore[arg-type]
-    return report_type(**values)
+    needed = [f.name for f in fields(report_type) if f.default is MISSING]  # type: ignore[arg-type]
+    return report_type(**{name: _value(name, hints[name]) for name in needed} | given)
 
 
 def _value(name: str, hint: Any) -> Any:
