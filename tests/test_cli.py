@@ -33,6 +33,7 @@ from pt2qa.report import (
     LayerReport,
     LayerRow,
     Ranking,
+    SetApart,
     StoredCase,
     WeightReport,
     load,
@@ -383,6 +384,30 @@ def test_a_target_that_is_not_met_is_exit_code_1(run, library, searches, flow, t
         f"pt2qa: {name}: the target is not met: 30 dB were asked for, 27 were reached" for name in ("x86", "xnnpack")
     ]
     assert (tmp_path / "xnnpack-plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("side", "batches", "code", "line"),
+    [
+        (
+            "quantized",
+            4,
+            1,
+            "Quantization fails on 1 of 4 batches: NaN in the quantized model alone, first at log (batch",
+        ),
+        ("batch", 1, 1, "The data of 1 of 1 batch is at fault: NaN in the input log (batch"),
+        ("batch", 4, 0, ""),
+    ],
+)
+def test_numbers_that_nobody_may_rely_on_are_exit_code_1(
+    run, library, flow, tmp_path, monkeypatch, side, batches, code, line
+):
+    found = replace(LAYERS, batches=batches, set_apart=(SetApart(0, 8, 3, side, "NaN", "log"),))
+    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches: found)
+    result = run("analyze", flow, "-q", "x86", "-o", tmp_path)
+    assert result.exit_code == code
+    assert (result.stderr.splitlines()[-1].startswith(f"pt2qa: x86: {line}")) == bool(line)
+    assert (tmp_path / "x86-weights.safetensors").exists()
 
 
 def test_an_analysis_that_fails_leaves_the_reports_before_it(run, library, searches, flow, tmp_path, monkeypatch):

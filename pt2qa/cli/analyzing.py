@@ -52,8 +52,9 @@ def analyze(
     Each quantizer makes DIR/<quantizer>-layers.safetensors and -weights.safetensors; --bad-cases adds
     -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, and --target adds
     -reconfiguration.safetensors and -plan.json, the edits that pt2qa.quantize takes as overrides. Where a target cannot
-    be met, the best that was found is written, stderr says so, and the exit code is 1. After Ctrl-C it is 130, and the
-    reports of what was finished are written.
+    be met, the best that was found is written, stderr says so, and the exit code is 1, as it is where quantization
+    gives NaN or infinities, or no batch has a number. After Ctrl-C it is 130, and the reports of what was finished are
+    written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.flow import load_flow
     from pt2qa.plugins import available, resolve
@@ -108,6 +109,8 @@ def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted
         try:
             for what, report in _analyses(pt2qa.quantize(capture, spec, flow.batches), flow, wanted):
                 _keep(report, what, folder, spec)
+                if what == "layers":
+                    missed += [f"{spec}: {line}" for line in _unusable(report)]
                 if what == "reconfiguration" and not report.met:
                     missed.append(f"{spec}: the target is not met: {report.verdict}")
         except Pt2qaError as error:
@@ -125,6 +128,15 @@ def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted
         raise failed[-1]
     if missed:
         click.get_current_context().exit(1)
+
+
+def _unusable(report: Any) -> list[str]:
+    """Why nobody may rely on a layer report: quantization fails on a batch of it, or none of them has a number."""
+    from pt2qa.report.set_apart import about_faults, failures
+
+    found = report.set_apart
+    nothing_left = found and len(found) == report.batches
+    return about_faults(found, report.batches)[:1] if failures(found) or nothing_left else []
 
 
 def _analyses(pair: Any, flow: Flow, wanted: Wanted) -> Iterator[tuple[str, Any]]:
