@@ -123,13 +123,19 @@ def _channel_axis(constant: Constant) -> int | None:
 def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tuple[int, float, int]:
     """Index and SQNR of the worst channel, and how many channels are dead.
 
-    A channel that int8 rounds to nothing has the SQNR 0 dB: all of its signal is noise.
+    A channel that int8 rounds to nothing has the SQNR 0 dB: all of its signal is noise.  One that is NaN or infinite on
+    one side only is worse than any number, and has none.
     """
     if axis is None or not float_value.numel():
         return -1, math.nan, 0
     ref, quant = (value.detach().double().movedim(axis, 0).flatten(1) for value in (float_value, dequantized))
+    finite = ref.isfinite() & quant.isfinite()
+    broken = (~finite & ~((ref == quant) | (ref.isnan() & quant.isnan()))).any(1)
+    ref, quant = (value.where(finite, 0.0) for value in (ref, quant))
     signal, noise = (ref * ref).sum(1), ((ref - quant) ** 2).sum(1)
     dead = (signal > 0) & (quant == 0).all(1)
+    if bool(broken.any()):
+        return int(broken.int().argmax()), math.nan, int(dead.sum())
     ranking = torch.where(signal > 0, torch.where(noise > 0, signal / noise, math.inf), math.inf)
     worst = int(ranking.argmin())
     value = sqnr(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf

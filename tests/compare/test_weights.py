@@ -49,6 +49,24 @@ def test_dead_channels_hide_behind_a_good_sqnr() -> None:
     assert all(r.dead_channels == 0 for r in pt2qa.compare_weights(per_channel).rows)
 
 
+def test_a_channel_that_is_not_finite_is_the_worst_and_is_said_first() -> None:
+    model = Linears()
+    with torch.no_grad():
+        model.first.weight[3, 0] = math.inf
+    pair = quantized_pair(model, (torch.randn(4, 16),), pt2qa.quantizer("xnnpack", mode="dynamic"))
+    report = pt2qa.compare_weights(pair)
+    row = next(r for r in report.rows if (r.name, r.attr) == ("first/linear", "weight"))
+    assert math.isnan(row.sqnr)
+    assert row.worst_channel == 3
+    assert math.isnan(row.worst_channel_sqnr)
+    first, second = report.summary().splitlines()[:2]
+    assert first.startswith(
+        "Without an SQNR: 1 quantized weight, such as first/linear, weight, channel 3 (16 values are"
+    )
+    assert second.startswith("Channel SQNR of 1 quantized weight: lowest")
+    assert not pt2qa.gate(report, require="rows.worst_channel_sqnr>=0").passed
+
+
 def test_weights_that_stay_float_are_rows_too() -> None:
     rows = pt2qa.compare_weights(residual_pair()).rows
     assert [(row.name, row.attr, row.quantized) for row in rows] == [

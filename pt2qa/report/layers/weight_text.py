@@ -62,7 +62,7 @@ def weight_table(report: WeightReport, sort: str, limit: int | None, width: int)
 def weight_summary(report: WeightReport) -> list[str]:
     """What the rows prove, in sentences that state their thresholds; weights are named only where they are low."""
     quantized = [row for row in report.rows if row.quantized]
-    found = [_about_worst(quantized), *_about_dead(quantized), _counts(report, quantized)]
+    found = [_about_broken(quantized), _about_worst(quantized), *_about_dead(quantized), _counts(report, quantized)]
     return [sentence for sentence in found if sentence]
 
 
@@ -76,17 +76,31 @@ def _float_line(row: WeightRow) -> str:
     return f"{row.name}, {row.attr} ({row.dtype})" + (f": {why}" if why else "")
 
 
+def _about_broken(quantized: list[WeightRow]) -> str:
+    """A weight without an SQNR is worse than any that has one."""
+    broken = [row for row in quantized if isnan(row.sqnr)]
+    if not broken:
+        return ""
+    first = broken[0]
+    where = f", channel {first.worst_channel}" if first.worst_channel >= 0 else ""
+    return (
+        f"Without an SQNR: {counted(len(broken), 'quantized weight')}, such as {first.name}, {first.attr}{where} "
+        f"({first.note or 'nan'})."
+    )
+
+
 def _about_worst(quantized: list[WeightRow]) -> str:
     if not quantized:
         return "No weight is quantized."
     worst = order(WeightRow, quantized, "worst", worst=BY)[0]
     if isnan(worst.worst_channel_sqnr):
         return "No weight has a channel SQNR."
-    low = sum(row.worst_channel_sqnr < LOW_SQNR for row in quantized)
+    known = [row for row in quantized if not isnan(row.worst_channel_sqnr)]
+    low = sum(row.worst_channel_sqnr < LOW_SQNR for row in known)
     channel = f", channel {worst.worst_channel}" if worst.worst_channel >= 0 else ""
     where = f" ({worst.name}, {worst.attr}{channel})" if low else ""
     return (
-        f"Channel SQNR of {counted(len(quantized), 'quantized weight')}: lowest {decibel(worst.worst_channel_sqnr)} dB"
+        f"Channel SQNR of {counted(len(known), 'quantized weight')}: lowest {decibel(worst.worst_channel_sqnr)} dB"
         f"{where}; {low} below {LOW_SQNR:g} dB."
     )
 
