@@ -132,6 +132,28 @@ def restore_input_handles(source: GraphModule | ExportedProgram) -> None:
         node.meta = {**node.meta, CUSTOM: {**_custom(node), KEY: handle}}
 
 
+def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
+    """The handles of a graph's inputs; input number i has handle i also where its metadata was lost.
+
+    Inputs have none where an op has such a number: those handles were not given by :func:`assign_handles`, but by
+    torchao's ``generate_numeric_debug_handle``, say, which numbers the ops alone.
+    """
+    graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
+    inputs = user_inputs(source)
+    ops = {
+        handle_of(placed.node)
+        for placed in walk(graph_module)
+        if placed.node.op == "call_function" and not _is_quantization(placed.node)
+    }
+    by_place = (
+        {}
+        if ops <= {None} or not ops.isdisjoint(range(len(inputs)))
+        else {node: number for number, node in enumerate(inputs)}
+    )
+    own = {node: number for node in inputs if (number := handle_of(node)) is not None}
+    return {**by_place, **own}
+
+
 def user_inputs(source: GraphModule | ExportedProgram) -> list[Node]:
     """The placeholders of what the caller passes, in order."""
     placeholders = source.graph.find_nodes(op="placeholder")
@@ -177,9 +199,8 @@ def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
     """
     graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
     placed_by_handle: dict[int, Placed] = {}
-    if any(handle_of(node) is not None for node in graph_module.graph.nodes):
-        inputs = user_inputs(source)
-        placed_by_handle.update((i, Placed(node, graph_module, None, "")) for i, node in enumerate(inputs))
+    for node, handle in input_handles(source).items():
+        placed_by_handle[handle] = Placed(node, graph_module, None, "")
     for placed in walk(graph_module):
         handle = handle_of(placed.node)
         if placed.node.op != "call_function" or handle is None:

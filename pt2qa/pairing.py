@@ -9,23 +9,23 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pt2qa.agreement import difference
 from pt2qa.errors import PairingError
 from pt2qa.exclusion import exports
 from pt2qa.export import Capture
-from pt2qa.handles import OpName, handle_of, names_of
-from pt2qa.metrics import error_sums
+from pt2qa.handles import OpName, handle_of, input_handles, names_of
 from pt2qa.report.rows import Environment, Unpaired
 from pt2qa.simulator import op_rules, quant_ops
 from pt2qa.simulator.batches import Batch, as_call, flatten_batch
 from pt2qa.simulator.lower import lower
 from pt2qa.simulator.products import PRODUCTS, is_quantized, reads_of
-from pt2qa.simulator.program import Program, Region, Site
+from pt2qa.simulator.program import Constant, Program, Region, Site
 from pt2qa.simulator.simulator import Simulator
 from pt2qa.simulator.verification import Graphs, Verification, bytes_of, simulated
 
@@ -216,13 +216,15 @@ def pair(
 
     Args:
         reference: the float graph with handles, such as ``capture.module()``; batch norms that the quantized graph has
-            folded are folded in a copy.  A prepared graph will do: its observers are left out.
+            folded are folded in a copy.  A prepared graph will do: its observers are left out, as torchao's loggers are
+            in both graphs.
         quantized: what ``convert_pt2e`` returned for a graph with the same handles.
         quantizer: how to call the quantizer in reports.
         model: how to call the model in reports.
 
     Raises:
-        PairingError: one of the graphs carries no handles, they have none in common, or nothing is quantized.
+        PairingError: one of the graphs carries no handles, they have none in common, nothing is quantized, or constants
+            are those of another model.
     """
     float_graph = _as_graph_module("reference", reference)
     quantized_graph = _as_graph_module("quantized", quantized)
@@ -243,28 +245,43 @@ def pair(
         model=model,
         float_graph=float_graph,
     )
-    _check_weights(result)
+    _check_constants(result)
     return result
 
 
-def _check_weights(pair: QuantizedPair) -> None:
-    """Quantized weights that have nothing to do with the float ones were made from another model."""
+def _check_constants(pair: QuantizedPair) -> None:
+    """Constants that have nothing to do with those of the float graph were made from another model."""
     for constant in pair.program.constants:
-        if constant.site is None or not isinstance(constant.reference, Tensor):
+        # What the graph writes to, such as a counter, went on where the one graph was run more often.
+        known = isinstance(constant.reference, Tensor) and not constant.mutated
+        found = _constant_difference(constant) if known else None
+        if found is None:
             continue
-        match = error_sums(constant.reference, constant.quantized.to(constant.reference.dtype)).sqnr
-        if match < WEIGHT_MATCH_DB:
+        remedy = "Pass a reference and a quantized graph made from one model."
+        what = f"{constant.attribute or 'the constant'} that {constant.reader} reads"
+        if constant.site is not None:
             site = pair.sites[constant.site]
-            raise PairingError(
-                f"the quantized {site.kind} of {constant.reader} matches its float value at {match:.1f} dB; expected "
-                f"at least {WEIGHT_MATCH_DB:.0f} dB. "
-                + (
+            what = f"the quantized {site.kind} of {constant.reader}"
+            if site.params.largest_scale == 1.0:
+                remedy = (
                     "Its scale is 1.0, as of an observer that saw no value: run batches through the prepared graph "
                     "before convert_pt2e."
-                    if site.params.largest_scale == 1.0
-                    else "Pass a reference and a quantized graph made from one model."
                 )
-            )
+        raise PairingError(f"{what} {found}, held against its float value. {remedy}")
+
+
+def _constant_difference(constant: Constant) -> str | None:
+    """How a constant differs from its float value by more than quantization can explain; None where it does not.
+
+    Integers, booleans and the places of NaN and infinities are the same in both graphs.  A float that stays one may
+    differ: a bias is corrected, or trained.
+    """
+    expected = constant.reference
+    actual = constant.quantized.to(expected.dtype)
+    if constant.site is None and expected.is_floating_point():
+        count = int((expected.isfinite() != actual.isfinite()).sum())
+        return f"is NaN or infinite at {count} other places" if count else None
+    return difference(expected, actual, WEIGHT_MATCH_DB)
 
 
 def fingerprint(graph_module: GraphModule) -> str:
@@ -281,24 +298,24 @@ def fingerprint(graph_module: GraphModule) -> str:
 
 def _as_graph_module(side: str, graph: Any) -> GraphModule:
     if isinstance(graph, ExportedProgram):
-        return graph.module()
+        graph = graph.module()
     if isinstance(graph, GraphModule):
-        return graph
+        return _without(graph, _is_logger)
     raise PairingError(f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram.")
 
 
 def _handles(graph_module: GraphModule) -> dict[int, list[Node]]:
-    found: dict[int, list[Node]] = {}
-    for node in graph_module.graph.nodes:
+    found = {handle: [node] for node, handle in input_handles(graph_module).items()}
+    for node in _ops(graph_module):
         handle = handle_of(node)
-        if handle is not None and node.op in ("call_function", "placeholder") and not quant_ops.is_quantization(node):
+        if handle is not None and not quant_ops.is_quantization(node):
             found.setdefault(handle, []).append(node)
     return found
 
 
 def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> GraphModule:
     """The reference without observers, and with the batch norms folded that the quantized graph has folded."""
-    graph_module = _without_observers(reference)
+    graph_module = _without(reference, _is_observer)
     known = _handles(quantized)
     folded = any(
         op_rules.op_name(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module)
@@ -327,15 +344,24 @@ def _ops(graph_module: GraphModule) -> Iterable[Node]:
     return (node for node in graph_module.graph.nodes if node.op == "call_function")
 
 
-def _without_observers(graph_module: GraphModule) -> GraphModule:
-    observers = [
-        node
+def _is_observer(target: str, module: nn.Module) -> bool:
+    return target.startswith("activation_post_process")
+
+
+def _is_logger(target: str, module: nn.Module) -> bool:
+    """Whether torchao's ``prepare_for_propagation_comparison`` put the module in."""
+    return type(module).__name__ == "OutputLogger"
+
+
+def _without(graph_module: GraphModule, is_gone: Callable[[str, nn.Module], bool]) -> GraphModule:
+    """The graph without the calls of some modules that hand on their input; a copy where it has any."""
+    names = {
+        node.name
         for node in graph_module.graph.nodes
-        if node.op == "call_module" and str(node.target).startswith("activation_post_process")
-    ]
-    if not observers:
+        if node.op == "call_module" and is_gone(str(node.target), graph_module.get_submodule(str(node.target)))
+    }
+    if not names:
         return graph_module
-    names = [node.name for node in observers]
     stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     for node in list(stripped.graph.nodes):
         if node.name in names:
@@ -362,19 +388,28 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
         for handle, name in sorted(pair.names.items())
         if handle not in quantized or handle not in reference
     ]
+    float_graph = pair.reference if pair.float_graph is None else pair.float_graph
+    numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not _serves_quantization(node)]
     strangers = [
         node for node in _ops(pair.quantized) if handle_of(node) not in pair.names and not _serves_quantization(node)
     ]
+    unpaired += [_without_name(node, "reference", "carries no handle") for node in numberless]
     unpaired += [
-        Unpaired(
-            -1 if (handle := handle_of(node)) is None else handle,
-            f"{op_rules.op_name(node.target)} ({node.name})",
+        _without_name(
+            node,
             "quantized",
-            "put in by the quantizer, prepare or convert: the captured model has no such op",
+            "carries no handle, as ops of the reference do: nothing says which of them it is"
+            if numberless and handle_of(node) is None
+            else "put in by the quantizer, prepare or convert: the captured model has no such op",
         )
         for node in strangers
     ]
     return Pairing(pairs, tuple(unpaired))
+
+
+def _without_name(node: Node, side: Literal["reference", "quantized"], reason: str) -> Unpaired:
+    handle = handle_of(node)
+    return Unpaired(-1 if handle is None else handle, f"{op_rules.op_name(node.target)} ({node.name})", side, reason)
 
 
 def _serves_quantization(node: Node) -> bool:
@@ -384,6 +419,7 @@ def _serves_quantization(node: Node) -> bool:
 
 def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, list[Node]]) -> str:
     if not nodes:
+        # Names are given to inputs, ops at the top and ops in nested graphs; the first two have nodes.
         return "inside a nested graph, which is not analysed"
     node = nodes[0]
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None

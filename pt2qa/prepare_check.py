@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from pt2qa.agreement import FLIPS, compare_outputs, difference
 from pt2qa.errors import QuantizeError
 from pt2qa.handles import handle_of, names_of
-from pt2qa.metrics import error_sums
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.simulator import graph_values
 
@@ -34,16 +34,17 @@ def check_prepared(
     """Compares what a prepared graph returned with what the float graph returns on the same inputs.
 
     Raises:
-        QuantizeError: they differ by more than float rounding; the message names the first op where they do.
+        QuantizeError: they differ by more than float rounding, in integers, or in where NaN stands; the message names
+            the first op where they do.
     """
     with torch.no_grad():
-        match = _smallest_match(float_graph(*args, **kwargs), outputs)
-    if match >= PREPARE_MATCH_DB:
+        found = compare_outputs(float_graph(*args, **kwargs), outputs, PREPARE_MATCH_DB, flips=FLIPS)
+    if found is None:
         return
     where = _first_changed(float_graph, prepared, pytree.tree_leaves((args, kwargs)))
     raise QuantizeError(
-        f"prepare changed the model before any quantization: its output matches the float model at {match:.1f} dB only "
-        f"(expected at least {PREPARE_MATCH_DB:.0f} dB){where}. "
+        f"prepare changed the model before any quantization: {found.leaf} {found.what}, held against the float model"
+        f"{where}. "
         f"This is {quantizer}'s or torchao's rewriting, not int8: no calibration can mend it. A convolution whose "
         "weights are used twice with batch norms that differ is the usual cause; give each use its own weights."
     )
@@ -53,16 +54,6 @@ def prepared_names(prepared: GraphModule) -> dict[str, str]:
     """What people read, by fx node name of a prepared graph."""
     names = names_of(prepared)
     return {node.name: names[handle].name for node in prepared.graph.nodes if (handle := handle_of(node)) in names}
-
-
-def _smallest_match(expected: Any, actual: Any) -> float:
-    """The smallest SQNR of the float outputs, in dB."""
-    leaves = [
-        error_sums(want, got).sqnr
-        for want, got in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True)
-        if isinstance(want, Tensor) and want.is_floating_point()
-    ]
-    return min((leaf for leaf in leaves if leaf == leaf), default=float("inf"))
 
 
 def _first_changed(float_graph: GraphModule, prepared: GraphModule, values: list[Any]) -> str:
@@ -75,7 +66,7 @@ def _first_changed(float_graph: GraphModule, prepared: GraphModule, values: list
     kept = {handle_of(node) for node in prepared.graph.nodes if node.op == "call_function"}
     expected: dict[int | None, Tensor] = {}
     found: list[str] = []
-    names = prepared_names(prepared)
+    names = names_of(float_graph)
 
     def keep(node: Node, value: Any) -> None:
         if node.op == "call_function" and isinstance(value, Tensor):
@@ -87,10 +78,10 @@ def _first_changed(float_graph: GraphModule, prepared: GraphModule, values: list
             return
         batch_norm = after_folding.get(handle)
         want = expected.get(batch_norm if batch_norm is not None and batch_norm not in kept else handle)
-        if want is None or want.shape != value.shape or not want.is_floating_point():
+        if want is None or want.shape != value.shape:
             return
-        if error_sums(want, value).sqnr < PREPARE_MATCH_DB:
-            found.append(names.get(node.name, node.name))
+        if difference(want, value, PREPARE_MATCH_DB, flips=FLIPS) is not None:
+            found.append(names[handle].name if handle in names else node.name)
 
     graph_values(float_graph, values, keep)
     graph_values(prepared, values, compare)

@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pt2qa.report.atomic", "pt2qa.decibels", "pt2qa.exclusion"),
     ("pt2qa.overrides.plan",),
     ("pt2qa.handles", "pt2qa.metrics", "pt2qa.report"),
+    ("pt2qa.agreement",),
     ("pt2qa.export", "pt2qa.plugins"),
     ("pt2qa.simulator", "pt2qa.overlays"),
     ("pt2qa.pairing", "pt2qa.prepare_check"),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
+from torchao.quantization.pt2e import generate_numeric_debug_handle, prepare_for_propagation_comparison
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa.plugins import resolve
+from tests.checks.plain_quantizer import PlainQuantizer
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Conditional, Linears, SameInputTwice, TwoUsers, images, residual
 
@@ -147,7 +150,8 @@ def test_pair_with_another_models_weights_is_refused() -> None:
         other.fc.weight.neg_()  # type: ignore[union-attr, operator]
     stranger = pt2qa.capture(other, images())
     with pytest.raises(
-        pt2qa.PairingError, match=r"weight of fc/linear matches its float value at -6.0 dB; .*from one model"
+        pt2qa.PairingError,
+        match=r"weight of fc/linear has an SQNR of -6.0 dB instead of at least 3 dB, .*from one model",
     ):
         pt2qa.pair(stranger.module(), quantized)
 
@@ -197,3 +201,122 @@ def test_fingerprints_tell_models_apart_and_recognise_the_same() -> None:
     first, second = Linears(), Linears()
     prints = [quantized_pair(model, example).environment.fingerprint for model in (first, second, copy.deepcopy(first))]
     assert prints[0] == prints[2] != prints[1]
+
+
+# -- handles and loggers of torchao ------------------------------------------------------------------------------------
+
+
+class TwoInputs(nn.Module):
+    """A linear for each of two inputs, and parts that are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.both = nn.Linear(16, 8), nn.Linear(16, 8), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = self.both(x).chunk(2, -1)
+        return self.a(x).relu() + self.b(y), left * right
+
+
+def numbered_by_torchao(model: nn.Module, example: Any) -> tuple[GraphModule, GraphModule]:
+    """A float graph with handles that torchao gave, and the converted one."""
+    program = torch.export.export(model.eval(), example)
+    generate_numeric_debug_handle(program)
+    reference, graph = (program.module(check_guards=False) for _ in range(2))
+    prepared = prepare_pt2e(graph, resolve("xnnpack").build(graph, qat=False))
+    prepared(*example)
+    return reference, convert_pt2e(prepared)
+
+
+def test_torchaos_handles_pair_every_op_and_name_no_op_like_an_input() -> None:
+    example = (torch.randn(3, 16), torch.randn(3, 16))
+    pair = pt2qa.pair(*numbered_by_torchao(TwoInputs(), example))
+    assert pair.pairing.unpaired == ()
+    assert "both/linear" in {paired.name for paired in pair.pairing.pairs}
+    rows = pt2qa.compare_layers(pair, [example], progress=False).rows
+    assert [row.op for row in rows if row.name in ("x", "y")] == ["input", "input"]
+    assert next(row.op for row in rows if row.name == "both/linear") == "linear"
+
+
+def test_torchaos_handles_get_reasons_that_are_true() -> None:
+    pair = pt2qa.pair(*numbered_by_torchao(residual(), (images(),)))
+    assert {unpaired.name: unpaired.reason for unpaired in pair.pairing.unpaired} == {
+        "bn1/batch_norm": "folded into conv1/conv2d, which is compared after it",
+        "bn2/batch_norm": "folded into conv2/conv2d, which is compared after it",
+    }
+    example = (torch.randn(4, 16),)
+    nested = pt2qa.pair(*numbered_by_torchao(Conditional(), example)).pairing.unpaired
+    assert {unpaired.reason for unpaired in nested} == {"inside a nested graph, which is not analysed"}
+    assert all(unpaired.name.startswith("cond.") for unpaired in nested)
+
+
+def test_ops_without_a_handle_are_listed_on_both_sides() -> None:
+    reference, quantized = numbered_by_torchao(residual(), (images(),))
+    for graph in (reference, quantized):
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mean.dim):
+            del node.meta["custom"]
+    unpaired = {(each.side, each.name): each.reason for each in pt2qa.pair(reference, quantized).pairing.unpaired}
+    assert unpaired["reference", "mean (mean)"] == "carries no handle"
+    assert unpaired["quantized", "mean (mean)"] == (
+        "carries no handle, as ops of the reference do: nothing says which of them it is"
+    )
+
+
+def test_loggers_of_torchao_are_left_out() -> None:
+    reference, quantized = numbered_by_torchao(residual(), (images(),))
+    plain = pt2qa.compare_layers(pt2qa.pair(reference, quantized), [images()], progress=False)
+    logged = pt2qa.pair(*map(prepare_for_propagation_comparison, (reference, quantized)))
+    assert pt2qa.compare_layers(logged, [images()], progress=False).rows == plain.rows
+
+
+# -- another model's integers ------------------------------------------------------------------------------------------
+
+
+class Picks(nn.Module):
+    """Logits in an order that a buffer gives, and what is largest."""
+
+    order: Tensor
+    mask: Tensor
+
+    def __init__(self, order: list[int], mask: list[float], largest: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.largest = nn.Linear(16, 4), largest
+        self.register_buffer("order", torch.tensor(order))
+        self.register_buffer("mask", torch.tensor(mask))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.fc(x)
+        shown = logits[:, self.order] + self.mask
+        return shown, logits.argmax(-1) if self.largest else logits.argmin(-1)
+
+
+PICKS = Picks([0, 1, 2, 3], [0.0, 0, 0, 0])
+
+
+def graphs_of_two(first: nn.Module, second: nn.Module) -> tuple[GraphModule, GraphModule]:
+    x = torch.randn(3, 16)
+    graph = pt2qa.capture(second.eval(), x).module()
+    prepared = prepare_pt2e(graph, PlainQuantizer())
+    prepared(x)
+    return pt2qa.capture(first.eval(), x).module(), convert_pt2e(prepared)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (Picks([1, 0, 2, 3], [0.0, 0, 0, 0]), r"order that index reads differs in 2 of 4 values"),
+        (Picks([0, 1, 2, 3], [0.0, 0, -math.inf, 0]), r"mask that add reads is NaN or infinite at 1 other places"),
+    ],
+)
+def test_pair_with_other_integers_or_infinities_is_refused(other: nn.Module, what: str) -> None:
+    with pytest.raises(pt2qa.PairingError, match=f"{what}, held against its float value. Pass .* made from one model"):
+        pt2qa.pair(*graphs_of_two(PICKS, other))
+    assert pt2qa.pair(*graphs_of_two(PICKS, PICKS)).pairing.unpaired == ()
+
+
+def test_another_argmax_is_an_error_and_not_inf_db() -> None:
+    """Trap 45."""
+    pair = pt2qa.pair(*graphs_of_two(PICKS, Picks([0, 1, 2, 3], [0.0, 0, 0, 0], largest=False)))
+    with pytest.raises(pt2qa.SimulationError, match=r"output\[1\] differs in 3 of 3 values.*not made from one float"):
+        pt2qa.compare_layers(pair, [torch.randn(3, 16)], progress=False)

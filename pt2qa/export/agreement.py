@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pt2qa.agreement import compare_outputs
 from pt2qa.errors import CaptureError
-from pt2qa.metrics import error_sums
 
 AGREEMENT_DB = 100.0
 """Below this a program computes something else: kernels that only sum in another order differ at 120 dB and more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disagreement:
-    """An output in which two runs differ.
-
-    Attributes:
-        leaf: its name, such as ``output[1]``.
-        what: how it differs, as the end of a sentence.
-    """
-
-    leaf: str
-    what: str
 
 
 class State:
@@ -101,7 +87,7 @@ def check_stateless(
         CaptureError: what forward leaves in its buffers changes what the next run returns.
     """
     changed = state.changed()
-    found = compare_outputs(eager, run_eager(model, args, kwargs)) if changed else None
+    found = compare_outputs(eager, run_eager(model, args, kwargs), AGREEMENT_DB) if changed else None
     state.restore()
     if found is not None:
         raise CaptureError(
@@ -135,16 +121,16 @@ def check_agreement(
     """
     with torch.no_grad():
         captured = run(program, args, kwargs)
-        found = compare_outputs(eager, captured)
+        found = compare_outputs(eager, captured, AGREEMENT_DB)
         if found is None:
             return
-        own = compare_outputs(eager, run(model, args, kwargs))
+        own = compare_outputs(eager, run(model, args, kwargs), AGREEMENT_DB)
         state.restore()
     # torch.export traces with gradients on; without them torch.nn's transformer layers take another path, which writes
     # zeros where a mask covers the input.
     traced = run(model, args, kwargs)
     state.restore()
-    if own is None and compare_outputs(traced, captured) is None:
+    if own is None and compare_outputs(traced, captured, AGREEMENT_DB) is None:
         return
     if own is not None:
         raise CaptureError(
@@ -159,65 +145,11 @@ def check_agreement(
     )
 
 
-def compare_outputs(expected: Any, actual: Any) -> Disagreement | None:
-    """The first output in which two runs differ, or None.
-
-    >>> compare_outputs((torch.ones(2), 1), (torch.ones(2), 2))
-    Disagreement(leaf='output[1]', what='is 2 instead of 1')
-    """
-    wanted, spec = pytree.tree_flatten_with_path(expected)
-    given, other = pytree.tree_flatten_with_path(actual)
-    if len(wanted) != len(given):
-        return Disagreement("output", f"has {len(given)} leaves ({other}) instead of {len(wanted)} ({spec})")
-    for (path, a), (_, b) in zip(wanted, given, strict=True):
-        what = _difference(a, b)
-        if what is not None:
-            return Disagreement(leaf_name(path), what)
-    return None
-
-
-def leaf_name(path: tuple[Any, ...]) -> str:
-    """What to call an output, from its pytree path.
-
-    >>> leaf_name((pytree.MappingKey("logits"), pytree.SequenceKey(1)))
-    'output.logits[1]'
-    """
-    parts = [
-        f".{key.key}" if isinstance(key, pytree.MappingKey) and str(key.key).isidentifier() else str(key)
-        for key in path
-    ]
-    return "output" + "".join(parts)
-
-
-def _difference(expected: Any, actual: Any) -> str | None:
-    if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
-        same = type(expected) is type(actual) and (expected == actual or (expected != expected and actual != actual))
-        return None if same else f"is {actual!r} instead of {expected!r}"
-    if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
-        return f"is {_kind(actual)} instead of {_kind(expected)}"
-    if not (expected.is_floating_point() or expected.is_complex()):
-        count = int((expected != actual).sum())
-        return f"differs in {count} of {expected.numel()} values" if count else None
-    if not expected.numel() or torch.equal(expected, actual):
-        return None
-    sums = error_sums(expected, actual)
-    if sums.nonfinite:
-        return f"is NaN or infinite at {sums.nonfinite} other places"
-    if not sums.count or sums.sqnr >= AGREEMENT_DB:
-        return None
-    number = f"{sums.sqnr:.1f} dB" if sums.sqnr == sums.sqnr else f"a largest difference of {sums.atol:.3g} from zero"
-    return f"has an SQNR of {number} instead of at least {AGREEMENT_DB:.0f} dB"
-
-
 def _identical(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal, NaN counting as equal to NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _kind(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

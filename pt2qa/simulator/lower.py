@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa.errors import PairingError
-from pt2qa.handles import OpName, handle_of
+from pt2qa.handles import OpName, handle_of, input_handles
 from pt2qa.simulator import op_rules, quant_ops
 from pt2qa.simulator.aliases import has_living_alias, written_value
 from pt2qa.simulator.float_constants import FloatConstants, Path, attribute_of
@@ -100,6 +100,7 @@ class _Lowering:
         outputs: Any = ()
         order = {node: position for position, node in enumerate(self.graph_module.graph.nodes)}
         self.order = order
+        input_numbers = input_handles(self.graph_module)
         # convert gives every reader its own dequantize node: where one of them is written to, the others keep theirs.
         self.written_dequantizes = {
             written_value(node) for node in order if op_rules.mutates_first_argument(node.target)
@@ -107,7 +108,7 @@ class _Lowering:
         for node in order:
             if node.op == "placeholder":
                 slot = self._new_slot()
-                handle = handle_of(node)
+                handle = input_numbers.get(node)
                 name = self.names[handle].name if handle is not None and handle in self.names else node.name
                 self.inputs.append((slot.number, name, -1 if handle is None else handle))
                 self.values[node] = slot

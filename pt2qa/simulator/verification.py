@@ -10,7 +10,6 @@ dtypes, shapes or strides are new, since kernels are chosen by these.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -20,14 +19,14 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from pt2qa.agreement import FLIPS, compare_leaves
 from pt2qa.errors import SimulationError
 from pt2qa.exclusion import computes
-from pt2qa.metrics import error_sums
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.batches import restore_buffers, snapshot_buffers
 from pt2qa.simulator.fused import Seen
 from pt2qa.simulator.isolated_check import Isolated, IsolatedCheck
-from pt2qa.simulator.outputs import plain
+from pt2qa.simulator.outputs import output_names, plain
 from pt2qa.simulator.program import Step
 from pt2qa.simulator.simulator import Simulator, graph_values, tensors_equal
 from pt2qa.simulator.strides import copied
@@ -160,19 +159,16 @@ class Verification:
             return
         check = IsolatedCheck(self.graphs.quantized, self.graphs.reference, isolated, int(inputs[:8], 16))
         expected = _leaves(graph_outputs(self.graphs.reference, values, check.keep))
-        exact = True
-        for position, (got, want) in enumerate(zip(leaves, expected, strict=True)):
-            match = _match(want, got)
-            exact = exact and math.isinf(match)
-            if not match >= REFERENCE_MATCH_DB:
-                hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
-                raise SimulationError(
-                    f"the quantized graph without its quantization matches the reference graph at {match:.1f} dB "
-                    f"only (output {position}; expected at least {REFERENCE_MATCH_DB:.0f} dB), so what differs is "
-                    "not int8. Either the two graphs were not made from one float graph (same weights, eval "
-                    f"mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
-                )
-        check.check(exact=exact)
+        names = output_names(self.graphs.quantized, len(expected))
+        found = compare_leaves(expected, leaves, names, REFERENCE_MATCH_DB, flips=FLIPS)
+        if found is not None:
+            hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
+            raise SimulationError(
+                f"the quantized graph without its quantization is not the reference graph: {found.leaf} {found.what}, "
+                "so what differs is not int8. Either the two graphs were not made from one float graph (same weights, "
+                f"eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
+            )
+        check.check(exact=tensors_equal(leaves, expected))
         accepted.update((digest, wanted))
 
 
@@ -223,23 +219,6 @@ def _kind(values: Values) -> tuple[Any, ...]:
         (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor) else repr(value)
         for value in values
     )
-
-
-def _match(want: Any, got: Any) -> float:
-    """SQNR in dB of the finite values; inf where all is equal, nan where other than finite float values differ."""
-    if tensors_equal(want, got):
-        return float("inf")
-    if not (isinstance(want, Tensor) and isinstance(got, Tensor)) or want.dtype != got.dtype:
-        return float("nan")
-    if not want.is_floating_point() or want.shape != got.shape or not tensors_equal(_nonfinite(want), _nonfinite(got)):
-        return float("nan")
-    finite = want.isfinite()
-    return error_sums(want[finite], got[finite]).sqnr
-
-
-def _nonfinite(x: Tensor) -> Tensor:
-    """``x`` with zeros in the places of finite values."""
-    return x.where(~x.isfinite(), 0.0)
 
 
 def first_inexact_site(graphs: Graphs, values: Values) -> str | None:

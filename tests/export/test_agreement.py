@@ -1,60 +1,11 @@
+"""The runs before and after export: whose buffers are put back."""
+
 from __future__ import annotations
 
-import math
-import re
-from typing import Any
-
-import pytest
 import torch
 from torch import nn
 
-from pt2qa.export.agreement import State, compare_outputs, leaf_name
-
-NAN, INF = math.nan, math.inf
-
-
-@pytest.mark.parametrize(
-    ("expected", "actual", "what"),
-    [
-        (torch.ones(3), torch.ones(3) + 1e-7, None),
-        (torch.ones(3), torch.ones(3) + 1e-4, "has an SQNR of 80.0 dB instead of at least 100 dB"),
-        (torch.zeros(3), torch.tensor([0, 0, 0.5]), "has an SQNR of a largest difference of 0.5 from zero"),
-        (torch.tensor([1, NAN, INF]), torch.tensor([1, NAN, INF]), None),
-        (torch.tensor([1, NAN]), torch.tensor([1.0, 2]), "is NaN or infinite at 1 other places"),
-        (torch.tensor([INF]), torch.tensor([-INF]), "is NaN or infinite at 1 other places"),
-        (torch.tensor([1, 2]), torch.tensor([1, 3]), "differs in 1 of 2 values"),
-        (torch.tensor([True]), torch.tensor([True]), None),
-        (torch.zeros(0), torch.zeros(0), None),
-        (torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.complex64), None),
-        (torch.ones(2), torch.ones(3), r"is float32\[3\] instead of float32\[2\]"),
-        (torch.ones(2), torch.ones(2, dtype=torch.float64), r"is float64\[2\] instead of float32\[2\]"),
-        (1, 2, "is 2 instead of 1"),
-        (NAN, NAN, None),
-        (None, None, None),
-        (1, True, "is True instead of 1"),
-    ],
-)
-def test_leaves_agree_or_say_how_they_do_not_trap_10(expected: Any, actual: Any, what: str | None) -> None:
-    found = compare_outputs(expected, actual)
-    if what is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.leaf == "output"
-        assert re.search(what, found.what)
-
-
-def test_another_number_of_leaves_is_a_disagreement() -> None:
-    found = compare_outputs((1, 2), (1,))
-    assert found is not None
-    assert found.what.startswith("has 1 leaves")
-
-
-def test_leaves_are_named_like_the_outputs_of_reports() -> None:
-    found = compare_outputs({"a": [1, {"b-c": 2}]}, {"a": [1, {"b-c": 3}]})
-    assert found is not None
-    assert found.leaf == "output.a[1]['b-c']"
-    assert leaf_name(()) == "output"
+from pt2qa.export.agreement import State
 
 
 def test_state_is_restored_in_place_also_where_forward_put_another_tensor() -> None:
