@@ -199,8 +199,8 @@ def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
     """
     graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
     placed_by_handle: dict[int, Placed] = {}
-    for node, handle in input_handles(source).items():
-        placed_by_handle[handle] = Placed(node, graph_module, None, "")
+    for node, number in input_handles(source).items():
+        placed_by_handle[number] = Placed(node, graph_module, None, "")
     for placed in walk(graph_module):
         handle = handle_of(placed.node)
         if placed.node.op != "call_function" or handle is None:

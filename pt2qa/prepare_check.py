@@ -66,7 +66,7 @@ def _first_changed(float_graph: GraphModule, prepared: GraphModule, values: list
     kept = {handle_of(node) for node in prepared.graph.nodes if node.op == "call_function"}
     expected: dict[int | None, Tensor] = {}
     found: list[str] = []
-    names = names_of(float_graph)
+    names = prepared_names(prepared)
 
     def keep(node: Node, value: Any) -> None:
         if node.op == "call_function" and isinstance(value, Tensor):
@@ -81,7 +81,7 @@ def _first_changed(float_graph: GraphModule, prepared: GraphModule, values: list
         if want is None or want.shape != value.shape:
             return
         if difference(want, value, PREPARE_MATCH_DB, flips=FLIPS) is not None:
-            found.append(names[handle].name if handle in names else node.name)
+            found.append(names.get(node.name, node.name))
 
     graph_values(float_graph, values, keep)
     graph_values(prepared, values, compare)
