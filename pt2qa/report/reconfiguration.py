@@ -31,8 +31,9 @@ class EditRow:
         name: the op it is about, the first of its region.
         kind: ``fuse``, ``float``, ``int16``, ``dynamic`` or ``observer``.
         macs: share of the model's multiply-accumulates that it takes out of int8.
-        gain: share of the model's output noise that goes with it, 0..1, as estimated when it was chosen; edits that
-            were chosen together share it.
+        gain: noise that goes with it from the output that was the worst by then, as a share of what that output had at
+            the start, 0..1, as estimated; edits that were chosen together share it.  Of edits that cost nothing, what
+            all of them were measured to take from the worst output.
         sites: how many quantized values and weights go with it.
         ops: all ops that it is about, with commas between them.
     """
@@ -54,8 +55,8 @@ class CurvePoint:
         edits: how many there are.
         macs: share of the model's multiply-accumulates in float.
         bytes: share of the bytes of the weights in float.
-        predicted: quality from the sum of the sites' noise, in dB; nan for a metric of the user's.
-        measured: quality on the simulator; nan where the search did not need it.
+        predicted: SQNR of the worst output from the sum of the sites' noise, in dB; nan for a metric of the user's.
+        measured: the same, or the user's metric, on the simulator; nan where the search did not need it.
     """
 
     name: str
@@ -72,8 +73,8 @@ class Stage:
 
     Args:
         name: ``before``, ``simulated`` (sites switched in the simulator) or ``converted`` (prepared, calibrated and
-            converted again).
-        quality: in the unit of the target.
+            converted again); of several outputs each has a row of its own, such as ``before: output.boxes``.
+        quality: of the worst output, or of that output, in dB; else in the unit of the target.
         macs: share of the model's multiply-accumulates in float.
         sites: how many sites are quantized.
     """

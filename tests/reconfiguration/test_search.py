@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,3 +99,73 @@ def test_a_budget_of_bytes_is_kept() -> None:
     found, _ = search(40.0, Budget(bytes=0.34))
     assert not found.met
     assert len(found.units) <= 2
+
+
+class SeveralOutputs(AdditiveScorer):
+    """Two outputs whose noise is not what was predicted."""
+
+    def __init__(self, target: Target, seed: int) -> None:
+        super().__init__(target)
+        generator = random.Random(seed)
+        self.noise = {site: (10 ** generator.uniform(-4, -1), 10 ** generator.uniform(-4, -1)) for site in NOISE}
+        self.predicted = {
+            site: tuple(noise * 10 ** generator.uniform(-0.6, 0.6) for noise in each)
+            for site, each in self.noise.items()
+        }
+
+    def quality(self, on: Any) -> Quality:
+        self.seen.add(frozenset(on))
+        sums = [sum(self.noise[site][output] for site in on) for output in (0, 1)]
+        outputs = tuple(10 * math.log10(1 / noise) if noise else math.inf for noise in sums)
+        return Quality(min(outputs), outputs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_edit_that_is_left_was_measured_to_be_necessary(seed: int) -> None:
+    scorer = SeveralOutputs(Target(0.0), seed)
+    needed = scorer.quality(NOISE).value + 3 + seed % 7
+    found = Search(scorer, UNITS, HOLDERS, scorer.predicted, COSTS, needed, Budget()).run()  # type: ignore[arg-type]
+    assert found.met
+    assert scorer.quality(set(NOISE) - set(found.units)).value >= needed
+    for number in found.units:
+        fewer = frozenset(NOISE) - set(found.units) | {number}
+        assert fewer in scorer.seen
+        assert scorer.quality(fewer).value < needed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_target_is_given_up_only_after_every_choice_within_the_budget(seed: int) -> None:
+    scorer = SeveralOutputs(Target(0.0), seed)
+    budget = Budget(macs=0.45)
+    reached = max(
+        scorer.quality(set(NOISE) - set(chosen)).value
+        for count in range(len(NOISE))
+        for chosen in itertools.combinations(NOISE, count)
+        if sum(COST[number] for number in chosen) <= 0.45 + 1e-9
+    )
+    for needed in (reached, reached + 0.01, None):
+        found = Search(scorer, UNITS, HOLDERS, scorer.predicted, COSTS, needed, budget).run()  # type: ignore[arg-type]
+        assert found.met == (needed is None or needed <= reached)
+        if needed != reached:
+            assert found.quality.value == reached
+            assert found.proof == "every choice of edits was scored"
+
+
+def test_a_search_with_many_edits_says_whether_something_was_left_to_try() -> None:
+    holders = {site: frozenset({Edge(f"w{site}", f"op{site}", "weight", "int8")}) for site in range(12)}
+    units = [Unit(Edit("float", (f"op{site}",)), holders[site], 1 / 12) for site in range(11)]  # one site has none
+    costs = Costs({f"op{site}": 1 / 12 for site in range(12)}, {f"op{site}": 1 / 12 for site in range(12)}, 0.0)
+
+    class Many(AdditiveScorer):
+        def quality(self, on: Any) -> Quality:
+            self.seen.add(frozenset(on))
+            return Quality(-float(len(set(on))), (-float(len(set(on))),))
+
+    scorer = Many(Target(0.0))
+    scorer.pair = SimpleNamespace(sites=[SimpleNamespace(index=site) for site in holders])
+    noise = dict.fromkeys(holders, (1.0,))
+    for budget, proof in ((Budget(), "all edits at once do not reach it"), (Budget(macs=0.5), "")):
+        found = Search(scorer, units, holders, noise, costs, 0.0, budget).run()  # type: ignore[arg-type]
+        assert not found.met
+        assert found.proof == proof
+        assert found.quality.value == (-1.0 if budget == Budget() else -6.0)
