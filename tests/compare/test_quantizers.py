@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa.report import SetApart
+from pt2qa.report.html.sections import sections_of
 from pt2qa.simulator.simulator import Simulator
 from tests.models import images, residual
 from tests.simulator.test_nonfinite import Logarithm
@@ -232,6 +233,7 @@ def test_a_candidate_that_fails_on_one_batch_is_never_the_best_and_the_others_ke
     assert report.summary().splitlines()[0] == f"accurate fails {fault}."
     assert pt2qa.gate(report, require="sqnr>=-100").passed
     assert not pt2qa.gate(report, require="accurate:candidates.sqnr>=-100").passed
+    assert sections_of([report])[0].verdict == "warning"
     report.save(tmp_path / "candidates.safetensors")
     loaded = pt2qa.load(tmp_path / "candidates.safetensors")
     assert isinstance(loaded, pt2qa.CandidateReport)

@@ -8,6 +8,7 @@ from math import inf, isnan, nan
 import numpy as np
 import pytest
 
+import pt2qa
 from pt2qa.errors import ReportError
 from pt2qa.report import (
     BadCases,
@@ -70,6 +71,17 @@ def test_equal_reports_have_no_difference(layers, weights, empty, golden):
         assert set(statuses(found).values()) <= {"unchanged"}
         assert found.changes == ()
         assert {row.status for row in found.figures} <= {"unchanged"}
+
+
+def test_rows_without_a_number_in_either_report_are_not_said_to_be_unchanged(layers, layer):
+    rows = (layer(name="a"), layer(name="b", isolated_sqnr=nan, note="not finite"))
+    some = replace(layers, rows=rows)
+    said = diff(some, some).text(width=120)
+    assert "Of 2 rows: 1 unchanged, 1 without a number before and now." in said
+    assert said.splitlines()[-1] == "Without a number before and now: b."
+    none = replace(layers, rows=(replace(rows[1], sqnr=nan),), outputs=())
+    assert "No row has a number in either report." in diff(none, none).text(width=120)
+    assert not pt2qa.gate(none, baseline=none, max_drop=1.0).passed
 
 
 def test_rows_are_worse_and_better_beyond_the_tolerance(layers, newer):

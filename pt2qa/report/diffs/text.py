@@ -52,8 +52,17 @@ def diff_summary(report: ReportDiff) -> list[str]:
         names = [row.place for row in _shown(report, "worst") if row.status == status]
         if names:
             found.append(f"{what}: {few(names)}.")
+    if silent := _silent(report):
+        found.append(f"Without a number before and now: {few(silent)}.")
     lost = [row.place for row in report.rows if row.status == "changed" and isnan(row.after) and not isnan(row.before)]
     return [*found, f"Without a number now: {few(lost)}."] if lost else found
+
+
+def _silent(report: ReportDiff) -> list[str]:
+    """The rows that have no number in either report; of texts none has one."""
+    return [
+        row.place for row in report.having("unchanged") if report.worst_is and isnan(row.before) and isnan(row.after)
+    ]
 
 
 def _views(report: ReportDiff) -> tuple[View, ...]:
@@ -102,11 +111,15 @@ def _title(report: ReportDiff, sort: str) -> str:
 def _verdict(report: ReportDiff) -> str:
     if not report.rows:
         return "Neither report has a row."
-    counts = [(len(report.having(status)), status) for status in (*_ORDER, "unchanged")]
-    total = counted(len(report.rows), "row")
-    parts = [f"{count} {status}" for count, status in counts if count]
-    if len(report.having("unchanged")) == len(report.rows):
+    counts = {status: len(report.having(status)) for status in (*_ORDER, "unchanged")}
+    total, silent = counted(len(report.rows), "row"), len(_silent(report))
+    if silent == len(report.rows):
+        return "No row has a number in either report."
+    if counts["unchanged"] == len(report.rows) and not silent:
         return f"Nothing changed in {total}."
+    counts["unchanged"] -= silent
+    counts["without a number before and now"] = silent
+    parts = [f"{count} {status}" for status, count in counts.items() if count]
     return f"Of {total}: {', '.join(parts)}."
 
 

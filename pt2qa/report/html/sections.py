@@ -23,7 +23,7 @@ from pt2qa.report.prose import unpaired_entries
 from pt2qa.report.reconfiguration import Reconfiguration
 from pt2qa.report.rows import Environment
 from pt2qa.report.sensitivities.report import SensitivityReport
-from pt2qa.report.set_apart import failures
+from pt2qa.report.set_apart import SetApart, failures
 from pt2qa.report.storage import kind_of
 
 Verdict = Literal["good", "bad", "warning", "plain"]
@@ -164,19 +164,21 @@ def _lines(report: Report) -> tuple[str, ...]:
 
 
 def _verdict(report: Report) -> Verdict:
+    found: Sequence[SetApart] = getattr(report, "set_apart", ())
+    # Of several candidates one that fails leaves the others as good as they are.
+    if any(not each.candidate for each in failures(found)):
+        return "bad"
     if isinstance(report, LayerReport):
-        if failures(report.set_apart):
-            return "bad"
         if not report.outputs:
             return "plain"
         # What has no number, an output or a batch, must not hide behind what has one.
-        silent = report.set_apart or any(isnan(row.sqnr) for row in report.outputs)
+        silent = found or any(isnan(row.sqnr) for row in report.outputs)
         return "bad" if report.sqnr < LOW_SQNR else "warning" if silent else "good"
     if isinstance(report, Findings):
         return "bad" if report.error_count else "warning" if report.warning_count else "good"
     if isinstance(report, Reconfiguration):
         return "good" if report.met else "bad"
-    return "plain"
+    return "warning" if found else "plain"
 
 
 def _rules(report: Findings) -> tuple[Rule, ...]:
