@@ -481,7 +481,7 @@ def test_analyze_keeps_every_report_where_stdout_is_full(run, library, searches,
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as left:
-            main(["analyze", flow, "-o", str(tmp_path / "r"), "--bad-cases", "1"], prog_name="pt2qa")
+            main.main(["analyze", flow, "-o", str(tmp_path / "r"), "--bad-cases", "1"], prog_name="pt2qa")
         monkeypatch.undo()
         with suppress(OSError):
             full.close()
@@ -565,8 +565,7 @@ def test_ctrl_c_counts_though_something_swallows_or_turns_it(run, report, monkey
     result = run("show", report)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "pt2qa: interrupted"
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("args", [["show", "REPORT", "--csv", "REPORT"], ["diff", "REPORT", "REPORT", "-o", "REPORT"]])

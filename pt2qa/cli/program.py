@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
@@ -25,11 +24,12 @@ _AGAIN: Final = 0.02
 """Seconds after which an interrupt that fell into a destructor, where no error can leave, is given again."""
 
 
-@dataclass(slots=True)
 class Interrupts:
     """Whether Ctrl-C was pressed, whatever became of the exception."""
 
-    pressed: bool = False
+    # No dataclass: importing those takes longer than all else here, and nobody listens for Ctrl-C meanwhile.
+    def __init__(self) -> None:
+        self.pressed = False
 
     def hear(self, number: int, frame: FrameType | None) -> NoReturn:
         """The handler of SIGINT."""
@@ -91,7 +91,13 @@ class Program:
                 code = FAILED
         sys.exit(code)
 
-    __call__ = main
+    def __call__(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line as the whole process, which listens to Ctrl-C no more when all is done."""
+        try:
+            return self.main(*args, **extra)
+        finally:
+            if extra.get("standalone_mode", True) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @property
     def commands(self) -> Any:
@@ -149,8 +155,7 @@ def _heard() -> Iterator[Interrupts]:
     try:
         yield interrupts
     finally:
-        # The work is done, or given up: what is pressed now must not spoil the way out.
-        signal.signal(signal.SIGINT, signal.SIG_IGN if interrupts.pressed else before)
+        signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +12,9 @@ from tabulate import tabulate
 
 from tests.soak.figures import Figures
 from tests.soak.fuzz import fuzz
+from tests.soak.interrupt import interrupt
+from tests.soak.kill import kill
+from tests.soak.race import race
 
 SHOWN = 20
 """Violations that are printed; the rest are counted."""
@@ -19,24 +23,37 @@ SHOWN = 20
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--damages", type=int, default=20_000, metavar="N", help="damaged files to read")
+    parser.add_argument("--kills", type=int, default=200, metavar="N", help="processes to kill while they save")
+    parser.add_argument("--folders", type=int, default=100, metavar="N", help="folders in which two processes write")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="time for interrupted analyses")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
-    parser.add_argument("--only", choices=["fuzz"], help="one campaign")
-    arguments = parser.parse_args()
-    campaigns: dict[str, Callable[[], Figures]] = {
-        "fuzz": partial(fuzz, arguments.damages, arguments.seed),
+    # Kills first: they fork, which is safe as long as no campaign has loaded torch.
+    campaigns: dict[str, Callable[[argparse.Namespace], Figures]] = {
+        "kill": lambda given: kill(given.kills, given.seed),
+        "interrupt": lambda given: interrupt(given.seconds, given.seed),
+        "race": lambda given: race(given.folders),
+        "fuzz": lambda given: fuzz(given.damages, given.seed),
     }
-    found = [run() for name, run in campaigns.items() if arguments.only in (None, name)]
+    parser.add_argument("--only", choices=list(campaigns), help="one campaign")
+    arguments = parser.parse_args()
+    chosen = [run for name, run in campaigns.items() if arguments.only in (None, name)]
+    found = [_timed(partial(run, arguments)) for run in chosen]
     rows = [
-        (each.campaign, ", ".join(f"{count} {what}" for what, count in each.counts.items()), len(each.violations))
-        for each in found
+        (each.campaign, ", ".join(f"{count} {what}" for what, count in each.counts.items()), len(each.violations), took)
+        for each, took in found
     ]
-    print(tabulate(rows, headers=["campaign", "counted", "violations"], tablefmt="github"))
-    violations = [violation for each in found for violation in each.violations]
+    print(tabulate(rows, headers=["campaign", "counted", "violations", "s"], floatfmt=".0f", tablefmt="github"))
+    violations = [f"{each.campaign}: {violation}" for each, _ in found for violation in each.violations]
     for violation in violations[:SHOWN]:
         print(f"violation: {violation}", file=sys.stderr)
     if len(violations) > SHOWN:
         print(f"and {len(violations) - SHOWN} more", file=sys.stderr)
     return 1 if violations else 0
+
+
+def _timed(run: Callable[[], Figures]) -> tuple[Figures, float]:
+    begun = time.monotonic()
+    return run(), time.monotonic() - begun
 
 
 if __name__ == "__main__":
