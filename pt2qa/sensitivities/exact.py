@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2qa.report.sensitivities.rows import ALL_SITES
 from pt2qa.sensitivities.places import Place
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.lifetimes import slots_in
@@ -25,7 +26,7 @@ Finish = Callable[[int, Any], None]
 
 def walk_places(
     simulator: Simulator, values: Sequence[Any], places: Sequence[Place], wanted: Collection[int], finish: Finish
-) -> None:
+) -> Any:
     """Runs each wanted place alone.
 
     Memory: two live sets, and the reference's values ahead of the walk that forks asked for.
@@ -34,15 +35,25 @@ def walk_places(
         simulator: runs single ops.
         values: the inputs, flat.
         places: all places.
-        wanted: numbers of those to run.
+        wanted: numbers of those to run; ``ALL_SITES`` forks before the first op, with every site on.
         finish: takes the outputs of each, in the order of the graph; it must not keep them.
+
+    Returns:
+        What the reference, which the walk ran, returns.
     """
     if not simulator.program.may_share:
         # In-place ops whose writes reach other values: nothing can be taken from another run.
         for number in sorted(wanted):
-            finish(number, simulator.run(values, on=places[number].sites))
-        return
-    _Walk(simulator, values).run(places, wanted, finish)
+            finish(number, simulator.run(values, on=True if number == ALL_SITES else places[number].sites))
+        return simulator.run(values, on=False)
+    return _Walk(simulator, values).run(places, wanted, finish)
+
+
+def whole_model(simulator: Simulator, values: Sequence[Any]) -> tuple[Any, Any]:
+    """What the reference and the quantized model return, computed by the walk that runs the places."""
+    found: dict[int, Any] = {}
+    reference = walk_places(simulator, values, (), [ALL_SITES], found.__setitem__)
+    return reference, found[ALL_SITES]
 
 
 class _Walk:
@@ -57,20 +68,22 @@ class _Walk:
         self.constant_of = {c.site: c for c in self.program.constants if c.site is not None}
         self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
 
-    def run(self, places: Sequence[Place], wanted: Collection[int], finish: Finish) -> None:
+    def run(self, places: Sequence[Place], wanted: Collection[int], finish: Finish) -> Any:
+        on = {number: None if number == ALL_SITES else frozenset(places[number].sites) for number in wanted}
         starts: dict[int, list[int]] = {}
-        for number in wanted:
-            starts.setdefault(self._start(places[number]), []).append(number)
+        for number in sorted(wanted):
+            starts.setdefault(0 if number == ALL_SITES else self._start(places[number]), []).append(number)
         with torch.no_grad():
             for step in self.program.steps:
-                for number in sorted(starts.pop(step.index, ())):
-                    finish(number, self._fork(step.index, frozenset(places[number].sites)))
+                for number in starts.pop(step.index, ()):
+                    finish(number, self._fork(step.index, on[number]))
                 self._value(step.out)
                 for slot in step.releases:
                     self.reference[slot] = None
             for numbers in starts.values():
                 for number in numbers:
-                    finish(number, self._fork(len(self.program.steps), frozenset(places[number].sites)))
+                    finish(number, self._fork(len(self.program.steps), on[number]))
+        return bind(self.program.outputs, self.reference)
 
     def _start(self, place: Place) -> int:
         """The first step that a place changes."""
@@ -101,14 +114,14 @@ class _Walk:
             self.known.add(top)
         return self.reference[slot]
 
-    def _fork(self, start: int, on: frozenset[int]) -> Any:
-        """The graph's outputs with some sites on."""
-        weights = [self.constant_of[site] for site in on if site in self.constant_of]
-        changed: dict[int, Any] = {constant.slot: constant.quantized for constant in weights}
+    def _fork(self, start: int, on: frozenset[int] | None) -> Any:
+        """The graph's outputs with some sites on; None for all, and for constants that have no site of their own."""
+        on_constants = [c for c in self.program.constants if on is None or c.site in on]
+        changed: dict[int, Any] = {constant.slot: constant.quantized for constant in on_constants}
         constants = frozenset(changed)
         owned: set[int] = set()
         for step in self.program.steps[start:]:
-            quantizes = step.site is not None and step.site in on
+            quantizes = step.site is not None and (on is None or step.site in on)
             if quantizes or not changed.keys().isdisjoint(step.reads) or not constants.isdisjoint(step.constants):
                 self._run_changed(step, changed, owned, quantizes)
             for slot in step.releases:

@@ -18,7 +18,20 @@ from torch.utils import _pytree as pytree
 from pt2qa.errors import SimulationError
 from pt2qa.sensitivities.layouts import call_laid_out, laid_out
 from pt2qa.simulator.program import Program, Step
-from pt2qa.simulator.simulator import Simulator
+from pt2qa.simulator.simulator import Simulator, bind
+
+
+class WithoutGradient(SimulationError):
+    """An op cannot be followed backwards.
+
+    Attributes:
+        reason: which, and why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f'{reason}. Use method="exact".')
+        self.reason = reason
+
 
 Gradients = list[list[Tensor | None]]
 """Of one value: for each of its floating-point tensors, one gradient for each vector."""
@@ -43,7 +56,7 @@ class GradientRun:
         values: the inputs, flat.
 
     Raises:
-        SimulationError: an op cannot be followed backwards.
+        WithoutGradient: an op cannot be followed backwards.
     """
 
     def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
@@ -52,11 +65,17 @@ class GradientRun:
         self.env = simulator.environment(values, False)
         for constant in self.program.constants:
             value = self.env[constant.slot]
-            self.env[constant.slot] = value.detach() if isinstance(value, Tensor) else value
+            # Not detach: the graphs, which verification runs meanwhile, put back what they write to buffers, and autograd
+            # would take that for a change.
+            self.env[constant.slot] = value.data if isinstance(value, Tensor) else value
         self._records: dict[int, _Record] = {}
         self._gradients: dict[int, Gradients] = {}
         for step in self.program.steps:
             self._forward(step)
+
+    def outputs(self) -> Any:
+        """What the reference returns; before :meth:`backward`, which drops it."""
+        return bind(self.program.outputs, self.env)
 
     def _forward(self, step: Step) -> None:
         if step.site is not None:
@@ -68,10 +87,7 @@ class GradientRun:
                 self.env[step.out] = call_laid_out(self.simulator, step, self.env, False)
             return
         if step.mutates:
-            raise SimulationError(
-                f"{step.name} writes to a value that other ops share, which gradients cannot follow here. "
-                'Use method="exact".'
-            )
+            raise WithoutGradient(f"{step.name} writes to a value that other ops share, which gradients cannot follow")
         own = {slot: self.env[slot] for slot in step.constants}
         own |= {slot: laid_out(step, self.env[slot]) for slot in step.reads}
         inputs: dict[int, list[Tensor]] = {}
@@ -188,6 +204,4 @@ class _named:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
-            raise SimulationError(
-                f'{self.step.name} ({self.step.op}) has no gradient here: {error}. Use method="exact".'
-            ) from error
+            raise WithoutGradient(f"{self.step.name} ({self.step.op}) has no gradient here: {error}") from error

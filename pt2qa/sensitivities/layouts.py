@@ -15,7 +15,6 @@ from torch import Tensor
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.program import Step
 from pt2qa.simulator.simulator import Simulator, Values
-from pt2qa.simulator.site_functions import is_elementwise
 
 _ANY_LAYOUT = {
     *("relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"),
@@ -48,16 +47,6 @@ def call_laid_out(simulator: Simulator, step: Step, env: Values, reuse: bool) ->
         **{slot: laid_out(step, env[slot]) for slot in step.reads},
     }
     return simulator.call(step, own, reuse)
-
-
-def rounded(simulator: Simulator, step: Step, value: Tensor) -> Tensor:
-    """A site's value after rounding, in the layout of the value."""
-    function = simulator.site_function(step)
-    if is_elementwise(function) and has_channels_last(value):
-        # The same memory as a contiguous tensor, which the fused op takes in pieces.
-        result: Tensor = function(value.permute(0, 2, 3, 1), out=None)
-        return result.permute(0, 3, 1, 2)
-    return function(value, out=None)  # type: ignore[no-any-return]
 
 
 def has_channels_last(value: Tensor) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pt2qa.errors import SelectionError
-from pt2qa.report import SensitivityBatch, SensitivityPart, SensitivityReport, SensitivityRow
+from pt2qa.report import SensitivityBatch, SensitivityPart, SensitivityReport, SensitivityRow, SetApart
 from pt2qa.report.sensitivities.rows import ALL_SITES
 from pt2qa.sensitivities.metrics import OutputMetric
 from pt2qa.sensitivities.places import Place
@@ -19,26 +20,38 @@ class Ledger:
     """Sums by place and batch.
 
     Attributes:
-        data: the batches, the unfinished one included.
+        data: the batches, the unfinished one and those that are set apart included.
         parts: by place and batch.
+        set_apart: by number, batches without numbers.
+        noise: of each place over all batches.
+        variance: of that noise.
     """
 
     data: list[SensitivityBatch] = field(default_factory=list)
     parts: dict[tuple[int, int], SensitivityPart] = field(default_factory=dict)
+    set_apart: dict[int, SetApart] = field(default_factory=dict)
+    noise: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    variance: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, part: SensitivityPart) -> None:
-        """Keeps the sums of one place on one batch."""
+        """Keeps the sums of one place on one batch, which it has not."""
         self.parts[part.place, part.batch] = part
+        self.noise[part.place] += part.noise
+        self.variance[part.place] += part.variance
 
     def has(self, place: int, batch: int) -> bool:
         """Whether they were measured."""
         return (place, batch) in self.parts
 
-    def finished(self, places: int) -> int:
-        """How many batches, from the first one on, were measured for all places."""
+    @property
+    def counted(self) -> list[int]:
+        """The batches that have numbers."""
+        return [number for number in range(len(self.data)) if number not in self.set_apart]
+
+    def finished(self, places: int) -> list[int]:
+        """The batches that were measured for all places."""
         wanted = (ALL_SITES, *range(places))
-        unfinished = (b for b in range(len(self.data)) if not all(self.has(place, b) for place in wanted))
-        return next(unfinished, len(self.data))
+        return [batch for batch in self.counted if all(self.has(place, batch) for place in wanted)]
 
     def expect(self, batch: int, known: SensitivityBatch) -> None:
         """Refuses a batch other than the one that was measured before.
@@ -73,7 +86,10 @@ def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) ->
                 f"cannot resume: the report has {name} {found[name]!r}, this call {value!r}. "
                 "Pass the same pair and arguments, or start anew without resume."
             )
-    return Ledger(list(report.data), {(part.place, part.batch): part for part in report.parts})
+    ledger = Ledger(list(report.data), set_apart={apart.batch: apart for apart in report.set_apart})
+    for part in report.parts:
+        ledger.add(part)
+    return ledger
 
 
 def make_rows(
@@ -88,11 +104,12 @@ def make_rows(
         flops: by step, for one sample.
     """
     batches = covered(ledger, len(places))
+    data = [ledger.data[batch] for batch in batches]
     total_flops = sum(flops.values())
     rows = []
     for number, place in enumerate(places):
-        parts = [ledger.parts[number, batch] for batch in range(batches) if ledger.has(number, batch)]
-        if not parts or len(parts) < batches:
+        parts = [ledger.parts[number, batch] for batch in batches if ledger.has(number, batch)]
+        if not parts or len(parts) < len(batches):
             continue
         noise = math.fsum(part.noise for part in parts)
         own = sum(flops.get(step, 0.0) for step in place.steps)
@@ -102,7 +119,7 @@ def make_rows(
                 name=place.name,
                 kind=place.kind,
                 op=place.op,
-                value=metric.value(parts, ledger.data[:batches]),
+                value=metric.value(parts, data),
                 dtype=place.dtype,
                 flops=round(own),
                 flops_share=own / total_flops if total_flops else 0.0,
@@ -121,9 +138,9 @@ def make_rows(
     return _ranked(_with_shares(rows), metric.smallest_is_worst)
 
 
-def covered(ledger: Ledger, places: int) -> int:
-    """How many batches the rows cover: the finished ones; the first one where it is unfinished."""
-    return min(max(ledger.finished(places), 1), len(ledger.data))
+def covered(ledger: Ledger, places: int) -> list[int]:
+    """The batches that the rows cover: the finished ones; the first one that counts where it is unfinished."""
+    return ledger.finished(places) or ledger.counted[:1]
 
 
 def _with_shares(rows: list[SensitivityRow]) -> list[SensitivityRow]:

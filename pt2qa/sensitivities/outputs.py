@@ -23,18 +23,18 @@ def finished(pair: QuantizedPair, outputs: Any, post_process: PostProcess | None
 
 
 def float_leaves(result: Any) -> list[Tensor]:
-    """The tensors whose error is measured.
+    """The tensors whose error is measured; empty ones have none.
 
     Raises:
-        SelectionError: there is none.
+        SelectionError: no output is a floating-point tensor.
     """
-    leaves = [leaf for leaf in pytree.tree_leaves(result) if _counts(leaf)]
-    if not leaves:
+    leaves = pytree.tree_leaves(result)
+    if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves):
         raise SelectionError(
             "no output is a floating-point tensor, so there is no error to measure. "
             "Pass post_process= that returns one, such as the logits."
         )
-    return leaves
+    return [leaf for leaf in leaves if _counts(leaf)]
 
 
 def float_names(result: Any) -> tuple[str, ...]:

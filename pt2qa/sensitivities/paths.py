@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa.sensitivities.gradients import float_tensors
-from pt2qa.sensitivities.layouts import call_laid_out, rounded
+from pt2qa.sensitivities.layouts import call_laid_out
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.lifetimes import slots_in
 from pt2qa.simulator.products import PRODUCTS
@@ -106,7 +106,7 @@ def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> lis
     """
     step = path.start
     if path.constant is None:
-        changed = rounded(simulator, step, reference[step.reads[0]])
+        changed = simulator.site_function(step)(reference[step.reads[0]], out=None)
     else:
         env = {slot: reference[slot] for slot in (*step.reads, *step.constants)}
         env[path.constant] = simulator.on[path.constant]

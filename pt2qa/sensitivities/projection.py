@@ -26,34 +26,29 @@ from torch.utils import _pytree as pytree
 
 from pt2qa.errors import SelectionError
 from pt2qa.pairing import QuantizedPair
-from pt2qa.sensitivities.flops import count_flops
 from pt2qa.sensitivities.gradients import GradientRun, Gradients, float_tensors, needing_gradient
 from pt2qa.sensitivities.layouts import has_channels_last
 from pt2qa.sensitivities.outputs import PostProcess, finished, float_leaves
-from pt2qa.sensitivities.paths import Path, errors_at_end, plan_paths
-from pt2qa.sensitivities.samples import is_apart, with_other_first
+from pt2qa.sensitivities.paths import Path, errors_at_end
+from pt2qa.sensitivities.samples import is_apart, marks
+from pt2qa.sensitivities.survey import Survey
 from pt2qa.sensitivities.vectors import left_to_chance, random_signs
 from pt2qa.simulator.batches import count_samples
 from pt2qa.simulator.lifetimes import slots_in
 from pt2qa.simulator.program import Step
 from pt2qa.simulator.simulator import bind
 
-_INSTEAD = 'Use torch functions that have one (softmax, not argmax), or method="exact".'
 
-
-@dataclass(frozen=True, slots=True)
-class Projected:
-    """What one batch gave.
+class PostProcessWithoutGradient(SelectionError):
+    """``post_process`` cannot be followed backwards.
 
     Attributes:
-        noise: by site, sum of the squared output errors; sites that no gradient reached are not in it.
-        variance: by site, of ``noise``.
-        reference: the reference's outputs as the user sees them.
+        reason: why.
     """
 
-    noise: dict[int, float]
-    variance: dict[int, float]
-    reference: Any
+    def __init__(self, reason: str) -> None:
+        super().__init__(f'{reason}. Use torch functions that have one (softmax, not argmax), or method="exact".')
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -62,89 +57,143 @@ class Projection:
 
     Attributes:
         pair: the pair.
-        projections: random vectors for each batch.
         post_process: the user's function of the outputs.
-        flops: by step, for one sample; None before the first batch.
-        apart: slots at which each sample's error reaches that sample's output alone.
+        paths: of all sites.
+        apart: slots at which each sample's error reaches that sample's output alone; None before the first batch.
         mixed: names of the ops at whose output paths end that are not so; empty for batches of one sample.
         cleaned: names of ops with errors that are not finite, which count as zero.
     """
 
     pair: QuantizedPair
-    projections: int
     post_process: PostProcess | None
-    flops: dict[int, float] | None = None
-    apart: frozenset[int] = frozenset()
+    paths: tuple[Path, ...]
+    apart: frozenset[int] | None = None
     mixed: tuple[str, ...] = ()
     cleaned: dict[str, None] = field(default_factory=dict)
 
-    def measure(self, values: Sequence[Any], batch: int) -> Projected:
-        """One forward, one walk back; on the first batch one more forward, which counts flops and compares samples.
+    def start(self, values: Sequence[Any], batch: int, seen: Survey) -> ProjectedBatch:
+        """The reference's forward on a batch.
 
         Args:
             values: the inputs, flat.
             batch: its number, which decides about the random vectors.
+            seen: the survey of the first batch.
 
         Raises:
-            SelectionError: ``post_process`` cannot be differentiated.
-            SimulationError: an op cannot.
+            PostProcessWithoutGradient: ``post_process`` cannot be differentiated.
+            WithoutGradient: an op cannot.
         """
-        run = GradientRun(self.pair.simulator, values)
-        samples = count_samples(list(values))
-        reference, vectors = self._vectors(run, samples, batch)
-        paths = plan_paths(self.pair.program)
-        if self.flops is None:
-            self._look_at_samples(run, values, reference, paths)
-        meter = _Meter(self, run, paths, samples)
-        run.backward(vectors, meter.visit)
-        estimates = {site: self._estimate(dots, float_leaves(reference), samples) for site, dots in meter.dots.items()}
-        return Projected(
-            noise={site: noise for site, (noise, _) in estimates.items()},
-            variance={site: variance for site, (_, variance) in estimates.items()},
-            reference=reference,
-        )
+        started = ProjectedBatch(self, values, batch)
+        if self.apart is None:
+            self._compare_samples(started, seen)
+        return started
 
-    def _vectors(self, run: GradientRun, samples: int, batch: int) -> tuple[Any, dict[int, Gradients]]:
-        """The reference's outputs, and the gradients of v·output at the slots of the graph's outputs."""
-        slots = sorted(set(slots_in(self.pair.program.outputs)))
-        own = dict(enumerate(run.env))
-        leaves: dict[int, list[Tensor]] = {}
+    def _compare_samples(self, started: ProjectedBatch, seen: Survey) -> None:
+        samples, env = started.samples, started.run.env
+        ends = {path.end.out for path in self.paths} if samples > 1 else set()
+        with torch.no_grad():
+            others = float_leaves(finished(self.pair, seen.outputs, self.post_process))
+        own = float_leaves(started.reference)
+        same = len(own) == len(others) and all(
+            is_apart(marks(leaf, samples), marks(other, samples)) for leaf, other in zip(own, others, strict=True)
+        )
+        apart = {slot for slot in ends if same and is_apart(marks(env[slot], samples), seen.marks.get(slot))}
+        program = self.pair.program
+        self.apart = frozenset(apart)
+        names = (program.steps[program.producers[slot]].name for slot in sorted(ends - apart))
+        self.mixed = tuple(dict.fromkeys(names))
+
+
+class ProjectedBatch:
+    """One batch: its forward, and rounds of random vectors, of which each but the first runs the forward again.
+
+    Attributes:
+        samples: of the batch.
+        run: the forward under way.
+        returned: what the graph's reference returned, as :class:`GradientRun` computed it.
+        reference: the same as the user sees it.
+        projections: random vectors so far.
+    """
+
+    def __init__(self, projection: Projection, values: Sequence[Any], batch: int) -> None:
+        self.projection, self.values, self.batch = projection, values, batch
+        self.samples = count_samples(list(values))
+        self.projections = 0
+        self._dots: dict[int, list[Tensor]] = defaultdict(list)
+        self._fresh = True
+        self._forward()
+
+    def _forward(self) -> None:
+        """The reference, and the user's outputs with gradients that lead to the slots of the graph's outputs."""
+        pair = self.projection.pair
+        self.run = GradientRun(pair.simulator, self.values)
+        self.returned = self.run.outputs()
+        own = dict(enumerate(self.run.env))
+        self._leaves: dict[int, list[Tensor]] = {}
         with torch.enable_grad():
-            for slot in slots:
+            for slot in sorted(set(slots_in(pair.program.outputs))):
                 own[slot] = pytree.tree_map_only(Tensor, needing_gradient, own[slot])
-                leaves[slot] = float_tensors(own[slot])
+                self._leaves[slot] = float_tensors(own[slot])
                 # Copies, so that post_process may write to them.
                 own[slot] = pytree.tree_map_only(Tensor, Tensor.clone, own[slot])
-            reference = self._finished(bind(self.pair.program.outputs, own))
-        counted = float_leaves(reference)
-        inputs = [leaf for slot in slots for leaf in leaves[slot]]
-        signs = random_signs(counted, samples, self.projections, batch)
+            result = self._finished(bind(pair.program.outputs, own))
+        self._counted = float_leaves(result)
+        self.reference = pytree.tree_map_only(Tensor, Tensor.detach, result)
+
+    def _finished(self, outputs: Any) -> Any:
+        try:
+            reference = finished(self.projection.pair, outputs, self.projection.post_process)
+        except RuntimeError as error:
+            raise PostProcessWithoutGradient(f"post_process cannot be differentiated ({error})") from error
+        if not all(leaf.requires_grad for leaf in float_leaves(reference)):
+            raise PostProcessWithoutGradient("post_process gives an output without a gradient")
+        return reference
+
+    def project(self, count: int) -> None:
+        """Goes back with so many more vectors.
+
+        Raises:
+            WithoutGradient: an op cannot be differentiated.
+        """
+        if not self._fresh:
+            self._forward()
+        self._fresh = False
+        meter = _Meter(self)
+        self.run.backward(self._vectors(count), meter.visit)
+        for site, dots in meter.dots.items():
+            self._dots[site].append(dots)
+        self.projections += count
+
+    def noise(self, sites: Sequence[int]) -> tuple[float, float]:
+        """The squared output error of sites, added up, and its variance; zero of those that no gradient reached."""
+        found = [self._estimate(torch.cat(self._dots[site])) for site in sites if site in self._dots]
+        return sum(noise for noise, _ in found), sum(variance for _, variance in found)
+
+    @property
+    def reached(self) -> set[int]:
+        """The sites that a gradient reached."""
+        return set(self._dots)
+
+    def _vectors(self, count: int) -> dict[int, Gradients]:
+        """The gradients of v·output at the slots of the graph's outputs."""
+        inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
+        signs = random_signs(self._counted, self.samples, count, self.batch, self.projections)
         found: list[list[Tensor | None]] = [[] for _ in inputs]
-        for vector in range(self.projections):
+        for vector in range(count):
             gradients = torch.autograd.grad(
-                counted,
+                self._counted,
                 inputs,
                 [vectors[vector] for vectors in signs],
-                retain_graph=vector + 1 < self.projections,
+                retain_graph=vector + 1 < count,
                 allow_unused=True,
             )
             for column, gradient in zip(found, gradients, strict=True):
                 column.append(gradient)
         by_leaf = iter(found)
-        by_slot = {slot: [next(by_leaf) for _ in leaves[slot]] for slot in slots}
-        reference = pytree.tree_map_only(Tensor, Tensor.detach, reference)
-        return reference, {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in run.tracked}
+        by_slot = {slot: [next(by_leaf) for _ in leaves] for slot, leaves in self._leaves.items()}
+        return {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in self.run.tracked}
 
-    def _finished(self, outputs: Any) -> Any:
-        try:
-            reference = finished(self.pair, outputs, self.post_process)
-        except RuntimeError as error:
-            raise SelectionError(f"post_process cannot be differentiated ({error}). {_INSTEAD}") from error
-        if not all(leaf.requires_grad for leaf in float_leaves(reference)):
-            raise SelectionError(f"post_process gives an output without a gradient. {_INSTEAD}")
-        return reference
-
-    def _estimate(self, dots: Tensor, outputs: list[Tensor], samples: int) -> tuple[float, float]:
+    def _estimate(self, dots: Tensor) -> tuple[float, float]:
         """Noise and its variance from dot products of shape (projections, samples or 1).
 
         The variance is that of the mean over projections, samples being independent.  A single projection has no
@@ -153,41 +202,19 @@ class Projection:
         squares = dots.square()
         count = len(squares)
         spread = squares.var(0, correction=1) / count if count > 1 else squares.square()[0] * (2 / 3)
-        chance = left_to_chance(outputs, samples, count, apart=dots.shape[1] == samples)
+        chance = left_to_chance(self._counted, self.samples, count, apart=dots.shape[1] == self.samples)
         return float(squares.mean(0).sum()), float(spread.sum()) * chance
-
-    def _look_at_samples(
-        self, run: GradientRun, values: Sequence[Any], reference: Any, paths: tuple[Path, ...]
-    ) -> None:
-        samples = count_samples(list(values))
-        ends = {path.end.index for path in paths}
-        apart: dict[int, bool] = {}
-
-        def compare(step: Step, other: Any) -> None:
-            if samples > 1 and step.index in ends:
-                apart[step.out] = is_apart(run.env[step.out], other, samples)
-
-        flops, outputs = count_flops(self.pair.simulator, with_other_first(values), compare)
-        self.flops = {step: count / samples for step, count in flops.items()}
-        with torch.no_grad():
-            others = float_leaves(finished(self.pair, outputs, self.post_process))
-        same = len(others) == len(float_leaves(reference))
-        if not same or not all(map(is_apart, float_leaves(reference), others, [samples] * len(others))):
-            apart = dict.fromkeys(apart, False)
-        self.apart = frozenset(slot for slot, is_so in apart.items() if is_so)
-        program = self.pair.program
-        names = (program.steps[program.producers[slot]].name for slot in apart if slot not in self.apart)
-        self.mixed = tuple(dict.fromkeys(names))
 
 
 class _Meter:
     """Takes the dot products of errors and gradients on the way back."""
 
-    def __init__(self, projection: Projection, run: GradientRun, paths: tuple[Path, ...], samples: int) -> None:
-        self.projection, self.run, self.samples = projection, run, samples
+    def __init__(self, batch: ProjectedBatch) -> None:
+        self.projection, self.run, self.samples = batch.projection, batch.run, batch.samples
+        self.apart = batch.projection.apart or frozenset()
         self.dots: dict[int, Tensor] = {}
         self.paths: dict[int, list[Path]] = defaultdict(list)
-        for path in paths:
+        for path in self.projection.paths:
             self.paths[path.end.index].append(path)
 
     def visit(self, step: Step, gradients: Gradients) -> None:
@@ -198,7 +225,7 @@ class _Meter:
 
     def _add(self, path: Path, gradients: Gradients, errors: list[Tensor]) -> None:
         """Adds dot products: float64 of shape (projections, samples or 1)."""
-        rows = self.samples if path.end.out in self.projection.apart else 1
+        rows = self.samples if path.end.out in self.apart else 1
         for leaf, error in zip(gradients, errors, strict=True):
             dots = _dots(leaf, error, rows)
             if not bool(dots.isfinite().all()):

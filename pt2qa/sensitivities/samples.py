@@ -17,19 +17,29 @@ def with_other_first(values: Sequence[Any]) -> list[Any]:
     return [_with_other_first(value) if _has_samples(value, samples) else value for value in values]
 
 
-def is_apart(value: Any, other: Any, samples: int) -> bool:
+def marks(value: Any, samples: int) -> Tensor | None:
+    """A number for the bits of each sample; None where a value has no axis of samples.
+
+    Equal bits give equal numbers, other bits the same one once in 2³² times, or where they are the same in another
+    order.
+    """
+    if not _has_samples(value, samples) or value.is_complex() or not value.numel():
+        return None
+    return torch.hash_tensor(value.detach().unsqueeze(-1), tuple(range(1, value.dim() + 1)))
+
+
+def is_apart(mark: Tensor | None, other: Tensor | None) -> bool:
     """Whether a value has an axis of samples of which the first alone changed.
 
     A first sample that did not change tells nothing, so it counts as not apart.
 
     Args:
-        value: from the batch.
-        other: the same value from the batch with another first sample.
-        samples: of the batch.
+        mark: of the value from the batch.
+        other: of the same value from the batch with another first sample.
     """
-    if not (_has_samples(value, samples) and isinstance(other, Tensor) and value.shape == other.shape):
+    if mark is None or other is None or mark.shape != other.shape:
         return False
-    return torch.equal(value[1:], other[1:]) and not torch.equal(value[0], other[0])
+    return torch.equal(mark[1:], other[1:]) and not torch.equal(mark[0], other[0])
 
 
 def _has_samples(value: Any, samples: int) -> bool:

@@ -16,7 +16,7 @@ SEED = 20240
 """Of the random vectors; the number of the batch is added."""
 
 
-def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int) -> list[list[Tensor]]:
+def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int, first: int = 0) -> list[list[Tensor]]:
     """For each output ``count`` vectors of its shape and dtype.
 
     Args:
@@ -24,18 +24,23 @@ def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int
         samples: of the batch; an output whose first axis has this size holds one row for each.
         count: how many vectors.
         batch: number of the batch, which decides about the vectors; torch's own generator is left alone.
+        first: number of the first vector; those before it came from an earlier call, and are orthogonal to these.
     """
     generator = torch.Generator().manual_seed(SEED + batch)
     rows = samples if all(_has_rows(output, samples) for output in outputs) else 1
     size = sum(output.numel() for output in outputs) // rows
+    period = 1 << (first + count - 1).bit_length()
     offset, found = 0, []
     for output in outputs:
-        signs = torch.randint(0, 2, output.shape, generator=generator).mul_(2).sub_(1)
+        signs = torch.randint(0, 2, output.shape, generator=generator).mul_(2).sub_(1).to(output)
         # Counted through all outputs of one sample, then those of the next: neighbours get different columns.
         own = output.numel() // rows
         position = size * torch.arange(rows)[:, None] + torch.arange(offset, offset + own)
+        columns = position.remainder_(period).reshape(signs.shape)
         offset += own
-        found.append([_times_row(signs, position, number, count).to(output) for number in range(count)])
+        found.append(
+            [signs * _hadamard_row(number, period).to(output)[columns] for number in range(first, first + count)]
+        )
     return found
 
 
@@ -56,8 +61,6 @@ def _has_rows(output: Tensor, samples: int) -> bool:
     return output.dim() > 0 and output.shape[0] == samples
 
 
-def _times_row(signs: Tensor, position: Tensor, number: int, count: int) -> Tensor:
-    """Signs times a row of the Hadamard matrix whose entries are the parities of ``row & column``."""
-    period = 1 << (count - 1).bit_length()
-    row = torch.tensor([(-1) ** (number & column).bit_count() for column in range(period)])
-    return signs * row[position % period].reshape(signs.shape)
+def _hadamard_row(number: int, period: int) -> Tensor:
+    """A row of the Hadamard matrix whose entries are the parities of ``row & column``; a longer period repeats it."""
+    return torch.tensor([(-1) ** (number & column).bit_count() for column in range(period)])

@@ -18,6 +18,8 @@ from pt2qa.report import (
     SensitivityPart,
     SensitivityReport,
     SensitivityRow,
+    SetApart,
+    gate,
     load,
 )
 
@@ -77,6 +79,36 @@ def test_comes_back_from_its_file(report: SensitivityReport, tmp_path) -> None:
     back = load(tmp_path / "sensitivity.safetensors")
     assert back == report
     assert [type(each.near_tie) for each in back.rows] == [bool] * 4
+
+
+def test_files_of_the_first_schema_load(report: SensitivityReport, tmp_path) -> None:
+    made = replace(report, set_apart=(), data=tuple(replace(batch, projections=0) for batch in report.data))
+    path = tmp_path / "r.safetensors"
+    made.save(path)
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        metadata = dict(file.metadata())
+    later = {name for name in metadata if name.startswith("set_apart/")} | {"pt2qa.checksum"}
+    older = {name: text for name, text in metadata.items() if name not in later} | {"pt2qa.schema": "1"}
+    tensors = {
+        name: tensor
+        for name, tensor in load_file(path).items()
+        if not name.startswith("set_apart/") and name != "data/projections"
+    }
+    save_file(tensors, path, older)
+    assert load(path) == made
+
+
+def test_batches_set_apart_come_first(report: SensitivityReport, tmp_path) -> None:
+    apart = replace(report, set_apart=(SetApart(1, 8, 3, "quantized", "NaN", "log"),))
+    apart.save(tmp_path / "r.safetensors")
+    assert load(tmp_path / "r.safetensors") == apart
+    assert apart.summary().startswith(
+        "Quantization fails on 1 of 3 batches: NaN in the quantized model alone, first at log (batch 1, sample 3)."
+    )
+    assert "batch 1, sample 3: NaN in the quantized model alone, first at log" in apart.text(width=100)
+    assert not gate(apart, require="measured_sqnr>=1").passed
 
 
 @settings(max_examples=60, deadline=None)

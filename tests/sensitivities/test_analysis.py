@@ -69,7 +69,7 @@ def test_an_interruption_before_anything_was_measured_is_not_caught() -> None:
 def test_resume_refuses_what_does_not_belong_together() -> None:
     part = run(BATCHES[:1], method="exact")
     with pytest.raises(SelectionError, match="cannot resume: the report has method 'exact', this call 'projection'"):
-        run(resume=part)
+        run(method="projection", resume=part)
     with pytest.raises(SelectionError, match="batch 0 is not the one"):
         run(BATCHES[1:], method="exact", resume=part)
     with pytest.raises(SelectionError, match=r"squared output error is .* in the report"):
@@ -79,12 +79,15 @@ def test_resume_refuses_what_does_not_belong_together() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "guess"}, "there is no method 'guess'; expected one of projection, exact"),
+        ({"method": "guess"}, "there is no method 'guess'; expected one of auto, projection, exact"),
         (
             {"metric": "psnr", "method": "exact"},
             "there is no metric 'psnr'; expected one of sqnr, cosine, l1, atol, kl",
         ),
-        ({"metric": "kl"}, 'method="projection" estimates sqnr alone; for kl pass method="exact"'),
+        (
+            {"metric": "kl", "method": "projection"},
+            'method="projection" estimates sqnr alone; for kl pass method="exact"',
+        ),
         ({"metric": "kl", "method": "exact", "larger_is_worse": False}, "larger_is_worse is for functions"),
         ({"group": "block"}, "cannot group by 'block'; expected one of region, module"),
         ({"projections": 0}, "projections is 0; expected 1 or more"),

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import pt2qa
 from pt2qa.errors import SimulationError
-from pt2qa.sensitivities.exact import walk_places
+from pt2qa.sensitivities.exact import walk_places, whole_model
+from pt2qa.sensitivities.gradients import GradientRun
 from pt2qa.sensitivities.places import find_places
 from pt2qa.simulator.simulator import tensors_equal
 from tests import models
@@ -167,7 +168,10 @@ def test_copies_of_a_site_are_one_row() -> None:
     assert len(copied_pair.sites) == len(pair.sites) + 1
     report = check(copied_pair, [images()])
     assert [row.noise for row in report.rows] == [row.noise for row in exact(pair, [images()]).rows]
-    estimated = [pt2qa.sensitivity(each, [images()], progress=False).rows for each in (pair, copied_pair)]
+    estimated = [
+        pt2qa.sensitivity(each, [images()], method="projection", projections=4, progress=False).rows
+        for each in (pair, copied_pair)
+    ]
     assert [row.noise for row in estimated[1]] == pytest.approx([row.noise for row in estimated[0]], rel=1e-5)
 
 
@@ -179,7 +183,7 @@ def test_writes_that_reach_other_values_make_every_row_a_run_of_the_whole_model(
     assert pair.program.steps[0].site is not None
     pair.program.steps[-2].mutates = True
     with pytest.raises(SimulationError, match=r'writes to a value that other ops share.*Use method="exact"'):
-        pt2qa.sensitivity(pair, [images()], progress=False)
+        pt2qa.sensitivity(pair, [images()], method="projection", progress=False)
 
 
 @pytest.mark.parametrize("method", ["exact", "projection"])
@@ -195,11 +199,32 @@ def test_nested_graphs_run_as_one_op(method: Any) -> None:
 def test_an_op_without_a_gradient_is_named() -> None:
     torch.manual_seed(0)
     pair = quantized_pair(models.Linears(), (torch.randn(4, 16),))
+    started = GradientRun(pair.simulator, pair.values((torch.randn(4, 16),)))
+    assert started.outputs()[0].shape == (4, 4)
     step = next(step for step in pair.program.steps if step.op == "relu")
-
-    def opaque(x: Tensor) -> Tensor:
-        return torch.from_numpy(x.numpy().clip(0))
-
-    step.function, step.in_place = opaque, None
+    step.function, step.in_place = _opaque, None
     with pytest.raises(SimulationError, match=r'relu.* has no gradient here: .*Use method="exact"'):
-        pt2qa.sensitivity(pair, [(torch.randn(4, 16),)], progress=False)
+        GradientRun(pair.simulator, pair.values((torch.randn(4, 16),)))
+
+
+def _opaque(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy().clip(0))
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86", "xnnpack:mode=dynamic"])
+def test_the_walk_gives_the_outputs_of_both_whole_models(quantizer: str) -> None:
+    torch.manual_seed(0)
+    for pair in (residual_pair(quantizer), quantized_pair(Towers(), (images(),), quantizer)):
+        values = pair.values(images())
+        reference, quantized = whole_model(pair.simulator, values)
+        assert tensors_equal(reference, pair.simulator.run(values, on=False))
+        assert tensors_equal(quantized, pair.simulator.run(values, on=True))
+
+
+def test_what_the_walk_computes_is_held_against_the_graph() -> None:
+    torch.manual_seed(0)
+    pair = quantized_pair(models.Linears(), (torch.randn(4, 16),))
+    step = next(step for step in pair.program.steps if step.op == "relu")
+    step.function, step.in_place = lambda x: x.clamp(min=0.05), None
+    with pytest.raises(SimulationError, match="does not compute what the converted graph computes"):
+        exact(pair, [(torch.randn(4, 16),)])

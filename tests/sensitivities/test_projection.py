@@ -58,7 +58,7 @@ class Sequence(nn.Module):
 
 
 def projected(pair: pt2qa.QuantizedPair, batches: Any, **options: Any) -> pt2qa.SensitivityReport:
-    return pt2qa.sensitivity(pair, batches, progress=False, **options)
+    return pt2qa.sensitivity(pair, batches, method="projection", progress=False, **options)
 
 
 def deep() -> nn.Module:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan
 
 from pt2qa.decibels import sqnr
 from pt2qa.report.base import Rendering, RowReport
+from pt2qa.report.columns import since
 from pt2qa.report.ranking import ranked
 from pt2qa.report.rows import Environment
 from pt2qa.report.sensitivities.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa.report.sensitivities.text import sensitivity_summary, sensitivity_table, sensitivity_text
+from pt2qa.report.set_apart import SetApart
 from pt2qa.report.storage import register
 
 
-@register("sensitivity", schema=1)
+@register("sensitivity", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class SensitivityReport(RowReport):
     """What the quantization of each site alone does to the model's output.
@@ -28,18 +30,19 @@ class SensitivityReport(RowReport):
         metric: what ``value`` is: ``sqnr`` in dB, ``cosine``, ``l1``, ``atol``, ``kl``, or the name of a loss.
         worst_is: which values are the worst, ``smallest`` or ``largest``.
         group: what a row stands for: ``site``, ``region`` or ``module``.
-        projections: random projections of each batch; 0 for the exact method.
+        projections: random projections of a batch, the most of all batches; 0 for the exact method.
         planned: rows of the finished analysis; more than there are where it was interrupted in its first batch.
         signal: sum of the squared reference outputs over the data.
         noise: sum of the squared output errors of the fully quantized model, measured.
         value: the metric of the fully quantized model, measured.
-        batches, samples: how much the rows cover.
+        batches, samples: how much the rows cover; batches that are set apart do not count.
         notes: what else the reader must know.
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
-        data: the batches, the unfinished one included.
+        data: the batches, the unfinished one and those that are set apart included.
         parts: the sums of each row on each batch.
+        set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities in an output.
     """
 
     rows: tuple[SensitivityRow, ...]
@@ -61,6 +64,7 @@ class SensitivityReport(RowReport):
     environment: Environment
     data: tuple[SensitivityBatch, ...]
     parts: tuple[SensitivityPart, ...]
+    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
 
     rendering = Rendering(sensitivity_table, sensitivity_summary, sensitivity_text)
 

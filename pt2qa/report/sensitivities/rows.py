@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pt2qa.report.columns import since
 from pt2qa.report.rows import EXTENDED
 
 ALL_SITES: Final = -1
@@ -67,11 +68,13 @@ class SensitivityBatch:
         fingerprint: digest of the inputs.
         samples: how many.
         signal: sum of the squared reference outputs.
+        projections: random projections; 0 for the exact method.
     """
 
     fingerprint: str
     samples: int
     signal: float
+    projections: int = field(default=0, metadata=since(2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pt2qa.report.formats import decibel, number, share, whole
 from pt2qa.report.prose import counted, listed, sections, wrap
 from pt2qa.report.ranking import ranked, without_number
 from pt2qa.report.sensitivities.rows import SensitivityRow
+from pt2qa.report.set_apart import about_set_apart, apart_entries
 from pt2qa.report.table import View, table, with_column
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def sensitivity_text(report: SensitivityReport, sort: str, limit: int | None, wi
             wrap(_title(report, sort), width, indent="  "),
             wrap(_verdict(report), width, indent="  "),
             sensitivity_table(report, sort, limit, width),
+            listed(f"Set apart ({len(report.set_apart)})", apart_entries(report.set_apart), width),
             listed(f"Notes ({len(report.notes)})", report.notes, width),
             "\n".join(wrap(line, width, indent="  ") for line in sensitivity_summary(report)),
         ]
@@ -50,8 +52,9 @@ def sensitivity_table(report: SensitivityReport, sort: str, limit: int | None, w
 
 def sensitivity_summary(report: SensitivityReport) -> list[str]:
     """What to look at, in sentences that state their thresholds."""
-    found = [_about_worst(report), _about_share(report), _about_ties(report), _counts(report)]
-    return [sentence for sentence in found if sentence]
+    found = [_about_missing(report), _about_worst(report), _about_share(report), _about_ties(report), _counts(report)]
+    apart = about_set_apart(report.set_apart, report.batches + len(report.set_apart))
+    return [*apart, *(sentence for sentence in found if sentence)]
 
 
 def _views(report: SensitivityReport) -> tuple[View, ...]:
@@ -111,6 +114,14 @@ def _verdict(report: SensitivityReport) -> str:
     if predicted < measured:
         return f"{adds}: errors do not add up, they cancel or saturate together; take the rows as a ranking."
     return f"{adds}: errors do not add up, they are worse together; take the rows as a ranking."
+
+
+def _about_missing(report: SensitivityReport) -> str:
+    missing = without_number(report.rows, "value")
+    if not missing:
+        return ""
+    names = ", ".join(row.name for row in missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return f"Not ranked, as with them alone quantized the output gives no number: {names}."
 
 
 def _about_worst(report: SensitivityReport) -> str:
