@@ -65,8 +65,8 @@ class GradientRun:
         self.env = simulator.environment(values, False)
         for constant in self.program.constants:
             value = self.env[constant.slot]
-            # Not detach: the graphs, which verification runs meanwhile, put back what they write to buffers, and autograd
-            # would take that for a change.
+            # Not detach: verification runs the graphs meanwhile, which put back what they write to buffers, and
+            # autograd would take that for a change.
             self.env[constant.slot] = value.data if isinstance(value, Tensor) else value
         self._records: dict[int, _Record] = {}
         self._gradients: dict[int, Gradients] = {}
