@@ -28,6 +28,9 @@ from pt2qa.cli.program import Lasting
 from pt2qa.errors import PluginError, QuantizeError
 from pt2qa.report import (
     BadCases,
+    Candidate,
+    CandidateReport,
+    CandidateRow,
     CaseRow,
     Environment,
     LayerReport,
@@ -408,6 +411,23 @@ def test_numbers_that_nobody_may_rely_on_are_exit_code_1(
     assert result.exit_code == code
     assert (result.stderr.splitlines()[-1].startswith(f"pt2qa: x86: {line}")) == bool(line)
     assert (tmp_path / "x86-weights.safetensors").exists()
+
+
+def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow, tmp_path, monkeypatch):
+    found = SetApart(0, 8, 3, "batch", "NaN", "x")
+    row = CandidateRow(-1, "output", "", "output", {"x86": nan})
+    candidate = Candidate("x86", "x86", nan, 1, 1, 1, 1, 8)
+    nothing = CandidateReport((row,), (candidate,), (), 1, 8, "Net", LAYERS.environment, (found,))
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda capture, chosen, batches: nothing)
+    result = run("compare", flow, "-q", "x86", "-o", tmp_path / "candidates.safetensors")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "pt2qa: no candidate has an SQNR: The data of 1 of 1 batch is at fault: NaN in the input x (batch 0, sample 3)."
+    )
+    assert load(tmp_path / "candidates.safetensors").set_apart == (found,)
+    better = replace(nothing, candidates=(replace(candidate, sqnr=30.0),))
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda capture, chosen, batches: better)
+    assert run("compare", flow, "-q", "x86").exit_code == 0
 
 
 def test_an_analysis_that_fails_leaves_the_reports_before_it(run, library, searches, flow, tmp_path, monkeypatch):

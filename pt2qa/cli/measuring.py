@@ -87,7 +87,8 @@ def compare(
 ) -> None:
     """Quantize a model in several ways and compare them, as a whole and layer by layer.
 
-    The function is that of pt2qa analyze. The float model runs once for all.
+    The function is that of pt2qa analyze. The float model runs once for all. The exit code is 1 where no candidate has
+    an SQNR, as on data that is not finite.
 
     \b
       pt2qa compare flow.py:flow
@@ -104,3 +105,6 @@ def compare(
     capture = pt2qa.capture(given.model, given.args, given.kwargs, dynamic_shapes=given.dynamic_shapes)
     report = pt2qa.compare_quantizers(capture, chosen, given.batches)
     deliver(report, sort, limit, csv_file, width, file)
+    if report.best is None:
+        click.echo(f"pt2qa: no candidate has an SQNR: {report.summary().splitlines()[0]}", err=True)
+        click.get_current_context().exit(1)
