@@ -148,8 +148,8 @@ def test_the_summary_of_a_bad_model_states_what_its_rows_prove(clamped):
         "1 below 20 dB."
     )
     assert noise == (
-        "The noise grows by more than 1 % of the signal's power at 1 op, most at features.7.conv.1.0/conv2d: "
-        "from 35.5 dB in what it reads to 13.0 dB."
+        "The noise grows by more than 1 % of the signal's power at 1 op, in 1 case by the op's own quantization, most "
+        "at features.7.conv.1.0/conv2d: from 35.5 dB in what it reads to 13.0 dB."
     )
     assert about_clamp == (
         "Values are clamped at features.7.conv.1.0/conv2d, which makes 68 % of the error there, with values up to "
@@ -190,6 +190,29 @@ def test_no_layer_is_named_where_all_of_them_are_healthy_by_themselves(layers):
     assert replace(healthy, outputs=()).summary().splitlines()[0] == "No model output was compared."
 
 
+def test_a_layer_is_named_only_where_its_noise_is_large_beside_the_outputs(clamped):
+    worse = replace(clamped, outputs=(replace(clamped.outputs[0], sqnr=5.0),))
+    lines = worse.summary().splitlines()
+    assert lines[1] == "Isolated SQNR of 24 quantized values: lowest 8.2 dB, median 30.0 dB; 1 below 20 dB."
+    assert lines[2] == (
+        "The noise grows by more than 1 % of the signal's power at 1 op, in 1 case by the op's own quantization."
+    )
+    assert "features" not in worse.summary()
+
+
+def test_noise_that_an_op_only_passes_on_is_not_its_own(clamped):
+    rows = [replace(row, isolated_sqnr=30.0) if row.handle == 7 else row for row in clamped.rows]
+    passed_on = replace(clamped, rows=tuple(rows), outputs=(replace(clamped.outputs[0], sqnr=15.0),))
+    assert passed_on.summary().splitlines()[2] == (
+        "The noise grows by more than 1 % of the signal's power at 1 op, in 0 cases by the op's own quantization."
+    )
+    cumulative = replace(clamped, rows=tuple(replace(row, isolated_sqnr=nan) for row in clamped.rows))
+    assert cumulative.summary().splitlines()[2] == (
+        "The noise grows by more than 1 % of the signal's power at 1 op, most at features.7.conv.1.0/conv2d: from "
+        "35.5 dB in what it reads to 13.0 dB."
+    )
+
+
 def test_a_value_that_no_op_reads_as_it_is_is_never_named(layers):
     inside = replace(layers.rows[12], isolated_sqnr=3.0, sqnr=2.0)
     report = replace(layers, rows=(*layers.rows[:12], inside, *layers.rows[13:]))
@@ -205,6 +228,8 @@ def test_a_float_value_is_named_after_the_op_whose_quantization_it_shows(layers,
         isolated_sqnr=3.0,
         rounding_sqnr=nan,
         answers_for="score/conv1d",
+        input_sqnr=30.0,
+        sqnr=4.0,
     )
     report = replace(layers, rows=(*layers.rows, sigmoid))
     assert "lowest 3.0 dB (score/conv1d, as score/sigmoid hands it on)" in report.summary()
@@ -216,7 +241,7 @@ def test_reports_of_older_files_are_told_without_what_they_lack(clamped):
     lacking = {"answers_for": "", "input_sqnr": nan, "excess_lsb": nan}
     old = replace(clamped, rows=tuple(replace(row, **lacking) for row in clamped.rows))
     _, isolated, about_clamp, counts, _ = old.summary().splitlines()
-    assert isolated.startswith("Isolated SQNR of 24 quantized values: lowest 8.2 dB (features.7.conv.1.0/conv2d), ")
+    assert isolated == "Isolated SQNR of 24 quantized values: lowest 8.2 dB, median 30.0 dB; 1 below 20 dB."
     assert about_clamp == (
         "Values are clamped at features.7.conv.1.0/conv2d, which makes 68 % of the error there: "
         "the range does not fit this data."

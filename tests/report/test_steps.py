@@ -59,7 +59,8 @@ def test_an_opened_report_shows_each_part_and_a_file_keeps_them(recurrent, tmp_p
 
 
 def test_summaries_and_rankings_name_the_part(recurrent):
-    rows = [replace(row, isolated_sqnr=16.0) if row.name == "rnn/linear_3" else row for row in recurrent.rows]
+    low = {"isolated_sqnr": 16.0, "sqnr": 15.0, "input_sqnr": 30.0}
+    rows = [replace(row, **low) if row.name == "rnn/linear_3" else row for row in recurrent.rows]
     low = replace(recurrent, rows=tuple(rows))
     assert "Isolated SQNR of 9 quantized values: lowest 16.0 dB (rnn/linear_3), " in low.summary()
     assert recurrent.worst(1)[0].name == "rnn/linear_3"

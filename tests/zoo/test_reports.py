@@ -18,7 +18,7 @@ pytestmark = pytest.mark.zoo
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 @pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_lite0"])
-def test_text_fits_the_screen_and_names_the_lowest_value(
+def test_text_fits_the_screen_and_names_nobody_who_costs_nothing(
     model: str, quantizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -30,11 +30,10 @@ def test_text_fits_the_screen_and_names_the_lowest_value(
     first = next(line for before, line in itertools.pairwise(lines) if before.startswith("---"))
     assert first.split()[0] == worst.name
     summary = " ".join(report.summary().split())
-    named = [row for row in report.rows if row.answers_for and not np.isnan(row.isolated_sqnr)]
-    lowest = min(named, key=lambda row: row.isolated_sqnr)
-    where = f" ({lowest.name})" if lowest.isolated_sqnr < 20 else ""
-    assert f"quantized values: lowest {lowest.isolated_sqnr:.1f} dB{where}, median" in summary
-    assert "first:" not in summary
+    # The lowest isolated SQNR of either model is of a layer that costs its output less than 0.1 dB: it is not named.
+    lowest = min(row.isolated_sqnr for row in report.rows if row.answers_for and not np.isnan(row.isolated_sqnr))
+    assert f"quantized values: lowest {lowest:.1f} dB, median" in summary
+    assert not any(row.name in summary for row in report.rows)
     assert f"The output has an SQNR of {report.sqnr:.1f} dB, below 20 dB" in summary
 
 
