@@ -111,5 +111,5 @@ def _array(tensor: Tensor, dtype: str) -> Array:
         tensor = tensor.to(torch.float32)
     elif dtype in AS_REAL:
         tensor = torch.view_as_real(tensor.resolve_conj())
-    array: Array = tensor.cpu().contiguous().numpy()
+    array: Array = tensor.detach().cpu().contiguous().numpy()
     return array

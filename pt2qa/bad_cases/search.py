@@ -23,7 +23,7 @@ from pt2qa.errors import BatchError, SelectionError
 from pt2qa.pairing import QuantizedPair
 from pt2qa.report.bad_cases.report import BadCases, LabelCounts
 from pt2qa.report.set_apart import EMPTY, SetApart
-from pt2qa.simulator.batches import Batch, count_samples, read_batches
+from pt2qa.simulator.batches import Batch, count_samples, plain_batch, read_batches
 from pt2qa.simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
 from pt2qa.simulator.outputs import output_names, structured
 from pt2qa.simulator.verification import Outputs, Verification, simulated
@@ -86,7 +86,7 @@ def find_bad_cases(
     search = _Search(pair, metrics, k, post_process, Feedback.of(pair.quantized, feedback or {}), batch_axis)
     notes, check = [*pair.notes, *pair.program.notes], Verification(pair.graphs)
     bar = tqdm(
-        itertools.islice(read_batches(batches, None), num_steps),
+        itertools.islice(read_batches(batches, _whole), num_steps),
         desc="find bad cases",
         unit="batch",
         disable=None if progress is None else not progress,
@@ -121,7 +121,7 @@ def _read(
     items: Iterable[Any], inputs_of: Callable[[Any], Batch], targets_of: Callable[[Any], Any] | None
 ) -> Iterator[tuple[Batch, Tensor | None]]:
     for item in items:
-        yield inputs_of(item), None if targets_of is None else labels.as_targets(targets_of(item))
+        yield plain_batch(inputs_of(item)), None if targets_of is None else labels.as_targets(targets_of(item))
 
 
 def _whole(item: Any) -> Batch:

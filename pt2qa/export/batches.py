@@ -8,6 +8,7 @@ whose message does not say what to do; so graphs are made without it, and batche
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pt2qa.errors import BatchError
-from pt2qa.export.inputs import leaf_names
+from pt2qa.export.inputs import leaf_names, refusal
 
 
 def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -72,13 +73,16 @@ def _in_captured_order(program: ExportedProgram, args: tuple[Any, ...], kwargs: 
     spec = program.call_spec.in_spec
     assert spec is not None
     names = list(spec.child(1).context)
-    if len(args) != spec.child(0).num_children:
+    positional = spec.child(0).num_children
+    if len(args) != positional:
         raise BatchError(
-            f"the batch has {len(args)} positional inputs; captured with {spec.child(0).num_children}"
+            f"the batch has {len(args)} positional inputs; captured with {positional}"
             + (f" and the keywords {names}" if names else "")
-            + ". If a batch holds targets too, hand over its inputs only (inputs_of=lambda item: item[0])."
+            + ". "
+            + ("Pass a dict of these. " if names and not positional else "")
+            + "If a batch holds targets too, hand over its inputs only (inputs_of=lambda item: item[0])."
         )
-    unknown, missing = sorted(set(kwargs) - set(names)), [name for name in names if name not in kwargs]
+    unknown, missing = [name for name in kwargs if name not in names], [name for name in names if name not in kwargs]
     if unknown or missing:
         found = [f"unknown keywords {unknown}"] * bool(unknown) + [f"no {missing}"] * bool(missing)
         raise BatchError(f"the batch has {' and '.join(found)}; captured with the keywords {names}.")
@@ -99,8 +103,11 @@ def _check_nesting(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict
 
 
 def _check_tensor(name: str, value: Any, expected: Tensor) -> None:
+    reason = refusal(name, value)
+    if reason is not None:
+        raise BatchError(f"{reason}.")
     if not isinstance(value, Tensor):
-        raise BatchError(f"{name} is {value!r}; captured with a tensor of shape {_shape(expected)}.")
+        raise BatchError(f"{name} is {reprlib.repr(value)}; captured with a tensor of shape {_shape(expected)}.")
     if value.dtype != expected.dtype:
         raise BatchError(f"{name} has dtype {value.dtype}; captured with {expected.dtype}. Convert the batch.")
     if value.device.type != expected.device.type:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -36,6 +37,8 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
     if isinstance(args, Tensor):
         args = (args,)
     if not isinstance(args, tuple):
+        if isinstance(args, np.ndarray):
+            raise CaptureError(f"{refusal('args', args)}.")
         hint = "Pass tuple(args)." if isinstance(args, list) else "Pass (value,) for one input that is no tensor."
         raise CaptureError(
             f"args is a {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of keyword "
@@ -51,6 +54,39 @@ def leaf_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str,
     """Every leaf of nested inputs with its name, such as ``args[1]`` or ``kwargs['state'][0]``."""
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
     return [(("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:]), value) for path, value in leaves]  # type: ignore[attr-defined]
+
+
+def refusal(name: str, value: object) -> str | None:
+    """Why a value can be no input, and what to pass instead; None where it can."""
+    if isinstance(value, np.ndarray):
+        what = f"a NumPy array of shape {list(value.shape)} and dtype {value.dtype}"
+        return f"{name} is {what}; expected a tensor. Pass torch.from_numpy(...) of it"
+    if isinstance(value, Tensor) and value.layout is not torch.strided:
+        layout = str(value.layout).removeprefix("torch.")
+        return f"{name} has the layout {layout}; expected a dense tensor, as quantization takes it. Pass its to_dense()"
+    return None
+
+
+def without_gradients(value: Tensor) -> Tensor:
+    """A tensor as runs without gradients take it: no Parameter, nothing that requires grad or is of inference mode.
+
+    It shares memory where it can; torch lets no tensor of inference mode into a run that records gradients.
+    """
+    if value.is_inference() and not torch.is_inference_mode_enabled():
+        value = value.clone()
+    return value.detach() if value.requires_grad or isinstance(value, nn.Parameter) else value
+
+
+def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Checks that example inputs are of kinds that can be captured.
+
+    Raises:
+        CaptureError: one is a NumPy array or a sparse tensor; the message says what to pass.
+    """
+    for name, value in leaf_names(args, kwargs):
+        reason = refusal(f"example input {name}", value)
+        if reason is not None:
+            raise CaptureError(f"{reason}.")
 
 
 def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

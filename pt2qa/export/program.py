@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from pt2qa.errors import CaptureError
 from pt2qa.exclusion import exports
@@ -22,7 +23,7 @@ from pt2qa.export.aliases import Aliases
 from pt2qa.export.batches import check_inputs
 from pt2qa.export.changes import Change
 from pt2qa.export.exporting import check_model, export
-from pt2qa.export.inputs import as_call, refuse_aliases
+from pt2qa.export.inputs import as_call, refuse_aliases, refuse_unusable, without_gradients
 from pt2qa.export.normalise import DECOMPOSABLE, DECOMPOSED, normalise
 from pt2qa.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
 
@@ -127,8 +128,9 @@ def capture(
         The capture.
 
     Raises:
-        CaptureError: the model is in training mode, example inputs share memory, ``torch.export`` failed, there is
-            nothing to decompose, or the program computes something else than the model.
+        CaptureError: the model is in training mode, example inputs share memory or are no dense tensors,
+            ``torch.export`` failed, there is nothing to decompose, or the program computes something else than the
+            model.
 
     >>> import torch
     >>> from pt2qa.export import capture
@@ -140,7 +142,9 @@ def capture(
     model = check_model(model)
     kinds = _kinds(decompose)
     args, kwargs = as_call(args, kwargs)
+    refuse_unusable(args, kwargs)
     refuse_aliases(model, args, kwargs)
+    args, kwargs = pytree.tree_map_only(Tensor, without_gradients, (args, kwargs))
     state = State(model)
     # Runs draw different random numbers from each other, so that a random model shows; the caller's stay as they are.
     with torch.random.fork_rng(devices=[]):

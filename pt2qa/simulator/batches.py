@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2qa.errors import BatchError
+from pt2qa.export.inputs import refusal, without_gradients
 
 Batch = Any
 """A tensor, a tuple or list of positional inputs, or a dict of keyword inputs."""
@@ -19,19 +21,30 @@ Batch = Any
 def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A batch as the positional and keyword inputs of a graph.
 
-    A dict may name positional inputs too, by the names of forward's parameters, where it names them all.
+    A dict may name positional inputs too, by the names of forward's parameters, where it names them all.  Tensors that
+    require grad are detached: no run of a batch writes gradients into what the caller gave.
+
+    Raises:
+        BatchError: a dict does not name all positional inputs.
     """
-    if isinstance(batch, dict):
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(batch, Mapping):
         spec = _call_spec(graph_module)
         codegen: Any = graph_module.graph._codegen
         positional = codegen.pytree_info.orig_args[: spec.child(0).num_children] if spec is not None else []
-        if positional and set(positional) <= set(batch):
-            rest = {name: value for name, value in batch.items() if name not in positional}
-            return tuple(batch[name] for name in positional), rest
-        return (), batch
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch), {}
-    return (batch,), {}
+        missing = [name for name in positional if name not in batch]
+        if missing:
+            known = [*positional, *spec.child(1).context]
+            raise BatchError(
+                f"the batch is a dict with the keys {list(batch)}, without {missing}; the model takes the inputs "
+                f"{known}. Name every input, or pass a tuple of positional inputs."
+            )
+        args = tuple(batch[name] for name in positional)
+        kwargs = {name: value for name, value in batch.items() if name not in positional}
+    else:
+        args = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    return pytree.tree_map_only(Tensor, without_gradients, (args, kwargs))  # type: ignore[no-any-return]
 
 
 def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any], graph_module: GraphModule) -> Batch:
@@ -50,14 +63,19 @@ def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | Non
     Raises:
         BatchError: ``batches`` is one batch and not an iterable of batches.
     """
-    if isinstance(batches, (Tensor, dict)):
+    if isinstance(batches, (Tensor, Mapping, np.ndarray)):
         raise BatchError(
             f"batches is a single {type(batches).__name__}; expected an iterable of batches. Pass [batch] for one."
         )
     if not isinstance(batches, Iterable):
         raise BatchError(f"batches is a {type(batches).__name__}; expected an iterable of batches, such as a list.")
     for item in batches:
-        yield item if inputs_of is None else inputs_of(item)
+        yield plain_batch(item) if inputs_of is None else inputs_of(item)
+
+
+def plain_batch(batch: Batch) -> Batch:
+    """A batch whose mapping, if it is one, is a dict: what a tokenizer returns is none."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
@@ -114,12 +132,17 @@ def _ordered(kwargs: dict[str, Any], expected: list[str], batch: Batch) -> dict[
 def _check(name: str, captured: Any, value: Any) -> None:
     if not isinstance(captured, Tensor):
         return
+    reason = refusal(f"input {name!r}", value)
+    if reason is not None:
+        raise BatchError(f"{reason}.")
     if not isinstance(value, Tensor):
         raise BatchError(
             f"input {name!r} is a {type(value).__name__}; expected a tensor of shape {tuple(captured.shape)}."
         )
     if value.dtype != captured.dtype:
         raise BatchError(f"input {name!r} has dtype {value.dtype}; the model was captured with {captured.dtype}.")
+    if value.device.type != captured.device.type:
+        raise BatchError(f"input {name!r} is on {value.device}; the model was captured on {captured.device}.")
     static = [size if isinstance(size, int) else None for size in captured.shape]
     fits = len(static) == value.dim() and all(
         want in (None, got) for want, got in zip(static, value.shape, strict=True)
