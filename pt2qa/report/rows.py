@@ -93,7 +93,8 @@ class LayerRow:
         zero_point: the integer that stands for 0.0, a whole number; nan without one.
         shape: shape of the first batch's value; ``()`` for a 0-d tensor.
         sqnr: cumulative, dB: the reference run against the quantized run, so upstream error is included.
-        isolated_sqnr: dB: this op's region run quantized on the *reference's* inputs, so the op's own fault alone.
+        isolated_sqnr: dB: this op's region run quantized on the *reference's* inputs, so without
+            error from further upstream.
         rounding_sqnr: dB: quantize-dequantize of the reference value against that value, the site's own rounding.
         mse, cosine, l1, atol: as above, cumulative, in the units of the value (``mse`` squared).
         max_lsb: largest error in integer steps.

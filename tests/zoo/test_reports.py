@@ -30,7 +30,7 @@ def test_text_fits_the_screen_and_names_nobody_who_costs_nothing(
     first = next(line for before, line in itertools.pairwise(lines) if before.startswith("---"))
     assert first.split()[0] == worst.name
     summary = " ".join(report.summary().split())
-    # The lowest isolated SQNR of either model is of a layer that costs its output less than 0.1 dB: it is not named.
+    # The lowest isolated SQNR of either model is of a layer that costs its output less than 0.3 dB: it is not named.
     lowest = min(row.isolated_sqnr for row in report.rows if row.answers_for and not np.isnan(row.isolated_sqnr))
     assert f"quantized values: lowest {lowest:.1f} dB, median" in summary
     assert not any(row.name in summary for row in report.rows)

@@ -33,7 +33,8 @@ def along_graph(report: LayerReport) -> list[dict[str, Any]]:
         {
             "kind": "along",
             "title": "SQNR along the graph",
-            "about": "Cumulative: all error up to here. Isolated: the layer's own fault, on the reference's inputs. "
+            "about": "Cumulative: all error up to here. Isolated: of the op and the rounding of what it reads alone, "
+            "on the reference's values. "
             f"Rounding: of the output alone. Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark.",
             "table": "rows",
             "series": series,

@@ -82,7 +82,7 @@ def layer_summary(report: LayerReport) -> list[str]:
     No row can prove what its error costs the output, so that sensitivity and reconfigure are named for that.  Layers
     are named only where an output is low, their own noise has at least half the share of power that the output's has,
     and it is what lowers the SQNR there.  The lowest isolated SQNR alone says nothing: those of EfficientNet-Lite0 and
-    MobileNetV2 are of layers that cost the output less than 0.1 dB.
+    MobileNetV2 are of layers that cost the output less than 0.3 dB.
     """
     about = [_about_output(report), _about_isolated(report)]
     if report.sqnr < LOW_SQNR:
