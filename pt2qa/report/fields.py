@@ -199,7 +199,10 @@ def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], 
         names = custom_names(rows)
         text[f"{name}/{CUSTOM}"] = json.dumps(names)
         for metric in names:
-            tensors[f"{name}/{CUSTOM}/{metric}"] = np.array(table[f"{CUSTOM}/{metric}"], np.float64)
+            key = _spelled(f"{name}/{CUSTOM}/{metric}")
+            if key in tensors:
+                raise ReportError(f"custom metric {metric!r}: another is written alike in a file; give it another name")
+            tensors[key] = np.array(table[f"{CUSTOM}/{metric}"], np.float64)
     for column in columns_of(row_type):
         cells = table[column.name]
         if column.type in _DTYPES:
@@ -226,8 +229,13 @@ def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:
         raise source.error(name, f"holds a row that cannot be ({error})") from error
 
 
+def _spelled(name: str) -> str:
+    """The name of a tensor as a file holds it: UTF-8 has no lone surrogates."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
-    key = f"{name}/{column.name}"
+    key = _spelled(f"{name}/{column.name}")
     if column.type == "text":
         choices = set(column.choices)
         expected = f"a list of {' or '.join(column.choices) or 'texts'}"

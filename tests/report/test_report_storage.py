@@ -59,6 +59,16 @@ def test_custom_metrics_and_their_order_come_back(layers, layer, tmp_path):
     assert list(load(tmp_path / "r.safetensors").rows[0].custom.items()) == list(rows[0].custom.items())
 
 
+def test_a_metric_whose_name_is_no_utf_8_comes_back(layers, layer, tmp_path):
+    path = tmp_path / "r.safetensors"
+    rows = (layer(custom={"\ud800": 1.0, "b": 2.0}),)
+    replace(layers, rows=rows, outputs=(), modules=()).save(path)
+    assert load(path).rows[0].custom == {"\ud800": 1.0, "b": 2.0}
+    rows = (layer(custom={"\ud800": 1.0, "\\ud800": 2.0}),)
+    with pytest.raises(ReportError, match="another is written alike in a file; give it another name"):
+        replace(layers, rows=rows, outputs=(), modules=()).save(path)
+
+
 def test_numbers_are_columns_and_the_rest_is_json(saved):
     tensors, text = content(saved)
     assert tensors["rows/sqnr"].dtype == np.float64

@@ -8,19 +8,17 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pt2qa.errors import ReportError
-from pt2qa.report import LayerReport, WeightReport, load
+from pt2qa.report import LayerReport, Report, WeightReport, load
 from tests.soak.figures import Figures
 from tests.soak.samples import sample
 
-ROWS = 1000
+ROWS = 400
 """Of a report that takes some milliseconds to write."""
-
-LONGEST = 0.1
-"""Seconds after which a process is killed at the latest."""
 
 
 def kill(count: int, seed: int) -> Figures:
@@ -35,13 +33,23 @@ def kill(count: int, seed: int) -> Figures:
     }
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top)
+        _save(folder, reports)
+        begun = time.monotonic()
+        _save(folder, reports)
+        # As long as it takes to save everything once, so that every moment of it is met.
+        longest = time.monotonic() - begun
         for trial in range(count):
+            read, write = os.pipe()
             child = os.fork()
-            if not child:
-                _save_for_ever(folder, reports)
-            time.sleep(chance.uniform(0.0, LONGEST))
+            while not child:
+                os.write(write, b".")
+                _save(folder, reports)
+            os.read(read, 1)
+            time.sleep(chance.uniform(0.0, longest))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+            os.close(read)
+            os.close(write)
             counts["kills"] += 1
             left = [file for file in folder.iterdir() if file.suffix == ".tmp"]
             counts["files left half-written under another name"] += len(left)
@@ -53,15 +61,14 @@ def kill(count: int, seed: int) -> Figures:
                         violations.append(f"kill {trial}: {file.name} holds {len(report.rows)} rows")  # type: ignore[attr-defined]
                 except ReportError as error:
                     violations.append(f"kill {trial}: {error}")
-        for name, report in reports.items():
-            report.save(folder / f"{name}.safetensors")
-            report.to_csv(folder / f"{name}.csv")
+        if counts["whole reports"] != count * len(reports):
+            violations.append(f"{counts['whole reports']} whole reports, expected {count * len(reports)}")
+        _save(folder, reports)
         violations += [f"{file.name} was left behind" for file in folder.iterdir() if file.suffix == ".tmp"]
     return Figures("killed while saving", counts, violations)
 
 
-def _save_for_ever(folder: Path, reports: dict[str, LayerReport | WeightReport]) -> None:
-    while True:
-        for name, report in reports.items():
-            report.save(folder / f"{name}.safetensors")
-            report.to_csv(folder / f"{name}.csv")
+def _save(folder: Path, reports: Mapping[str, Report]) -> None:
+    for name, report in reports.items():
+        report.save(folder / f"{name}.safetensors")
+        report.to_csv(folder / f"{name}.csv")
