@@ -17,6 +17,7 @@ from pt2qa.export import Capture
 from pt2qa.handles import CUSTOM, OpName, op_of
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.pairing import QuantizedPair, Recipe
+from pt2qa.plain_export import rewriting_notes
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import taken_by
 from pt2qa.prepare_check import check_prepared
@@ -96,7 +97,11 @@ def quantize(
         model=capture.model,
         float_graph=float_graph,
         capture=capture,
-        notes=(*_notes(capture), *_override_notes(overrides, describe(plugin))),
+        notes=(
+            *_notes(capture),
+            *rewriting_notes(capture, plugin, qat=qat),
+            *_override_notes(overrides, describe(plugin)),
+        ),
         recipe=Recipe(plugin, None if isinstance(calibration, Iterator) else calibration, qat, train, inputs_of, edits),
     )
     try:

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pt2qa.simulator", "pt2qa.overlays"),
     ("pt2qa.pairing", "pt2qa.prepare_check"),
     ("pt2qa.calibration", "pt2qa.overrides"),
+    ("pt2qa.plain_export",),
     ("pt2qa.quantization",),
     ("pt2qa.inventory",),
     ("pt2qa.compare", "pt2qa.bad_cases", "pt2qa.sensitivities"),

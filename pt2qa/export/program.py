@@ -39,6 +39,8 @@ class Capture:
         strict: whether it was exported with ``strict=True``.
         model: the class name of the model, for reports.
         changes: what normalisation did.
+        plain: the program before it, as a flow without pt2qa has it; None where nothing was changed.  It shares all
+            parameters with ``program``.
         stateful: names of the buffers that forward changes, though its outputs do not depend on it.
     """
 
@@ -49,6 +51,8 @@ class Capture:
     model: str = "model"
     changes: tuple[Change, ...] = ()
     stateful: tuple[str, ...] = ()
+    plain: ExportedProgram | None = field(default=None, repr=False)
+    known_to_plain: dict[tuple[int, bool], tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
 
     def module(self) -> GraphModule:
         """A fresh graph to run or to prepare.
@@ -154,13 +158,31 @@ def capture(
             program = export(model, args, kwargs, dynamic_shapes, strict)
         finally:
             state.restore()
+        plain = _graph_copy(program)
         changes = normalise(program, kinds)
         _check_decomposed(program, kinds, changes)
         assign_handles(program)
         program.validate()
-        captured = Capture(program, args, kwargs, strict, type(model).__name__, changes, stateful)
+        captured = Capture(
+            program, args, kwargs, strict, type(model).__name__, changes, stateful, plain if changes else None
+        )
         check_agreement(model, state, eager, captured.module(), args, kwargs)
     return captured
+
+
+def _graph_copy(program: ExportedProgram) -> ExportedProgram:
+    """A program with a graph of its own and the same parameters, buffers and constants."""
+    graph_module = copy.deepcopy(program.graph_module)
+    for node, copied in zip(program.graph.nodes, graph_module.graph.nodes, strict=True):
+        # Copying renames what is called like a builtin, such as "input"; the signature knows the names.
+        copied.name = node.name
+    graph_module.recompile()
+    return program._update(
+        graph_module,
+        copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        constants=dict(program.constants),
+    )
 
 
 def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:

@@ -66,4 +66,5 @@ def test_weight_report_comes_back_from_disk_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_lite0", "resnet18", "resnet50"])
 def test_nothing_is_noted_of_a_model_that_shows_nothing(model: str, quantizer: str) -> None:
     # Their in-place ops write to values that nothing else reads; all convs and linears are quantized.
-    assert layers_of(model, quantizer).notes == ()
+    # That x86 finds other ops in a plain export is true of some of them.
+    assert [note for note in layers_of(model, quantizer).notes if "plain torch.export" not in note] == []

@@ -1,0 +1,71 @@
+"""What a quantizer finds in the plain ``torch.export`` of a model, which capture rewrote: a flow without pt2qa has it.
+
+Each op that only one of the two graphs shows to the quantizer makes another quantized model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+from torch.fx import GraphModule
+
+from pt2qa.errors import Pt2qaError
+from pt2qa.export import Capture
+from pt2qa.handles import op_of
+from pt2qa.plugins import QuantizerPlugin
+from pt2qa.report.prose import few
+from pt2qa.simulator.products import PRODUCTS
+from pt2qa.simulator.quant_ops import asks
+
+_ADVICE = "export capture.program, not the model, to deploy what was measured"
+
+
+def rewriting_notes(capture: Capture, plugin: QuantizerPlugin, *, qat: bool) -> tuple[str, ...]:
+    """A note where capture's rewriting changed what a quantizer annotates; measured once for each quantizer object.
+
+    Args:
+        capture: keeps the plain export where it changed anything.
+        plugin: the quantizer.
+        qat: as ``prepare_qat_pt2e`` annotates.
+    """
+    if capture.plain is None:
+        return ()
+    known = capture.known_to_plain
+    key = (id(plugin), qat)
+    if key not in known:
+        # The quantizer is kept, so that its id is not given to another.
+        known[key] = plugin, _compared(capture, plugin, qat)
+    return tuple(filter(None, [known[key][1]]))
+
+
+def _compared(capture: Capture, plugin: QuantizerPlugin, qat: bool) -> str:
+    assert capture.plain is not None
+    here = _annotated(capture.module(), capture, plugin, qat)
+    try:
+        plain = _annotated(capture.plain.module(check_guards=False), capture, plugin, qat)
+    except Pt2qaError as error:
+        return f"{plugin.name} fails on the plain torch.export of the model ({error}); {_ADVICE}"
+    changed = [op for op in here | plain if here[op] != plain[op]]
+    if not changed:
+        return ""
+    changed.sort(key=lambda op: op not in PRODUCTS)
+    kinds = few([f"{op} {plain[op]} -> {here[op]}" for op in changed])
+    return (
+        f"capture's rewriting changed how many ops {plugin.name} annotates, against a plain torch.export: {kinds}; "
+        f"{_ADVICE}"
+    )
+
+
+def _annotated(graph: GraphModule, capture: Capture, plugin: QuantizerPlugin, qat: bool) -> Counter[str]:
+    """By kind, the ops at which a quantizer asks for a rounded value."""
+    from pt2qa.overrides.edited import annotate
+
+    graph = annotate(copy.deepcopy(graph), plugin, (), capture.names, qat=qat)
+    return Counter(
+        op_of(node.target)
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+        and (annotation := node.meta.get("quantization_annotation")) is not None
+        and asks(annotation)
+    )
