@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from pt2qa.sensitivities.layouts import call_laid_out
+from pt2qa.sensitivities.layouts import laid_out_inputs
 from pt2qa.simulator.products import PRODUCTS, arguments_of, own_multiply_adds
-from pt2qa.simulator.program import Step
-from pt2qa.simulator.simulator import Simulator, Values, bind
+from pt2qa.simulator.program import Program, Step
+from pt2qa.simulator.simulator import Simulator, Values
 
 
 def count_flops(
-    simulator: Simulator, values: Sequence[Any], visit: Callable[[Step, Any], None] | None = None
+    simulator: Simulator, values: Sequence[Any], visit: Callable[[Step, Any], None] = lambda step, value: None
 ) -> tuple[dict[int, int], Any]:
     """Runs the reference once and counts, by step number; a multiply-add counts two, an op without a formula nothing.
 
@@ -32,25 +32,27 @@ def count_flops(
     Source:
         the formulas are in the registry of ``torch.utils.flop_counter``.
     """
-    env = simulator.environment(values, False)
-    found: dict[int, int] = {}
-    counter = _FlopCounter()  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for step in simulator.program.steps:
-            if step.site is not None:
-                env[step.out] = env[step.reads[0]]
-            else:
-                before = counter.total
-                # Counted before it runs: the op may overwrite its first input.
-                own = _own_flops(step, env)
-                with counter:
-                    env[step.out] = call_laid_out(simulator, step, env, step.reuse)
-                found[step.index] = counter.total - before if own is None else own
-            if visit is not None:
-                visit(step, env[step.out])
-            for slot in step.releases:
-                env[slot] = None
-        return found, bind(simulator.program.outputs, env)
+    counting = _Counting(simulator.program)
+    outputs = counting.run(values, on=False, visit=visit)
+    return counting.found, outputs
+
+
+class _Counting(Simulator):
+    """Counts the flops of each op that it runs."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.counter = _FlopCounter()  # type: ignore[no-untyped-call]
+        self.found: dict[int, int] = {}
+
+    def call(self, step: Step, env: Values, reuse: bool) -> Any:
+        before = self.counter.total
+        # Counted before it runs: the op may overwrite its first input.
+        own = _own_flops(step, env)
+        with self.counter:
+            result = super().call(step, laid_out_inputs(step, env), reuse)
+        self.found[step.index] = self.counter.total - before if own is None else own
+        return result
 
 
 def _own_flops(step: Step, env: Values) -> int | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2qa.errors import SimulationError
-from pt2qa.sensitivities.layouts import call_laid_out, laid_out
+from pt2qa.sensitivities.layouts import laid_out_inputs
 from pt2qa.simulator.program import Program, Step
 from pt2qa.simulator.simulator import Simulator, bind
 
@@ -84,12 +84,11 @@ class GradientRun:
         reads = [slot for slot in step.reads if slot in self.tracked and float_tensors(self.env[slot])]
         if not reads:
             with torch.no_grad():
-                self.env[step.out] = call_laid_out(self.simulator, step, self.env, False)
+                self.env[step.out] = self.simulator.call(step, laid_out_inputs(step, self.env), False)
             return
         if step.mutates:
             raise WithoutGradient(f"{step.name} writes to a value that other ops share, which gradients cannot follow")
-        own = {slot: self.env[slot] for slot in step.constants}
-        own |= {slot: laid_out(step, self.env[slot]) for slot in step.reads}
+        own = dict(laid_out_inputs(step, self.env))
         inputs: dict[int, list[Tensor]] = {}
         for slot in reads:
             own[slot] = pytree.tree_map_only(Tensor, needing_gradient, own[slot])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.program import Step
-from pt2qa.simulator.simulator import Simulator, Values
+from pt2qa.simulator.simulator import Values
 
 _ANY_LAYOUT = {
     *("relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"),
@@ -33,20 +33,10 @@ def laid_out(step: Step, value: Any) -> Any:
     return value if name in _ANY_LAYOUT else value.contiguous()
 
 
-def call_laid_out(simulator: Simulator, step: Step, env: Values, reuse: bool) -> Any:
-    """:meth:`Simulator.call` with the inputs in the layout of the op; constants stay as they are.
-
-    Args:
-        simulator: runs the op.
-        step: the op.
-        env: values by slot.
-        reuse: whether the op may overwrite its first input.
-    """
-    own: Mapping[int, Any] = {
-        **{slot: env[slot] for slot in step.constants},
-        **{slot: laid_out(step, env[slot]) for slot in step.reads},
-    }
-    return simulator.call(step, own, reuse)
+def laid_out_inputs(step: Step, env: Values) -> Mapping[int, Any]:
+    """By slot, what an op reads, in the layout of the op; constants stay as they are."""
+    constants = {slot: env[slot] for slot in step.constants}
+    return constants | {slot: laid_out(step, env[slot]) for slot in step.reads}
 
 
 def has_channels_last(value: Tensor) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa.sensitivities.gradients import float_tensors
-from pt2qa.sensitivities.layouts import call_laid_out
+from pt2qa.sensitivities.layouts import laid_out_inputs
 from pt2qa.simulator import op_rules
 from pt2qa.simulator.lifetimes import slots_in
 from pt2qa.simulator.products import PRODUCTS
@@ -110,13 +110,13 @@ def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> lis
     else:
         env = {slot: reference[slot] for slot in (*step.reads, *step.constants)}
         env[path.constant] = simulator.on[path.constant]
-        changed = call_laid_out(simulator, step, env, False)
+        changed = simulator.call(step, laid_out_inputs(step, env), False)
     own, slot = path.constant is None or op_rules.allocates(step.function), step.out
     for step in path.steps:
         if step.site is None:
             env = {read: reference[read] for read in (*step.reads, *step.constants)}
             env[slot] = changed
-            changed = call_laid_out(simulator, step, env, own and _reads_first(step, slot))
+            changed = simulator.call(step, laid_out_inputs(step, env), own and _reads_first(step, slot))
             own = own or op_rules.allocates(step.function)
         slot = step.out
     pairs = zip(float_tensors(changed), float_tensors(reference[slot]), strict=True)

@@ -297,11 +297,11 @@ class _Lockstep:
         for number, op in enumerate(ops):
             if number:
                 for value in (ref, quant, *isolated.values()):
-                    Simulator.call(op, {op.reads[0]: value}, True)
+                    self.simulator.call(op, {op.reads[0]: value}, True)
             if not self.ranges:
                 ranges = ()
             elif number and op_rules.keeps_order(op.function):
-                ends = Simulator.call(op, {op.reads[0]: torch.tensor(ranges)}, True)
+                ends = self.simulator.call(op, {op.reads[0]: torch.tensor(ranges)}, True)
                 ranges = tuple((float(low), float(high)) for low, high in ends.tolist())
             else:
                 ranges = value_range(ref), value_range(quant)

@@ -33,12 +33,18 @@ class Simulator:
             self.off[constant.slot], self.on[constant.slot] = constant.reference, constant.quantized
 
     @computes
-    def run(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Any:
+    def run(
+        self,
+        values: Sequence[Any],
+        on: bool | Collection[int] = True,
+        visit: Callable[[Step, Any], None] = lambda step, value: None,
+    ) -> Any:
         """One forward pass.
 
         Args:
             values: the inputs, flat, in the order of ``program.inputs``.
             on: True for the quantized model, False for the reference, or the indices of the sites to quantize.
+            visit: called with every step and its value, which it must not keep.
 
         Returns:
             What the graph's output node holds: a tuple or list of values.
@@ -47,9 +53,10 @@ class Simulator:
         with torch.no_grad():
             while True:
                 try:
-                    next(walk)
+                    step, value = next(walk)
                 except StopIteration as end:
                     return end.value
+                visit(step, value)
 
     def walk(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Generator[tuple[Step, Any], None, Any]:
         """One forward pass, step by step: gives each step with its value, which later steps may overwrite.
@@ -93,8 +100,7 @@ class Simulator:
             env[slot] = copied(value) if not self.program.may_share and isinstance(value, Tensor) else value
         return env
 
-    @staticmethod
-    def call(step: Step, env: Values, reuse: bool) -> Any:
+    def call(self, step: Step, env: Values, reuse: bool) -> Any:
         """Runs an op; ``reuse`` lets it overwrite its first input where it has an in-place spelling.
 
         The output has the strides that the graph's own spelling of the op gives.
