@@ -264,6 +264,8 @@ class Search:
         return Found(units, quality, met, tuple(self.choices), dict(self.measured), self._proof())
 
     def _proof(self) -> str:
+        if not self.units:
+            return "no op can be left out of int8 this way"
         if self._few:
             return "every choice of edits was scored"
         return "all edits at once do not reach it" if frozenset(range(len(self.units))) in self.measured else ""

@@ -169,3 +169,11 @@ def test_a_search_with_many_edits_says_whether_something_was_left_to_try() -> No
         assert not found.met
         assert found.proof == proof
         assert found.quality.value == (-1.0 if budget == Budget() else -6.0)
+
+
+def test_a_search_without_any_edit_says_so() -> None:
+    scorer = AdditiveScorer(Target(0.0))
+    found = Search(scorer, [], HOLDERS, SHARES, COSTS, 90.0, Budget()).run()  # type: ignore[arg-type]
+    assert not found.met
+    assert found.units == ()
+    assert found.proof == "no op can be left out of int8 this way"
