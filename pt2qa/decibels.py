@@ -13,14 +13,15 @@ def sqnr(signal: float, noise: float) -> float:
         noise: sum of the squared differences.
 
     Returns:
-        inf where nothing differs, nan where the reference is all zero (or nothing was seen) and something differs.
+        inf where nothing differs, nan where the reference is all zero (or nothing was seen) and something differs, and
+        for what is no sum of squares.
 
     >>> sqnr(100.0, 1.0)
     20.0
     >>> sqnr(1.0, 0.0)
     inf
     """
-    if isnan(signal) or isnan(noise):
+    if isnan(signal) or isnan(noise) or signal < 0.0 or noise < 0.0:
         return nan
     if signal == 0.0:
         return nan

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Any, Final
 
+from pt2qa.errors import ReportError
 from pt2qa.printable import clean_lines
 from pt2qa.report.columns import CUSTOM, columns_of, to_columns
 from pt2qa.report.formats import shape
@@ -24,7 +25,11 @@ _DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "s
 
 
 def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas.DataFrame:
-    """A data frame in field order, the user's metrics last; ``zero_point`` as nullable Int64, shapes as tuples."""
+    """A data frame in field order, the user's metrics last; ``zero_point`` as nullable Int64, shapes as tuples.
+
+    Raises:
+        ReportError: a zero point is no whole number of 64 bits.
+    """
     # pandas takes longer to import than everything else here together, and only this function needs it.
     import pandas
 
@@ -32,11 +37,19 @@ def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas
     columns = {}
     for name, cells in _wanted(row_type, rows, extended).items():
         if name == "zero_point":
-            columns[name] = pandas.Series([None if isnan(value) else int(value) for value in cells], dtype="Int64")
+            columns[name] = pandas.Series([_whole(name, value) for value in cells], dtype="Int64")
         else:
             columns[name] = pandas.Series(cells, dtype=_DTYPES[types.get(name, "float")])
     table: pandas.DataFrame = pandas.DataFrame(columns)
     return table
+
+
+def _whole(name: str, value: float) -> int | None:
+    if isnan(value):
+        return None
+    if not float(value).is_integer() or abs(value) >= 2**63:
+        raise ReportError(f"{name}: got {value}, expected a whole number of 64 bits, or nan")
+    return int(value)
 
 
 def csv_text(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> str:

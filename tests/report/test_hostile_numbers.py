@@ -1,0 +1,29 @@
+"""Numbers that no analysis makes, but a file may hold, end in nan or a ReportError."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, isnan
+from typing import Any
+
+import pytest
+
+from pt2qa.decibels import sqnr
+from pt2qa.errors import ReportError
+from pt2qa.report import AnnotationReport, SensitivityReport
+from tests.soak.samples import sample
+
+
+@pytest.mark.parametrize("zero_point", [0.5, inf, 1e19])
+def test_a_zero_point_that_is_no_integer_has_no_data_frame(zero_point: float) -> None:
+    report: Any = sample(AnnotationReport)
+    report = replace(report, rows=(replace(report.rows[0], zero_point=zero_point),))
+    with pytest.raises(ReportError, match=r"zero_point: got .*, expected a whole number of 64 bits, or nan"):
+        report.to_pandas()
+
+
+def test_what_is_no_sum_of_squares_has_no_sqnr() -> None:
+    assert isnan(sqnr(-1.0, 1.0))
+    assert isnan(sqnr(1.0, -1.0))
+    report: Any = sample(SensitivityReport)
+    assert isnan(replace(report, signal=-1.0).measured_sqnr)
