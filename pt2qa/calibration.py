@@ -80,7 +80,7 @@ def calibrate(
             "calibration gave no batch, so no scale is known. Pass at least one batch of typical inputs; an iterator "
             "that was read before is empty."
         )
-    missed = sorted({_place(node, prepared) for target, node in observers.items() if target not in seen})
+    missed = sorted({place_of(node, prepared) for target, node in observers.items() if target not in seen})
     if missed:
         raise QuantizeError(
             f"{len(missed)} of {len(observers)} observers never saw a value in {done} calibration batches: "
@@ -101,7 +101,7 @@ def _run(prepared: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], n
         ) from error
 
 
-def _place(observer: Node, prepared: GraphModule) -> str:
+def place_of(observer: Node, prepared: GraphModule) -> str:
     """Where an observer stands: the op whose output it sees, or the name of the weight."""
     source = observer.args[0]
     assert isinstance(source, Node)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2qa.calibration import calibrate, find_observers
+from pt2qa.calibration import calibrate, find_observers, place_of
+from pt2qa.conversion_check import check_runs, refuse_float64, refuse_float64_observers
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.exclusion import exports
 from pt2qa.export import Capture
@@ -55,8 +56,9 @@ def quantize(
         The pair of reference and quantized graph.  After QAT the reference holds the trained weights.
 
     Raises:
-        QuantizeError: the quantizer failed or annotated nothing, prepare changed the model's numbers, calibration gave
-            no batch, observers never saw a value, or an edit of ``overrides`` changes nothing or cannot be made.
+        QuantizeError: the quantizer failed or annotated nothing, the model computes in float64, prepare changed the
+            model's numbers, the converted graph cannot run, calibration gave no batch, observers never saw a value, or
+            an edit of ``overrides`` changes nothing or cannot be made.
         SelectionError: an edit names an op that the model does not have.
         BatchError: a batch does not fit the captured inputs.
         PluginError: there is no such quantizer, or it was given options it does not have, or an edit asks for what the
@@ -69,6 +71,7 @@ def quantize(
         raise QuantizeError("train was given without qat=True. Pass qat=True to train the prepared graph.")
     float_graph = capture.module()
     edits = overrides.edits if overrides is not None else ()
+    refuse_float64(float_graph)
     prepared = _prepare(plugin, float_graph, edits, capture.names, qat)
     if not find_observers(prepared):
         raise QuantizeError(
@@ -76,10 +79,16 @@ def quantize(
             f"{_takes_and_has(plugin, float_graph)}. Check the quantizer's settings and module names{_nested(capture)}."
         )
 
+    observed = [(place_of(node, prepared), node.args[0]) for node in find_observers(prepared).values()]
+    refuse_float64_observers([(place, node) for place, node in observed if isinstance(node, Node)], plugin.name)
+
     # Some quantizers calibrate with fake-quantize ops, too; they are off while prepare is checked.
     fake = qat or _fake_quantizes(prepared)
 
+    first: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
     def check(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        first.append((args, kwargs))
         if not fake:
             check_prepared(float_graph, prepared, args, kwargs, outputs, plugin.name)
 
@@ -89,6 +98,7 @@ def quantize(
         _train(prepared, train)
     calibrate(capture, prepared, read_batches(calibration, inputs_of), plugin.name, first=check, progress=progress)
     reference, quantized = _convert(prepared, plugin.name)
+    check_runs(quantized, *first[0], capture.names, plugin.name)
     result = QuantizedPair(
         reference=reference,
         quantized=quantized,
@@ -238,10 +248,10 @@ def _convert(prepared: GraphModule, name: str) -> tuple[GraphModule, GraphModule
 
     try:
         unfolded = convert_pt2e(prepared, fold_quantize=False)
+        reference = quant_ops.strip_quantization(unfolded)
+        quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
+        quantized.meta.update(unfolded.meta)
+        constant_fold(quantized, _quant_node_constraint)
     except Exception as error:
         raise QuantizeError(f"convert_pt2e failed for {name}: {type(error).__name__}: {error}.") from error
-    reference = quant_ops.strip_quantization(unfolded)
-    quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
-    quantized.meta.update(unfolded.meta)
-    constant_fold(quantized, _quant_node_constraint)
     return reference, quantized

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pt2qa.agreement",),
     ("pt2qa.export", "pt2qa.plugins"),
     ("pt2qa.simulator", "pt2qa.overlays"),
-    ("pt2qa.pairing", "pt2qa.prepare_check"),
+    ("pt2qa.pairing", "pt2qa.prepare_check", "pt2qa.conversion_check"),
     ("pt2qa.calibration", "pt2qa.overrides"),
     ("pt2qa.plain_export",),
     ("pt2qa.quantization",),

@@ -38,7 +38,7 @@ ENTRIES: dict[str, Callable[[pt2qa.QuantizedPair, Any], Any]] = {
     "projection": lambda pair, batch: pt2qa.sensitivity(pair, [batch], method="projection", progress=False),
     "profile": lambda pair, batch: pt2qa.profile(pair.quantized, [batch], progress=False),
 }
-TAKEN = {
+TAKEN: dict[str, Callable[[], Any]] = {
     "requires grad": lambda: x().requires_grad_(),
     "made with grad": lambda: x().requires_grad_() * 1,
     "parameter": lambda: nn.Parameter(x()),
