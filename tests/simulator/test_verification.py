@@ -11,6 +11,7 @@ from torch import Tensor
 
 import pt2qa
 from pt2qa.compare import quantizers
+from pt2qa.sensitivities import exact, gradients
 from pt2qa.simulator import fused, lockstep, verification
 from pt2qa.simulator.program import Step
 from pt2qa.simulator.simulator import Simulator
@@ -132,3 +133,25 @@ def test_integer_outputs_that_differ_are_refused() -> None:
     check = Verification(Graphs(pair.quantized, pair.reference, pair.simulator))
     with pytest.raises(pt2qa.SimulationError, match=r"output is int64\[2, 4\] instead of float32\[2, 4\]"):
         check.run(lambda: Outputs(reference=[torch.zeros(2, 4, dtype=torch.long)]), pair.values(images()))
+
+
+def test_the_forked_walk_of_exact_sensitivity(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = exact._Walk._fork
+    monkeypatch.setattr(
+        exact._Walk, "_fork", lambda self, start, on: [value * 1.01 for value in right(self, start, on)]
+    )
+    with pytest.raises(pt2qa.SimulationError, match="op by op, both agree"):
+        pt2qa.sensitivity(pair, [images()], method="exact", progress=False)
+
+
+def test_the_gradient_run_of_projected_sensitivity(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gradients.GradientRun._forward
+
+    def other(self: Any, step: Step) -> None:
+        right(self, step)
+        if step.op == "linear":
+            self.env[step.out] = self.env[step.out] * 1.01
+
+    monkeypatch.setattr(gradients.GradientRun, "_forward", other)
+    with pytest.raises(pt2qa.SimulationError, match=r"is not the reference graph: output .* 40\.0 dB"):
+        pt2qa.sensitivity(pair, [images()], method="projection", progress=False)
