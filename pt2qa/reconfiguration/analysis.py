@@ -109,7 +109,7 @@ def reconfigure(
     if needed is None or not before.value >= needed:
         start = with_free_edits(start, again, fuse, observers, needed)
     notes += start.pair.verify(first.batch)
-    noises = noises_of(start.pair, start.scorer.reference, None if start.edits else sensitivity, progress)
+    noises = noises_of(start.scorer, None if start.edits else sensitivity, progress)
     costs = costs_of(start.pair, first.values)
     units = tuple(units_of(start.pair, start.annotations, costs, fallback))
     holders = holders_of(start.pair, start.annotations)

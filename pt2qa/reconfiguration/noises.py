@@ -10,10 +10,11 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from pt2qa.errors import SelectionError
+from pt2qa.errors import BatchError, SelectionError
 from pt2qa.pairing import QuantizedPair
 from pt2qa.reconfiguration.ordering import Noise
-from pt2qa.reconfiguration.reference import Reference
+from pt2qa.reconfiguration.scoring import Scorer
+from pt2qa.reconfiguration.target import Target
 from pt2qa.report import SensitivityReport
 from pt2qa.sensitivities import sensitivity
 
@@ -31,31 +32,42 @@ class Noises:
     notes: tuple[str, ...]
 
 
-def noises_of(
-    pair: QuantizedPair, reference: Reference, given: SensitivityReport | None, progress: bool | None
-) -> Noises:
+def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | None) -> Noises:
     """The noise of each site in each output, measured apart for each output unless ``given`` holds it.
 
     Args:
-        pair: the pair.
-        reference: the data.
+        scorer: the pair, and the data.
         given: a finished report of the pair by site; of several outputs it holds the sum, and is not used.
         progress: whether to show progress bars; None: where stderr is a terminal.
     """
+    pair, reference = scorer.pair, scorer.reference
     single = len(reference.names) == 1
     if single and given is not None and len(given.rows) == given.planned:
         return _together([given])
     positions = [None] if single or not reference.names else reference.positions
-    reports = [
-        sensitivity(
-            pair,
-            reference.batches,
-            post_process=None if position is None else functools.partial(_leaf, position),
-            progress=progress,
-        )
-        for position in positions
-    ]
+    try:
+        reports = [
+            sensitivity(
+                pair,
+                reference.batches,
+                post_process=None if position is None else functools.partial(_leaf, position),
+                progress=progress,
+            )
+            for position in positions
+        ]
+    except BatchError:  # quantized, the model is finite on no batch, which is what the search is to mend
+        return _alone(scorer)
     return _together(reports)
+
+
+def _alone(scorer: Scorer) -> Noises:
+    """The noise of each site where nothing else is quantized, measured on the whole model."""
+    decibels = Scorer(scorer.pair, scorer.reference, Target(0.0), scorer.tally)
+    of_site = {
+        site: tuple(_share(10 ** (-sqnr / 10), 1.0) for sqnr in decibels.quality({site}).outputs)
+        for site in sorted(scorer.every)
+    }
+    return Noises(of_site, ("quantized, the model is finite on no batch, so each site was measured by itself",))
 
 
 def check_given(pair: QuantizedPair, given: SensitivityReport) -> None:

@@ -7,6 +7,7 @@ import pytest
 import pt2qa
 from pt2qa.reconfiguration.noises import noises_of
 from pt2qa.reconfiguration.reference import Reference
+from pt2qa.reconfiguration.scoring import Scorer, Tally
 from tests.reconfiguration.detector import data, detector_pair, measured, subsets
 
 QUANTIZERS = pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
@@ -39,7 +40,8 @@ def test_each_output_is_reported_as_the_graphs_give_it(quantizer: str) -> None:
 
 def test_noise_is_known_for_each_output_apart() -> None:
     pair = detector_pair()
-    noises = noises_of(pair, Reference(pair, data(), None), None, False)
+    scorer = Scorer(pair, Reference(pair, data(), None), pt2qa.Target(30.0), Tally(False))
+    noises = noises_of(scorer, None, False)
     names = {site.index: (site.kind, site.name) for site in pair.sites}
     of = {names[site]: noise for site, noise in noises.of_site.items()}
     assert of["weight", "boxes/linear"][0] > 0
