@@ -246,7 +246,7 @@ BROKEN: dict[str, tuple[type[Honest], str, str, str]] = {
     "simulator": (
         Random,
         "conv_relu",
-        "first at activation/relu",
+        "first at conv/conv2d:randn_like1",
         "does not compute what the converted graph computes",
     ),
     "pairing": (PutsIn, "conv_relu", "clone (clone", "put in by the quantizer"),
