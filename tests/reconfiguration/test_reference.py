@@ -22,25 +22,20 @@ def float_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     runs: list[int] = []
     run = Simulator.run
 
-    def counted(self: Simulator, values: Any, on: Any = True) -> Any:
+    def counted(self: Simulator, values: Any, on: Any = True, **options: Any) -> Any:
         if on is False or on == frozenset():
             runs.append(1)
-        return run(self, values, on=on)
+        return run(self, values, on, **options)
 
     monkeypatch.setattr(Simulator, "run", counted)
     return runs
 
 
 def test_the_float_model_is_not_run_again_for_each_configuration(float_runs: list[int]) -> None:
-    pair = detector_pair("x86")
-    sensitivities = pt2qa.sensitivity(pair, data(), progress=False)
-    ranked = len(float_runs)
-    del float_runs[:]
-    fixed = pt2qa.reconfigure(pair, data(), target=100.0, progress=False)
+    fixed = pt2qa.reconfigure(detector_pair("x86"), data(), target=100.0, progress=False)
     assert fixed.evaluations > 20
-    # Once on each batch, for the sensitivity of each output, and to verify the first batch before and after.
-    assert len(float_runs) <= len(data()) + 2 * ranked + 3
-    assert sensitivities.rows
+    # Once on each batch, a few times for the sensitivity of each output and for verification.
+    assert len(float_runs) < 12
 
 
 def test_what_does_not_fit_into_the_memory_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
