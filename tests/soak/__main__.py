@@ -23,9 +23,9 @@ SHOWN = 20
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--damages", type=int, default=20_000, metavar="N", help="damaged files to read")
-    parser.add_argument("--kills", type=int, default=200, metavar="N", help="processes to kill while they save")
+    parser.add_argument("--kills", type=int, default=100, metavar="N", help="processes to kill while they save")
     parser.add_argument("--folders", type=int, default=100, metavar="N", help="folders in which two processes write")
-    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="time for interrupted analyses")
+    parser.add_argument("--seconds", type=float, default=45, metavar="S", help="time for interrupted analyses")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     # Kills first: they fork, which is safe as long as no campaign has loaded torch.
     campaigns: dict[str, Callable[[argparse.Namespace], Figures]] = {
