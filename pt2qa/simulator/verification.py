@@ -85,7 +85,7 @@ class Graphs:
     quantized: GraphModule
     reference: GraphModule
     simulator: Simulator
-    accepted: dict[tuple[Any, ...], set[str]] = field(default_factory=dict)
+    accepted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -124,11 +124,14 @@ class Verification:
         Raises:
             SimulationError: as for :meth:`run`.
         """
+        alike = quantized_values is None or quantized_values is values
         quantized_values = values if quantized_values is None else quantized_values
         kind = (*_kind(values), *_kind(quantized_values))
         if kind in self._kinds:
             return True
-        if run.quantized is not None and not self._is_quantized(run.quantized, quantized_values):
+        inputs = f"{digest_of(values)} {_kind(values)}"
+        quantized_inputs = inputs if alike else f"{digest_of(quantized_values)} {_kind(quantized_values)}"
+        if run.quantized is not None and not self._is_quantized(run.quantized, quantized_values, quantized_inputs):
             found = first_inexact_site(self.graphs, quantized_values) if self.graphs.simulator.fused else None
             if found is None:
                 raise SimulationError(_first_difference(self.graphs, quantized_values))
@@ -136,28 +139,27 @@ class Verification:
             self.notes.append(f"{found}; the converted ops are used instead")
             return False
         if run.reference is not None:
-            self._check_reference(run.reference, values, run.isolated)
+            self._check_reference(run, values, inputs)
         self._kinds.add(kind)
         return True
 
-    def _is_quantized(self, outputs: Any, values: Values) -> bool:
-        accepted = self.graphs.accepted.setdefault(("quantized", digest_of(values), _kind(values)), set())
+    def _is_quantized(self, outputs: Any, values: Values, inputs: str) -> bool:
+        accepted = self.graphs.accepted.setdefault(("quantized", inputs), set())
         leaves = _leaves(outputs)
         digest = digest_of(leaves)
         if digest not in accepted and tensors_equal(leaves, _leaves(graph_outputs(self.graphs.quantized, values))):
             accepted.add(digest)
         return digest in accepted
 
-    def _check_reference(self, outputs: Any, values: Values, isolated: Sequence[Isolated]) -> None:
+    def _check_reference(self, run: Run, values: Values, inputs: str) -> None:
         """The converted graph without its quantization must be the reference: else convert changed the model."""
-        inputs = digest_of(values)
-        accepted = self.graphs.accepted.setdefault(("reference", inputs, _kind(values)), set())
-        leaves = _leaves(outputs)
+        accepted = self.graphs.accepted.setdefault(("reference", inputs), set())
+        leaves = _leaves(run.reference)
         digest = digest_of(leaves)
-        wanted = f"{digest} isolated" if isolated else digest
+        wanted = f"{digest} isolated" if run.isolated else digest
         if wanted in accepted:
             return
-        check = IsolatedCheck(self.graphs.quantized, self.graphs.reference, isolated, int(inputs[:8], 16))
+        check = IsolatedCheck(self.graphs.quantized, self.graphs.reference, run.isolated, int(inputs[:8], 16))
         expected = _leaves(graph_outputs(self.graphs.reference, values, check.keep))
         names = output_names(self.graphs.quantized, len(expected))
         found = compare_leaves(expected, leaves, names, REFERENCE_MATCH_DB, flips=FLIPS)

@@ -54,6 +54,11 @@ def measure_times(model: str, rounds: int) -> list[Result]:
         Result(f"{model}: simulator, all sites on", ratio["on"], bar=SIMULATOR_BAR.get(model)),
         Result(f"{model}: compare_layers, cumulative columns", ratio["cumulative"], bar=cumulative),
         Result(f"{model}: compare_layers, all columns", ratio["all"], bar=everything),
+        Result(
+            f"{model}: compare_layers, first call (bar: all columns and both graphs once)",
+            ratio["first"],
+            bar=ratio["all"] + ratio["converted"] + 1,
+        ),
         Result(f"{model}: torchao's logger flow, SQNR alone", ratio["torchao"]),
     ]
 
@@ -69,6 +74,10 @@ def _times(model: str, rounds: int) -> dict[str, float]:
         with torch.no_grad():
             return graph(batch)
 
+    def first_call() -> None:
+        pair.graphs.accepted.clear()
+        pt2qa.compare_layers(pair, [batch], progress=False)
+
     seconds = best_of(
         rounds,
         {
@@ -78,6 +87,7 @@ def _times(model: str, rounds: int) -> dict[str, float]:
             "on": lambda: pair.simulator.run(values, on=True),
             "cumulative": lambda: pt2qa.compare_layers(pair, [batch], isolated=False, progress=False),
             "all": lambda: pt2qa.compare_layers(pair, [batch], progress=False),
+            "first": first_call,
         },
     )
     seconds |= best_of(1, {"torchao": lambda: torchao_flow(pair, batch)})
