@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -102,7 +103,9 @@ def _judge(done: subprocess.CompletedProcess[str], folder: Path) -> tuple[str, l
     problems += [f"{path} was written and is not there" for path in said if not Path(path).exists()]
     if done.returncode == 0:
         return OVER, problems
-    if done.returncode == -signal.SIGINT and ", in main\n" not in done.stderr:
+    begun = re.search(r'cli/program\.py", line \d+, in main\n', done.stderr)
+    if done.stderr.endswith("KeyboardInterrupt\n") and done.returncode in (1, -signal.SIGINT) and not begun:
+        # Python's own start, in which nothing of pt2qa is loaded that could listen.
         return "before pt2qa began", problems
     if done.returncode != 130:
         problems.append(f"exit code {done.returncode}: {done.stderr[-300:]}")
