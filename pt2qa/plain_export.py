@@ -21,12 +21,16 @@ from pt2qa.simulator.quant_ops import asks
 _ADVICE = "export capture.program, not the model, to deploy what was measured"
 
 
-def rewriting_notes(capture: Capture, plugin: QuantizerPlugin, *, qat: bool) -> tuple[str, ...]:
+def rewriting_notes(
+    capture: Capture, plugin: QuantizerPlugin, here: Counter[str] | None, *, qat: bool
+) -> tuple[str, ...]:
     """A note where capture's rewriting changed what a quantizer annotates; measured once for each quantizer object.
 
     Args:
         capture: keeps the plain export where it changed anything.
         plugin: the quantizer.
+        here: what it annotated in the captured program, see :func:`annotated_ops`; None: it is annotated once more,
+            which takes seconds with quantizers that match patterns.
         qat: as ``prepare_qat_pt2e`` annotates.
     """
     if capture.plain is None:
@@ -35,15 +39,15 @@ def rewriting_notes(capture: Capture, plugin: QuantizerPlugin, *, qat: bool) -> 
     key = (id(plugin), qat)
     if key not in known:
         # The quantizer is kept, so that its id is not given to another.
-        known[key] = plugin, _compared(capture, plugin, qat)
+        known[key] = plugin, _compared(capture, plugin, here, qat)
     return tuple(filter(None, [known[key][1]]))
 
 
-def _compared(capture: Capture, plugin: QuantizerPlugin, qat: bool) -> str:
+def _compared(capture: Capture, plugin: QuantizerPlugin, here: Counter[str] | None, qat: bool) -> str:
     assert capture.plain is not None
-    here = _annotated(capture.module(), capture, plugin, qat)
+    here = annotated_ops(_annotate(capture.module(), capture, plugin, qat)) if here is None else here
     try:
-        plain = _annotated(capture.plain.module(check_guards=False), capture, plugin, qat)
+        plain = annotated_ops(_annotate(capture.plain.module(check_guards=False), capture, plugin, qat))
     except Pt2qaError as error:
         return f"{plugin.name} fails on the plain torch.export of the model ({error}); {_ADVICE}"
     changed = [op for op in here | plain if here[op] != plain[op]]
@@ -57,11 +61,14 @@ def _compared(capture: Capture, plugin: QuantizerPlugin, qat: bool) -> str:
     )
 
 
-def _annotated(graph: GraphModule, capture: Capture, plugin: QuantizerPlugin, qat: bool) -> Counter[str]:
-    """By kind, the ops at which a quantizer asks for a rounded value."""
+def _annotate(graph: GraphModule, capture: Capture, plugin: QuantizerPlugin, qat: bool) -> GraphModule:
     from pt2qa.overrides.edited import annotate
 
-    graph = annotate(copy.deepcopy(graph), plugin, (), capture.names, qat=qat)
+    return annotate(copy.deepcopy(graph), plugin, (), capture.names, qat=qat)
+
+
+def annotated_ops(graph: GraphModule) -> Counter[str]:
+    """By kind, the ops at which a quantizer asks for a rounded value."""
     return Counter(
         op_of(node.target)
         for node in graph.graph.nodes

@@ -18,7 +18,7 @@ from pt2qa.export import Capture
 from pt2qa.handles import CUSTOM, OpName, op_of
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.pairing import QuantizedPair, Recipe
-from pt2qa.plain_export import rewriting_notes
+from pt2qa.plain_export import annotated_ops, rewriting_notes
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import taken_by
 from pt2qa.prepare_check import check_prepared
@@ -73,6 +73,8 @@ def quantize(
     edits = overrides.edits if overrides is not None else ()
     refuse_float64(float_graph)
     prepared = _prepare(plugin, float_graph, edits, capture.names, qat)
+    # QAT puts other nodes in the places of conv and batch norm, and edits are no part of the quantizer.
+    annotated = None if qat or edits else annotated_ops(prepared)
     if not find_observers(prepared):
         raise QuantizeError(
             f"{plugin.name} annotated 0 of {_count_ops(float_graph)} ops: the model would stay in float. "
@@ -109,7 +111,7 @@ def quantize(
         capture=capture,
         notes=(
             *_notes(capture),
-            *rewriting_notes(capture, plugin, qat=qat),
+            *rewriting_notes(capture, plugin, annotated, qat=qat),
             *_override_notes(overrides, describe(plugin)),
         ),
         recipe=Recipe(plugin, None if isinstance(calibration, Iterator) else calibration, qat, train, inputs_of, edits),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
@@ -10,9 +11,12 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 import pt2qa
 from pt2qa.handles import op_of
+from pt2qa.overrides.edited import annotate
+from pt2qa.plain_export import annotated_ops
 from pt2qa.plugins import resolve
+from pt2qa.quantization import _prepare
 from tests.flows import quantized_pair
-from tests.models import images
+from tests.models import images, residual
 
 
 class Functional(nn.Module):
@@ -83,3 +87,11 @@ def test_a_quantizer_that_fails_on_the_plain_export_is_named() -> None:
         "Wary fails on the plain torch.export of the model (Wary could not annotate the model: ValueError: no source.)"
         "; export capture.program, not the model, to deploy what was measured"
     )
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_a_prepared_program_shows_what_the_quantizer_annotated(quantizer: str) -> None:
+    capture, plugin = pt2qa.capture(residual(), images()), resolve(quantizer)
+    prepared = _prepare(plugin, capture.module(), (), capture.names, False)
+    again = annotate(capture.module(), plugin, (), capture.names, qat=False)
+    assert annotated_ops(prepared) == annotated_ops(again) != {}
