@@ -1,0 +1,27 @@
+"""Files that an earlier version wrote: schema 1, without a checksum, without the fields that came later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pt2qa
+
+FILES = sorted((Path(__file__).parent / "schema1").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_of_schema_1_is_read_and_shown(path: Path, tmp_path: Path) -> None:
+    report = pt2qa.load(path)
+    assert "Residual" in repr(report)
+    assert len(str(report).splitlines()) > 3
+    assert len(report.to_pandas()) > 0
+    pt2qa.write_html([report], tmp_path / "page.html")
+    assert "Residual" in (tmp_path / "page.html").read_text()
+    report.save(tmp_path / "again.safetensors")
+    assert str(pt2qa.load(tmp_path / "again.safetensors")) == str(report)
+
+
+def test_there_is_a_file_of_every_kind_that_the_version_had() -> None:
+    assert len({type(pt2qa.load(path)) for path in FILES}) == 11
