@@ -30,8 +30,8 @@ def compare_layers(
     """Compares every op's output in the reference and in the quantized model.
 
     Both run side by side on each batch; a value is compared when it is made and dropped when nothing needs it any more,
-    so memory does not grow with layers or batches.  Before the first batch the simulator is checked against the
-    converted graph on that batch, bit for bit.
+    so memory does not grow with layers or batches.  The outputs of this very run are held against the converted graph,
+    bit for bit, and against the float graph, on the first batch and on each batch of new dtypes, shapes or strides.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
