@@ -52,7 +52,7 @@ def check_runs(
         reason = str(error).strip().partition("\n")[0]
         raise QuantizeError(
             f"the graph that {quantizer} and convert_pt2e made cannot run: at {name}, {failed.target} fails on {given} "
-            f"with {type(error).__name__}: {reason}. No calibration can mend it. Leave the op, or what reads it, in "
+            f"with {type(error).__name__}: {reason}. No calibration can fix it. Leave the op, or what reads it, in "
             f"float: overrides=OverridePlan((Edit('float', ({name!r},)),))."
         ) from error
 
