@@ -56,7 +56,7 @@ test: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m "not zoo"
 
 zoo: $(VENV)/.zoo
-	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -m zoo
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m zoo
 
 bench: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -m tests.benchmarks
