@@ -571,8 +571,16 @@ def test_what_failed_before_ctrl_c_is_said(run, library, flow, tmp_path, monkeyp
     assert result.stderr.splitlines()[-2:] == ["pt2qa: x86: nothing to quantize for x86", "pt2qa: interrupted"]
 
 
+@pytest.fixture
+def listening():
+    """SIGINT raises KeyboardInterrupt, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("swallowed", [False, True])
-def test_ctrl_c_counts_though_something_swallows_or_turns_it(run, report, monkeypatch, swallowed):
+def test_ctrl_c_counts_though_something_swallows_or_turns_it(run, report, monkeypatch, swallowed, listening):
     def pressed(path):
         try:
             signal.raise_signal(signal.SIGINT)
