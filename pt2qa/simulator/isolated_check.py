@@ -22,7 +22,7 @@ from pt2qa.handles import handle_of
 from pt2qa.metrics import NoiseSums, error_sums
 from pt2qa.simulator import op_rules, quant_ops
 from pt2qa.simulator.float_constants import attribute_of
-from pt2qa.simulator.program import Step
+from pt2qa.simulator.program import Program, Step
 from pt2qa.simulator.strides import copied
 
 CHECKED = 4
@@ -67,9 +67,16 @@ class _Plan:
 class IsolatedCheck:
     """The check of some isolated errors on one batch; ``keep`` sees the values of the reference graph."""
 
-    def __init__(self, quantized: GraphModule, reference: GraphModule, found: Sequence[Isolated], seed: int) -> None:
+    def __init__(
+        self,
+        quantized: GraphModule,
+        reference: GraphModule,
+        program: Program,
+        found: Sequence[Isolated],
+        seed: int,
+    ) -> None:
         self.root = quantized
-        planner = _Planner(quantized, reference)
+        planner = _Planner(quantized, reference, program)
         self.plans: list[_Plan] = []
         # Far apart, and from another place of the graph for other data, so that many batches check many regions.
         start, stride = seed % max(len(found), 1), max(len(found) // CHECKED, 1)
@@ -122,14 +129,12 @@ class IsolatedCheck:
 class _Planner:
     """Finds for a region of the converted graph what it reads in the reference graph."""
 
-    def __init__(self, quantized: GraphModule, reference: GraphModule) -> None:
+    def __init__(self, quantized: GraphModule, reference: GraphModule, program: Program) -> None:
         self.nodes = {node.name: node for node in quantized.graph.nodes}
         self.position = {node: number for number, node in enumerate(quantized.graph.nodes)}
-        self.moving: set[Node] = set()
-        """Nodes that depend on an input."""
-        for node in quantized.graph.nodes:
-            if node.op == "placeholder" or self.moving.intersection(node.all_input_nodes):
-                self.moving.add(node)
+        # All else is a constant of the quantized model, or quantization.
+        ops = {step.node for step in program.steps if step.site is None}
+        self.values = {node for node in quantized.graph.nodes if node.op == "placeholder" or node.name in ops}
         inputs = ([n for n in graph.graph.nodes if n.op == "placeholder"] for graph in (quantized, reference))
         self.inputs = dict(zip(*inputs, strict=True))
         self.by_handle: dict[int, list[Node]] = {}
@@ -147,7 +152,7 @@ class _Planner:
             node = open_nodes.pop()
             if node in needed or node in sources:
                 continue
-            if node in inside or node not in self.moving or _serves_quantization(node):
+            if node in inside or node not in self.values or _serves_quantization(node):
                 if node.op not in ("call_function", "get_attr"):
                     return None
                 needed.add(node)

@@ -159,7 +159,8 @@ class Verification:
         wanted = f"{digest} isolated" if run.isolated else digest
         if wanted in accepted:
             return
-        check = IsolatedCheck(self.graphs.quantized, self.graphs.reference, run.isolated, int(inputs[:8], 16))
+        graphs, seed = self.graphs, int(inputs[:8], 16)
+        check = IsolatedCheck(graphs.quantized, graphs.reference, graphs.simulator.program, run.isolated, seed)
         expected = _leaves(graph_outputs(self.graphs.reference, values, check.keep))
         names = output_names(self.graphs.quantized, len(expected))
         found = compare_leaves(expected, leaves, names, REFERENCE_MATCH_DB, flips=FLIPS)
