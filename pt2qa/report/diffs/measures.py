@@ -92,7 +92,7 @@ def numbers_of(report_type: type[Report]) -> tuple[str, ...]:
 
     >>> from pt2qa.report import LayerReport
     >>> numbers_of(LayerReport)
-    ('batches', 'samples', 'sqnr')
+    ('batches', 'samples', 'sqnr', 'batches_apart')
     """
     hints = get_type_hints(report_type)
     declared = [f.name for f in fields(report_type) if hints[f.name] in (int, float)]  # type: ignore[arg-type]
