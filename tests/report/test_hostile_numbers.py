@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from typing import Any
 
 import pytest
 
 from pt2qa.decibels import sqnr
 from pt2qa.errors import ReportError
-from pt2qa.report import AnnotationReport, SensitivityReport
+from pt2qa.report import AnnotationReport, Profile, SensitivityReport
 from tests.soak.samples import sample
 
 
@@ -27,3 +27,11 @@ def test_what_is_no_sum_of_squares_has_no_sqnr() -> None:
     assert isnan(sqnr(1.0, -1.0))
     report: Any = sample(SensitivityReport)
     assert isnan(replace(report, signal=-1.0).measured_sqnr)
+
+
+def test_ends_that_are_not_finite_leave_a_histogram_its_bins() -> None:
+    report: Any = sample(Profile)
+    row = next(row for row in report.rows if report.counted(row).contiguous()[1].sum())
+    edges, counts = report.histogram(replace(row, min=-inf, max=inf), bins=4)
+    assert all(map(isfinite, edges))
+    assert counts.sum() == pytest.approx(report.counted(row).contiguous()[1].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -126,9 +127,14 @@ class Profile(RowReport):
         counted = self.counted(row)
         if bins is None:
             return counted.contiguous()
-        low, high = (row.min, row.max) if row.max > row.min else (row.min - 0.5, row.min + 0.5)
+        smallest, largest = row.min, row.max
+        if not math.isfinite(largest - smallest):
+            # Infinities are in no bin: a file that gives them as ends is not to be followed there.
+            finite = counted.contiguous()[0]
+            smallest, largest = float(finite[0]), float(finite[-1])
+        low, high = (smallest, largest) if largest > smallest else (smallest - 0.5, smallest + 0.5)
         edges = np.linspace(low, high, bins + 1) if isinstance(bins, int) else np.asarray(bins, np.float64)
-        return edges, counted.spread(edges, row.min, row.max)
+        return edges, counted.spread(edges, smallest, largest)
 
     def counted(self, row: ProfileRow) -> Histogram:
         """The histogram of a row as it was counted.
