@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from pt2qa.errors import QuantizeError
 from pt2qa.handles import OpName, handle_of
+from pt2qa.report.prose import few
 from pt2qa.simulator.batches import as_batch, flatten_batch
 from pt2qa.simulator.verification import graph_outputs
 
@@ -80,9 +81,8 @@ def refuse_float64_observers(observed: Collection[tuple[str, Node]], quantizer: 
     """
     found = sorted({name for name, node in observed if _dtype(node) is torch.float64})
     if found:
-        shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise QuantizeError(
-            f"{quantizer} asks for float64 values to be rounded, which torch's quantize ops do not take: {shown}. "
+            f"{quantizer} asks for float64 values to be rounded, which torch's quantize ops do not take: {few(found)}. "
             f"{_REMEDY}, or leave these in float."
         )
 

@@ -19,6 +19,7 @@ from pt2qa.errors import BatchError
 from pt2qa.metrics import ErrorSums, Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa.pairing import QuantizedPair
 from pt2qa.report import LayerReport, LayerRow, SetApart
+from pt2qa.report.prose import few
 from pt2qa.report.rows import NONFINITE_ALONE
 from pt2qa.report.set_apart import EMPTY
 from pt2qa.simulator.batches import Batch, count_samples, read_batches
@@ -360,7 +361,7 @@ class Comparison:
         missing = [row for row in rows if numbers(row).shape is None and not row.problem]
         extra = list(notes)
         if missing:
-            extra.append(f"not compared, no single tensor as output: {_shorten([row.name for row in missing])}")
+            extra.append(f"not compared, no single tensor as output: {few([row.name for row in missing])}")
         for entry in self.pair.coverage:
             if entry.carries_arithmetic and entry.quantized < entry.total:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
@@ -493,8 +494,3 @@ def _reach(sums: ErrorSums, params: QuantParams | None) -> tuple[float, float]:
     smallest, largest = sums.ref_min / params.scale, sums.ref_max / params.scale
     spanned = min(max(round(largest), low), high) - min(max(round(smallest), low), high)
     return spanned / (high - low), max(largest - high, low - smallest, 0.0)
-
-
-def _shorten(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
