@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pt2qa.printable import clean_lines
+from pt2qa._printable import clean_lines
 
 
 class Pt2qaError(Exception):

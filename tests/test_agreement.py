@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pt2qa.agreement import compare_outputs, leaf_name
+from pt2qa._graph.agreement import compare_outputs, leaf_name
 
 NAN, INF = math.nan, math.inf
 

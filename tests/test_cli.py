@@ -22,7 +22,8 @@ import pytest
 from click.testing import CliRunner
 
 import pt2qa
-import pt2qa.reconfiguration  # before stand-ins take the place of the plug-ins that it imports
+import pt2qa._reconfigure  # before stand-ins take the place of the plug-ins that it imports
+from pt2qa._report.columns import columns_of
 from pt2qa.cli import main
 from pt2qa.cli.program import Lasting
 from pt2qa.errors import PluginError, QuantizeError
@@ -41,7 +42,6 @@ from pt2qa.report import (
     WeightReport,
     load,
 )
-from pt2qa.report.columns import columns_of
 
 HERE = Environment("2.13.0", "0.18.0", "1.4.1", "0.1.0", "3f2a")
 VALUES = {"int": 1, "float": 0.5, "text": "dq", "shape": (2, 3)}
@@ -110,7 +110,7 @@ def test_no_command_shows_the_help(run):
 
 
 def test_the_flow_file_of_the_help_is_a_flow(run, tmp_path, monkeypatch):
-    from pt2qa.flow import load_flow
+    from pt2qa.cli.flow import load_flow
 
     monkeypatch.setattr(sys, "path", list(sys.path))
     text = run("--help").stdout
@@ -589,7 +589,7 @@ def test_ctrl_c_counts_though_something_swallows_or_turns_it(run, report, monkey
                 raise ImportError("partially initialized module") from None
         return LAYERS
 
-    monkeypatch.setattr("pt2qa.report.load", pressed)
+    monkeypatch.setattr("pt2qa._report.load", pressed)
     result = run("show", report)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "pt2qa: interrupted"

@@ -12,8 +12,8 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantize
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa.handles import op_of
-from tests.checks.plain_quantizer import AFFINE, EXACT, PlainQuantizer
+from pt2qa._graph.handles import op_of
+from tests.check.plain_quantizer import AFFINE, EXACT, PlainQuantizer
 from tests.flows import quantized_pair
 from tests.models import Linears, images, residual
 
@@ -61,7 +61,7 @@ def test_a_converted_graph_that_cannot_run_is_refused_with_the_ops_name() -> Non
 
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86", "xnnpack:mode=dynamic"])
 def test_a_float64_model_is_refused_before_it_is_prepared(quantizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pt2qa.quantization._prepare", lambda *args: pytest.fail("was prepared"))
+    monkeypatch.setattr("pt2qa._quantize.quantization._prepare", lambda *args: pytest.fail("was prepared"))
     message = r"the model computes in float64, which torch's quantize ops do not take. Pass model.float\(\)"
     for model, example in ((Linears(), torch.randn(4, 16)), (residual(), images())):
         with pytest.raises(pt2qa.QuantizeError, match=message):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pt2qa
-from pt2qa.exclusion import computes, exports
+from pt2qa._exclusion import computes, exports
 
 
 def in_threads(*functions: Callable[[], object]) -> None:

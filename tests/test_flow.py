@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
+from pt2qa.cli.flow import Inputs, load_flow
 from pt2qa.errors import FlowError
-from pt2qa.flow import Inputs, load_flow
 
 HEAD = "import torch\nmodel = torch.nn.Linear(2, 3).eval()\nx = torch.zeros(4, 2)\n"
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from pt2qa.export import capture
-from pt2qa.handles import (
+from pt2qa._capture.program import capture
+from pt2qa._graph.handles import (
     CUSTOM,
     KEY,
     assign_handles,
@@ -24,7 +24,7 @@ from pt2qa.handles import (
     user_inputs,
     walk,
 )
-from tests.export.models import QUANTIZERS, Forward, Residual, image, quantizer
+from tests.capture.models import QUANTIZERS, Forward, Residual, image, quantizer
 
 NAMES = [
     "x",
@@ -122,7 +122,7 @@ def test_reexport_keeps_handles_and_names_trap_7(strict: bool, again_strict: boo
 
 def test_the_same_model_gets_the_same_handles_in_another_process() -> None:
     code = (
-        "import torch; from pt2qa.export import capture; from tests.export.models import Residual, image;"
+        "import torch; from pt2qa._capture.program import capture; from tests.capture.models import Residual, image;"
         "print([(h, n.name) for h, n in capture(Residual(), image()).names.items()])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

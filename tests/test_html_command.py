@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from pt2qa._report.html import html_page
 from pt2qa.cli import main
-from pt2qa.report.html import html_page
 from tests.report.html import samples
 
 

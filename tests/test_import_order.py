@@ -13,26 +13,25 @@ ROOT = Path(__file__).parent.parent
 
 FRONT_DOOR = "pt2qa"
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("pt2qa.printable",),
+    ("pt2qa._printable",),
     ("pt2qa.errors",),
-    ("pt2qa.report.atomic", "pt2qa.decibels", "pt2qa.exclusion"),
-    ("pt2qa.overrides.plan",),
-    ("pt2qa.handles", "pt2qa.metrics", "pt2qa.report"),
-    ("pt2qa.agreement",),
-    ("pt2qa.export", "pt2qa.plugins"),
-    ("pt2qa.simulator", "pt2qa.overlays"),
-    ("pt2qa.pairing", "pt2qa.prepare_check", "pt2qa.conversion_check"),
-    ("pt2qa.calibration", "pt2qa.overrides"),
-    ("pt2qa.plain_export",),
-    ("pt2qa.quantization",),
-    ("pt2qa.inventory",),
-    ("pt2qa.compare", "pt2qa.bad_cases", "pt2qa.sensitivities"),
-    ("pt2qa.profiling", "pt2qa.reconfiguration"),
-    ("pt2qa.checks",),
-    ("pt2qa.testing",),
-    ("pt2qa.quant_analysis",),
+    ("pt2qa._decibels", "pt2qa._exclusion"),
+    ("pt2qa._report",),
+    ("pt2qa._report.gating.requirement",),
+    ("pt2qa._metrics", "pt2qa.overrides.plan"),
+    ("pt2qa._graph",),
+    ("pt2qa.plugins",),
+    ("pt2qa._capture",),
+    ("pt2qa._simulator",),
+    ("pt2qa.overrides",),
+    ("pt2qa._quantize",),
+    ("pt2qa._layers", "pt2qa._sensitivity", "pt2qa._bad_cases", "pt2qa._annotations"),
+    ("pt2qa._weights", "pt2qa._candidates", "pt2qa._profile", "pt2qa._reconfigure"),
+    ("pt2qa._check", "pt2qa._conformance"),
+    ("pt2qa._report.diffs",),
+    ("pt2qa._report.gating", "pt2qa._report.html", "pt2qa._report.events", "pt2qa._overlays"),
+    ("pt2qa.report", "pt2qa.testing", "pt2qa._quant_analysis"),
     (FRONT_DOOR,),
-    ("pt2qa.flow",),
     ("pt2qa.cli",),
     ("pt2qa.__main__",),
 )
@@ -43,15 +42,8 @@ PLUGINS = sorted(
     path.name for path in (ROOT / "quantizers").iterdir() if path.is_dir() and path.name.startswith("pt2qa")
 )
 TORCH_FREE = (
-    *(
-        "pt2qa.printable",
-        "pt2qa.errors",
-        "pt2qa.decibels",
-        "pt2qa.report.atomic",
-        "pt2qa.overrides.plan",
-        "pt2qa.report",
-    ),
-    *("pt2qa.plugins", "pt2qa.flow", "pt2qa.cli", "pt2qa.__main__", FRONT_DOOR),
+    *("pt2qa._printable", "pt2qa.errors", "pt2qa._decibels", "pt2qa._report", "pt2qa.overrides.plan"),
+    *("pt2qa.report", "pt2qa.plugins", "pt2qa.cli", "pt2qa.__main__", FRONT_DOOR),
 )
 """What ``pt2qa show`` and ``pt2qa quantizers`` load: these import torch only inside functions or for types."""
 

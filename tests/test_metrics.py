@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pt2qa.decibels import sqnr
-from pt2qa.metrics import ErrorSums, NoiseSums, error_sums, sums_of_row
+from pt2qa._decibels import sqnr
+from pt2qa._metrics import ErrorSums, NoiseSums, error_sums, sums_of_row
 
 
 def quantized_like(reference: Tensor, step: float = 1 / 31) -> Tensor:

@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa.plugins import resolve
-from tests.checks.plain_quantizer import PlainQuantizer
+from tests.check.plain_quantizer import PlainQuantizer
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Conditional, Linears, SameInputTwice, TwoUsers, images, residual
 

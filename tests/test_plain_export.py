@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 import pt2qa
-from pt2qa.handles import op_of
+from pt2qa._graph.handles import op_of
+from pt2qa._quantize.plain_export import annotated_ops
+from pt2qa._quantize.quantization import _prepare
 from pt2qa.overrides.edited import annotate
-from pt2qa.plain_export import annotated_ops
 from pt2qa.plugins import resolve
-from pt2qa.quantization import _prepare
 from tests.flows import quantized_pair
 from tests.models import images, residual
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import pt2qa
-from tests.checks.plain_quantizer import PlainQuantizer
+from tests.check.plain_quantizer import PlainQuantizer
 from tests.flows import quantized_pair
 
 

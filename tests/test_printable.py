@@ -9,12 +9,12 @@ from math import nan
 
 import pytest
 
+from pt2qa._printable import clean, clean_lines
+from pt2qa._report.html import html_page
+from pt2qa._report.html.page import _cleaned
+from pt2qa._report.storage import kinds
 from pt2qa.errors import BatchError, Pt2qaError, ReportError
-from pt2qa.printable import clean, clean_lines
 from pt2qa.report import Findings, LayerReport, Report, gate, load
-from pt2qa.report.html import html_page
-from pt2qa.report.html.page import _cleaned
-from pt2qa.report.storage import kinds
 from tests.soak.samples import sample
 
 EVIL = "a\x1b[31m\u202eb\ud800\tc\x00\r"

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 import pt2qa
-from pt2qa.simulator import quant_ops
+from pt2qa._simulator import quant_ops
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Linears, SharedConv, images, residual
 

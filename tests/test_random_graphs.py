@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pt2qa
-from pt2qa.handles import handle_of
-from pt2qa.simulator import quant_ops
-from pt2qa.simulator.simulator import tensors_equal
+from pt2qa._graph.handles import handle_of
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.simulator import tensors_equal
 from tests.models import images, randomize_batch_norms
 
 OPS = (

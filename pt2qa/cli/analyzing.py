@@ -14,7 +14,7 @@ from pt2qa.cli.group import DEBUG, Failure, debug_option, flow_argument, is_part
 from pt2qa.errors import Pt2qaError, ReportError
 
 if TYPE_CHECKING:
-    from pt2qa.flow import Flow
+    from pt2qa.cli.flow import Flow
 
 
 @main.command()
@@ -56,7 +56,7 @@ def analyze(
     gives NaN or infinities, or no batch has a number. After Ctrl-C it is 130, and the reports of what was finished are
     written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    from pt2qa.flow import load_flow
+    from pt2qa.cli.flow import load_flow
     from pt2qa.plugins import available, resolve
 
     chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
@@ -92,7 +92,7 @@ def _target(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        from pt2qa.reconfiguration.target import read_target
+        from pt2qa._reconfigure.target import read_target
 
         read_target(text)
         return text
@@ -132,7 +132,7 @@ def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted
 
 def _unusable(report: Any) -> list[str]:
     """Why nobody may rely on a layer report: quantization fails on a batch of it, or none of them has a number."""
-    from pt2qa.report.set_apart import about_faults, failures
+    from pt2qa._report.set_apart import about_faults, failures
 
     found = report.set_apart
     nothing_left = found and len(found) == report.batches

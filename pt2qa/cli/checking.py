@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from pt2qa._check.text import SEVERITIES
 from pt2qa.cli.group import OutputFile, debug_option, flow_argument, main, width_option
-from pt2qa.report.findings.text import SEVERITIES
 
 
 @main.command()
@@ -65,7 +65,7 @@ def check(
     The exit code is 0, 1 where there are findings to fail on, or 2 for a mistake in the call.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
-    from pt2qa.flow import load_flow
+    from pt2qa.cli.flow import load_flow
     from pt2qa.plugins import resolve
 
     if len(specs) > 1:

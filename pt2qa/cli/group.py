@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import click
 
+from pt2qa._printable import clean, clean_lines
 from pt2qa.cli.program import INTERRUPTED
 from pt2qa.errors import Pt2qaError, ReportError
-from pt2qa.printable import clean, clean_lines
 
 DEBUG: Final = "pt2qa.debug"
 
@@ -135,7 +135,7 @@ def _failing(debug: bool) -> Iterator[None]:
 
 def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked and not context.resilient_parsing:
-        from pt2qa.report import Environment
+        from pt2qa._report.rows import Environment
 
         here = Environment.here("")
         stack = f"torch {here.torch}, torchao {here.torchao}, executorch {here.executorch}"

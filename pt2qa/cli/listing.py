@@ -25,8 +25,8 @@ def quantizers(width: int | None) -> None:
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from tabulate import tabulate
 
+    from pt2qa._report.table import screen_width
     from pt2qa.plugins import available
-    from pt2qa.report.table import screen_width
 
     found = available()
     if not found:

@@ -55,7 +55,7 @@ def profile(
       pt2qa profile flow.py:flow -q xnnpack --side quantized -o quantized.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
-    from pt2qa.flow import load_flow
+    from pt2qa.cli.flow import load_flow
 
     if side is not None and spec is None:
         raise click.UsageError("--side chooses a graph of a quantized model: give -q too", click.get_current_context())
@@ -95,7 +95,7 @@ def compare(
       pt2qa compare flow.py:flow -q xnnpack -q xnnpack:per_channel=false -q x86:mode=dynamic
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
-    from pt2qa.flow import load_flow
+    from pt2qa.cli.flow import load_flow
     from pt2qa.plugins import available, resolve
 
     chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))

@@ -22,7 +22,7 @@ from pt2qa.cli.group import (
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
-    from pt2qa.report import Report
+    from pt2qa._report.base import Report
 
 
 @main.command()
@@ -43,7 +43,8 @@ def show(
       pt2qa show reports/xnnpack-layers.safetensors --sort saturation --limit 5
       pt2qa show reports/xnnpack-weights.safetensors --csv weights.csv
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    from pt2qa.report import LayerReport, load
+    from pt2qa._layers.report import LayerReport
+    from pt2qa._report.storage import load
 
     loaded = load(report)
     for name in opened:
@@ -89,8 +90,8 @@ def html(reports: Sequence[Path], file: Path) -> None:
     \b
       pt2qa html reports/*.safetensors -o report.html
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    from pt2qa.report import load
-    from pt2qa.report.html import write_html
+    from pt2qa._report.html import write_html
+    from pt2qa._report.storage import load
 
     write_html([load(report) for report in reports], file)
     click.echo(f"wrote {file}", err=True)
@@ -184,7 +185,7 @@ def gate(
     The exit code is 0, 1 where something is missed, or 2 for a mistake in the call.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa import report as reports
-    from pt2qa.report.atomic import write_atomic
+    from pt2qa._report.atomic import write_atomic
 
     old = None if baseline is None else reports.load(baseline)
     result = reports.gate(reports.load(report), require=require, baseline=old, max_drop=max_drop, by=by)

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
+from pt2qa._capture.program import Capture
+from pt2qa._exclusion import exports
+from pt2qa._graph.handles import OpName
+from pt2qa._simulator.products import constant_role
+from pt2qa._simulator.program import Site
 from pt2qa.errors import SelectionError
-from pt2qa.exclusion import exports
-from pt2qa.export import Capture
-from pt2qa.handles import OpName
 from pt2qa.overrides import edits as kinds
 from pt2qa.overrides.constants import as_lowered
 from pt2qa.overrides.plan import Edit
@@ -31,8 +33,6 @@ from pt2qa.overrides.sharing import groups_of, root_of
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import fusable_of, levels_of, refusal
 from pt2qa.plugins.options import did_you_mean
-from pt2qa.simulator.products import constant_role
-from pt2qa.simulator.program import Site
 
 EdgeKind = Literal["activation", "weight", "bias"]
 

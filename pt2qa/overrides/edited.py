@@ -8,8 +8,8 @@ from typing import Any
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from pt2qa._graph.handles import OpName
 from pt2qa.errors import Pt2qaError, QuantizeError
-from pt2qa.handles import OpName
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import write_specs

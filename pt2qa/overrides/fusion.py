@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pt2qa._capture.program import Capture
 from pt2qa.errors import QuantizeError
-from pt2qa.export import Capture
 from pt2qa.overrides.annotations import Annotations, annotations_of
 from pt2qa.overrides.plan import Edit
 

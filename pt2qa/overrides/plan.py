@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pt2qa._report.atomic import write_atomic
 from pt2qa.errors import QuantizeError, ReportError
-from pt2qa.report.atomic import write_atomic
 
 EditKind = Literal["float", "fuse", "dynamic", "int16", "observer"]
 KINDS: tuple[str, ...] = get_args(EditKind)

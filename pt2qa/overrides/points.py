@@ -18,10 +18,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from pt2qa.handles import OpName, handle_of
-from pt2qa.simulator import op_rules
-from pt2qa.simulator.products import keyword_numbers
-from pt2qa.simulator.quant_ops import rounds
+from pt2qa._graph.handles import OpName, handle_of
+from pt2qa._simulator import op_rules
+from pt2qa._simulator.products import keyword_numbers
+from pt2qa._simulator.quant_ops import rounds
 
 Point = tuple[str, str]
 """fx names of the node that makes a value and of its reader; the second is empty for the node's own output."""

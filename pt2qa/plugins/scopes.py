@@ -106,7 +106,7 @@ def modules_of(node: Node) -> tuple[str, ...]:
 
     Containers are among them, though only :func:`called_modules` were called.
     """
-    from pt2qa.handles import clean_path
+    from pt2qa._graph.handles import clean_path
 
     parts = [clean_path(path).split(".") for path in called_modules(node)]
     return tuple(dict.fromkeys(".".join(path[:end]) for path in parts for end in range(1, len(path) + 1)))
@@ -126,7 +126,7 @@ def op_type(node: Node) -> str:
     >>> op_type(graph.call_function(torch.ops.aten.add_.Tensor, (graph.placeholder("x"), 1)))
     'add'
     """
-    from pt2qa.handles import op_of
+    from pt2qa._graph.handles import op_of
 
     return op_of(node.target)
 
@@ -170,7 +170,7 @@ def _scope(
 
 
 def _known_as(kind: str, name: str, nodes: list[Node]) -> tuple[str, ...]:
-    from pt2qa.handles import clean_path
+    from pt2qa._graph.handles import clean_path
 
     if kind != "module":
         return ()

@@ -60,7 +60,7 @@ def places_of(graph: GraphModule) -> dict[str, Place]:
     Args:
         graph: with handles.
     """
-    from pt2qa.handles import handle_of, names_of
+    from pt2qa._graph.handles import handle_of, names_of
 
     names = names_of(graph)
     nodes = [node for node in graph.graph.nodes if node.op == "call_function" and handle_of(node) in names]

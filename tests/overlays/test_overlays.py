@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import pt2qa
+from pt2qa._capture.program import Capture
+from pt2qa._graph.handles import handle_of
+from pt2qa._overlays.colours import COLOURS
 from pt2qa.errors import ReportError, SelectionError
-from pt2qa.export import Capture
-from pt2qa.handles import handle_of
-from pt2qa.overlays.colours import COLOURS
 from pt2qa.report import LayerReport
 from tests.models import images, residual
 from tests.report.html import samples

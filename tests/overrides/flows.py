@@ -11,8 +11,8 @@ from torch import Tensor
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
+from pt2qa._simulator.program import Site
 from pt2qa.overrides import Annotations, annotations_of
-from pt2qa.simulator.program import Site
 from tests.overrides.nets import NETS
 
 

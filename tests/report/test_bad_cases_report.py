@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from pt2qa._bad_cases.inputs import check_structure
 from pt2qa.errors import ReportError
 from pt2qa.report import BadCases, CaseRow, Environment, LabelCounts, Ranking, StoredCase, load
-from pt2qa.report.bad_cases.inputs import check_structure
 
 HERE = Environment("2.13.0", "0.18.0", "1.4.1", "0.1.0", "3f2a")
 BROKEN = "NaN or infinite in the quantized model only"

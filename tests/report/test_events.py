@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pt2qa._profile.report import CHANNELS, packed
+from pt2qa._report.events import METRICS, channel_scalars, layer_scalars, write_tensorboard
 from pt2qa.errors import ReportError
 from pt2qa.report import LayerReport, Profile, WeightReport
-from pt2qa.report.events import METRICS, channel_scalars, layer_scalars, write_tensorboard
-from pt2qa.report.profiles.report import CHANNELS, packed
 from tests.report.html import samples
 
 

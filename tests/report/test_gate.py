@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pt2qa._report.gating.formats import github_commands
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import Finding, Findings, GateCheck, GateResult, gate
-from pt2qa.report.gating.formats import github_commands
 from tests.report.conftest import HERE
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wasserstein_distance
 
-from pt2qa.report.profiles.histogram import RELATIVE_ERROR, Histogram, transport
+from pt2qa._profile.histogram import RELATIVE_ERROR, Histogram, transport
 
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 LISTS = st.lists(FLOATS, max_size=40)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pt2qa.decibels import sqnr
+from pt2qa._decibels import sqnr
 from pt2qa.errors import ReportError
 from pt2qa.report import AnnotationReport, Profile, SensitivityReport
 from tests.soak.samples import sample

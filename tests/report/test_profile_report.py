@@ -14,11 +14,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from pt2qa._profile.histogram import RELATIVE_ERROR, Histogram
+from pt2qa._profile.report import CHANNELS, HISTOGRAM, packed
+from pt2qa._profile.rows import PEAK, QUANTILES
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, Profile, ProfileDiff, ProfileRow, diff_profiles, load
-from pt2qa.report.profiles.histogram import RELATIVE_ERROR, Histogram
-from pt2qa.report.profiles.report import CHANNELS, HISTOGRAM, packed
-from pt2qa.report.profiles.rows import PEAK, QUANTILES
 
 HERE = Environment("2.13.0", "0.18.0", "1.4.1", "0.1.0", "3f2a")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pt2qa
+from pt2qa._report.diffs.measures import smaller_is_worse, unit_of
 from pt2qa.errors import ReportError
 from pt2qa.report import (
     BadCases,
@@ -29,7 +30,6 @@ from pt2qa.report import (
     diff,
     load,
 )
-from pt2qa.report.diffs.measures import smaller_is_worse, unit_of
 from tests.report.conftest import HERE
 
 

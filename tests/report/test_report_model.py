@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pt2qa._report.columns import columns_of, from_columns, to_columns
 from pt2qa.errors import ReportError
 from pt2qa.report import UNQUANTIZED, Environment, LayerReport, LayerRow, WeightRow
-from pt2qa.report.columns import columns_of, from_columns, to_columns
 
 EXTENDED = ["range_use", "note", "part_of", "step", "answers_for", "input_sqnr", "excess_lsb"]
 COLUMNS = [

@@ -12,9 +12,9 @@ from typing import get_args, get_type_hints
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pt2qa._report.columns import columns_of
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, LayerReport, LayerRow, Unpaired, WeightReport, WeightRow, load
-from pt2qa.report.columns import columns_of
 
 quick = settings(max_examples=60, deadline=None)
 

@@ -16,13 +16,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-import pt2qa.report.storage as storage
+import pt2qa._report.storage as storage
+from pt2qa._report.atomic import locked, write_atomic
+from pt2qa._report.base import Rendering, RowReport
+from pt2qa._report.columns import since
+from pt2qa._report.rows import Environment
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load, register
-from pt2qa.report.atomic import locked, write_atomic
-from pt2qa.report.base import Rendering, RowReport
-from pt2qa.report.columns import since
-from pt2qa.report.rows import Environment
 
 SCHEMA = storage._KINDS["layers"].schema
 
@@ -429,9 +429,7 @@ def test_a_later_field_needs_a_default(kinds):
 
 
 def test_a_kind_is_registered_once_and_only_with_fields_that_files_hold(kinds):
-    with pytest.raises(
-        ValueError, match=r"report kind 'layers' is taken by pt2qa\.report\.layers\.report\.LayerReport"
-    ):
+    with pytest.raises(ValueError, match=r"report kind 'layers' is taken by pt2qa\._layers\.report\.LayerReport"):
         register("layers", schema=1)(Cases)
     register("cases", schema=1)(Cases)
     register("cases", schema=1)(Cases)

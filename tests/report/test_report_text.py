@@ -9,11 +9,11 @@ from math import inf, isnan, nan
 
 import pytest
 
+from pt2qa._layers.text import clamped_share, growth
+from pt2qa._printable import clean
+from pt2qa._report.formats import cosine, decibel, index, number, share, shorten
 from pt2qa.errors import ReportError
-from pt2qa.printable import clean
 from pt2qa.report import Unpaired
-from pt2qa.report.formats import cosine, decibel, index, number, share, shorten
-from pt2qa.report.layers.text import clamped_share, growth
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])

@@ -6,8 +6,8 @@ from math import inf, nan
 
 import pytest
 
+from pt2qa._report.gating.requirement import Requirement, parsed, read_requirement
 from pt2qa.errors import SelectionError
-from pt2qa.report.gating.requirement import Requirement, parsed, read_requirement
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from math import inf, nan
 
 import pytest
 
+from pt2qa._layers.steps import folded
 from pt2qa.cli import main
 from pt2qa.errors import ReportError
 from pt2qa.report import load
-from pt2qa.report.layers.steps import folded
 
 
 @pytest.fixture

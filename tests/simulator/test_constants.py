@@ -14,9 +14,9 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantize
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa.handles import op_of
+from pt2qa._graph.handles import op_of
 from pt2qa.overrides import annotations_of
-from tests.checks.plain_quantizer import PER_TENSOR, SIGNED
+from tests.check.plain_quantizer import PER_TENSOR, SIGNED
 from tests.flows import direct_sqnr, quantized_pair
 from tests.overrides.strangers import samsung
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  registers the ops that the fused one must equal
 
-from pt2qa.metrics import value_range
-from pt2qa.simulator.fused import Seen, is_exact, quantize_dequantize
+from pt2qa._metrics import value_range
+from pt2qa._simulator.fused import Seen, is_exact, quantize_dequantize
 
 RANGES = {
     "int8": (-128, 127, torch.int8),

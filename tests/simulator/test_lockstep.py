@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa.metrics import CHUNK
-from pt2qa.simulator.lockstep import Event, lockstep
+from pt2qa._metrics import CHUNK
+from pt2qa._simulator.lockstep import Event, lockstep
 from tests.flows import quantized_pair
 
 SIDE = 128

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2qa.simulator.nonfinite import NonFinite, first_nonfinite
+from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 

@@ -11,10 +11,10 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 import pt2qa
-from pt2qa.checks.products import multiply_adds
-from pt2qa.handles import handle_of, op_of
-from pt2qa.sensitivities.flops import count_flops
-from pt2qa.simulator.products import PRODUCTS, Read, is_quantized, state_of
+from pt2qa._check.products import multiply_adds
+from pt2qa._graph.handles import handle_of, op_of
+from pt2qa._sensitivity.flops import count_flops
+from pt2qa._simulator.products import PRODUCTS, Read, is_quantized, state_of
 from tests.flows import quantized_pair
 
 Product = Callable[..., Tensor]

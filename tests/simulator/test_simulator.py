@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
-from pt2qa.handles import assign_handles
+from pt2qa._graph.handles import assign_handles
+from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.plugins import resolve
-from pt2qa.simulator.lockstep import Event, lockstep
-from pt2qa.simulator.simulator import tensors_equal
 from tests.flows import quantized_pair, residual_pair
 from tests.models import (
     InPlaceViews,

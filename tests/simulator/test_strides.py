@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pt2qa
-from pt2qa.metrics import error_sums
-from pt2qa.simulator import strides
-from pt2qa.simulator.fused import quantize_dequantize
-from pt2qa.simulator.simulator import graph_values, tensors_equal
+from pt2qa._metrics import error_sums
+from pt2qa._simulator import strides
+from pt2qa._simulator.fused import quantize_dequantize
+from pt2qa._simulator.simulator import graph_values, tensors_equal
 from tests.flows import quantized_pair
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import pt2qa
-from pt2qa.compare import quantizers
-from pt2qa.sensitivities import exact, gradients
-from pt2qa.simulator import fused, lockstep, verification
-from pt2qa.simulator.program import Step
-from pt2qa.simulator.simulator import Simulator
-from pt2qa.simulator.verification import Graphs, Outputs, Verification, first_inexact_site, graph_outputs
+from pt2qa._candidates import analysis as quantizers
+from pt2qa._sensitivity import exact, gradients
+from pt2qa._simulator import fused, lockstep, verification
+from pt2qa._simulator.program import Step
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.verification import Graphs, Outputs, Verification, first_inexact_site, graph_outputs
 from tests.flows import quantized_pair
 from tests.models import Counter, images, residual
 

@@ -24,11 +24,11 @@ import numpy as np
 from safetensors.numpy import load as from_bytes
 from safetensors.numpy import save as to_bytes
 
+from pt2qa._report.base import RowReport
+from pt2qa._report.html import html_page
+from pt2qa._report.storage import CHECKSUM, checksum
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import BadCases, Findings, LayerReport, Profile, Reconfiguration, Report, diff, gate, load
-from pt2qa.report.base import RowReport
-from pt2qa.report.html import html_page
-from pt2qa.report.storage import CHECKSUM, checksum
 from tests.soak.figures import Figures
 from tests.soak.samples import sample, samples
 

@@ -8,12 +8,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from pt2qa._profile.histogram import Histogram
+from pt2qa._profile.report import CHANNELS, HISTOGRAM, packed
+from pt2qa._report.columns import columns_of, takes_custom
+from pt2qa._report.rows import Environment
+from pt2qa._report.storage import kinds
 from pt2qa.report import Report
-from pt2qa.report.columns import columns_of, takes_custom
-from pt2qa.report.profiles.histogram import Histogram
-from pt2qa.report.profiles.report import CHANNELS, HISTOGRAM, packed
-from pt2qa.report.rows import Environment
-from pt2qa.report.storage import kinds
 
 ROWS = 5
 

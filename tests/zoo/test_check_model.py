@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pt2qa
-from tests.checks.test_model_rules import RULES
+from tests.check.test_model_rules import RULES
 from tests.zoo import models
 from tests.zoo.pairs import captured
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pt2qa._profile.histogram import Histogram
+from pt2qa._profile.report import HISTOGRAM, packed
 from pt2qa.report import (
     Candidate,
     CandidateReport,
@@ -28,8 +30,6 @@ from pt2qa.report import (
     Stage,
     Unpaired,
 )
-from pt2qa.report.profiles.histogram import Histogram
-from pt2qa.report.profiles.report import HISTOGRAM, packed
 from tests.report.conftest import HERE, LAYER
 
 EVIL = """</script><script>alert("1")</script><b onclick='x'>&amp;"""

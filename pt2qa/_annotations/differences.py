@@ -1,0 +1,155 @@
+"""Two annotations, place by place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+from pt2qa._annotations import listing
+from pt2qa._annotations.diff import AnnotationDiff
+from pt2qa._annotations.report import AnnotationReport
+from pt2qa._annotations.rows import AnnotationDiffRow, AnnotationRow
+from pt2qa._capture.program import Capture
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa.errors import SelectionError
+
+_Key = tuple[str, str, int, int]
+"""Op, role, argument, and which of several values in one argument."""
+
+_ASKED: Final = frozenset({"scheme", "observer", "shares", "asked"})
+"""What a converted graph alone does not say."""
+
+
+def diff_annotations(a: Any, b: Any, *, capture: Capture | None = None) -> AnnotationDiff:
+    """Compares what two quantizers, or two versions or settings of one, ask for.
+
+    Places are found again by the names of their ops, so the two sides may be of two captures of one model.  Scales are
+    not compared: they belong to the calibration.
+
+    Args:
+        a: an :class:`AnnotationReport` or a pair; with ``capture`` whatever :func:`pt2qa.quantize` takes for a
+            quantizer, too.
+        b: likewise.
+        capture: the model that quantizers annotate.
+
+    Returns:
+        The places that differ; true where there are any.
+
+    Raises:
+        SelectionError: a quantizer without a capture.
+        QuantizeError: a quantizer failed.
+        PluginError: there is no such quantizer.
+
+    >>> import torch, pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
+    >>> diff_annotations("xnnpack", "xnnpack:per_channel=false", capture=capture).rows[0].what
+    'scheme per_channel_symmetric -> per_tensor_symmetric; axis 0 -> none; observer PerChannelMinMaxObserver -> ...
+    """
+    one, two = _report(a, "a", capture), _report(b, "b", capture)
+    left, right = _by_key(one.rows), _by_key(two.rows)
+    unknown = _ASKED if "converted" in (one.basis, two.basis) else frozenset()
+    rows: list[AnnotationDiffRow] = []
+    equal = Counter[bool]()
+    for key, row in left.items():
+        other = right.get(key)
+        found = _only(row, "only in a") if other is None else _compared(row, other, unknown)
+        if found is None:
+            equal[row.quantized] += 1
+        else:
+            rows.append(found)
+    rows += [_only(row, "only in b") for key, row in right.items() if key not in left]
+    return AnnotationDiff(
+        rows=tuple(rows),
+        a=one.quantizer,
+        b=two.quantizer,
+        equal_quantized=equal[True],
+        equal_float=equal[False],
+        notes=tuple(_notes(one, two, unknown)),
+        model=one.model if one.model == two.model else f"{one.model} and {two.model}",
+        environment=one.environment,
+    )
+
+
+def _report(side: Any, name: str, capture: Capture | None) -> AnnotationReport:
+    if isinstance(side, AnnotationReport):
+        return side
+    if isinstance(side, QuantizedPair):
+        return listing.annotations(side)
+    if capture is None:
+        raise SelectionError(
+            f"{name}: got {side!r}, expected an AnnotationReport or a pair. To compare quantizers pass the model, too: "
+            "pt2qa.diff_annotations(a, b, capture=capture)."
+        )
+    return listing.annotations(capture, side)
+
+
+def _by_key(rows: Iterable[AnnotationRow]) -> dict[_Key, AnnotationRow]:
+    seen: Counter[tuple[str, str, int]] = Counter()
+    found: dict[_Key, AnnotationRow] = {}
+    for row in rows:
+        place = (row.name, row.role, row.argument)
+        found[row.name, row.role, row.argument, seen[place]] = row
+        seen[place] += 1
+    return found
+
+
+def _compared(a: AnnotationRow, b: AnnotationRow, unknown: frozenset[str]) -> AnnotationDiffRow | None:
+    facts_a, facts_b = _facts(a), _facts(b)
+    changed = [
+        f"{fact} {facts_a[fact] or 'none'} -> {facts_b[fact] or 'none'}"
+        for fact in facts_a
+        if facts_a[fact] != facts_b[fact] and fact not in unknown
+    ]
+    if not changed:
+        return None
+    status: Literal["only in a", "only in b", "changed"] = "changed"
+    if a.quantized != b.quantized:
+        status = "only in a" if a.quantized else "only in b"
+        rounded = {name: fact for name, fact in (facts_a if a.quantized else facts_b).items() if name not in unknown}
+        left_alone = b.dtype if a.quantized else a.dtype
+        changed = [f"{_text(rounded)}, and {left_alone or 'float'} in {'b' if a.quantized else 'a'}"]
+    return AnnotationDiffRow(a.name, a.role, a.argument, a.of, status, "; ".join(changed))
+
+
+def _only(row: AnnotationRow, status: Literal["only in a", "only in b"]) -> AnnotationDiffRow:
+    other = "b" if status == "only in a" else "a"
+    what = f"{_text(_facts(row)) if row.quantized else row.dtype or 'float'}, and {other} has no such place"
+    return AnnotationDiffRow(row.name, row.role, row.argument, row.of, status, what)
+
+
+def _facts(row: AnnotationRow) -> dict[str, str]:
+    """What is compared.
+
+    A constant may be called otherwise in the graph that training prepared; what a value shares its scale with is said
+    once, at its output.
+    """
+    return {
+        "value": row.of if row.role == "input" else "",
+        "dtype": row.dtype,
+        "scheme": row.scheme,
+        "axis": str(row.axis) if row.axis >= 0 else "",
+        "range": f"{row.quant_min}..{row.quant_max}" if row.quant_min != row.quant_max else "",
+        "observer": row.observer,
+        "scale": ("dynamic" if row.dynamic else "static") if row.quantized else "",
+        "shares": row.shares if row.role != "input" else "",
+        "asked": "yes" if row.annotated else "no",
+    }
+
+
+def _text(facts: dict[str, str]) -> str:
+    words = [facts.get(name, "") for name in ("dtype", "scheme", "range", "observer")]
+    return " ".join(filter(None, (*words, "dynamic" if facts["scale"] == "dynamic" else "")))
+
+
+def _notes(a: AnnotationReport, b: AnnotationReport, unknown: frozenset[str]) -> Iterable[str]:
+    if a.environment.fingerprint != b.environment.fingerprint:
+        yield (
+            "the two models differ in ops or parameters: their fingerprints are "
+            f"{a.environment.fingerprint or 'unknown'} and {b.environment.fingerprint or 'unknown'}"
+        )
+    if unknown:
+        yield (
+            "one side is a converted graph from elsewhere: what was asked for, schemes, observers and shared scales "
+            "are not compared"
+        )

@@ -1,0 +1,178 @@
+"""The places of a model: where a value is made or read, in a converted program or in a float graph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from pt2qa._annotations.rows import Role
+from pt2qa._graph.handles import OpName, handle_of, walk
+from pt2qa._report.prose import few
+from pt2qa._simulator.products import arguments_of, constant_role
+from pt2qa._simulator.program import Constant, Program, Site, Step
+from pt2qa.overrides.edits import BATCH_NORMS
+from pt2qa.overrides.points import GraphNode, dtype_of, read_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value is made or read.
+
+    Attributes:
+        name: the op that makes or reads it.
+        op: that op's kind.
+        owner: the captured op that it is, or is a part of; empty for an op that the capture does not have.
+        role: what the value is to the op.
+        argument: number of the argument; -1 for the output.
+        of: who makes the value: an op, an input, or of a constant the qualified name of its attribute.
+        constant: whether the value depends on no input.
+        dtype: in the float model.
+        site: where the converted model rounds it; None where it does not, or nothing is converted yet.
+        note: what is special here.
+    """
+
+    name: str
+    op: str
+    owner: str
+    role: Role
+    argument: int
+    of: str
+    constant: bool
+    dtype: str
+    site: Site | None = None
+    note: str = ""
+
+
+def places_in_program(program: Program, names: Mapping[int, OpName], dtypes: Mapping[str, str]) -> Iterator[Place]:
+    """The places of a converted model, each with its site.
+
+    Args:
+        program: the lowered graphs.
+        names: what to call each handle.
+        dtypes: of the values in the float model, by the name of the op or input that makes them.
+    """
+    values = _Values(program, dtypes)
+    for slot, name in zip(program.inputs, program.input_names, strict=True):
+        yield from values.made(slot, name, "input", name)
+    for step in program.steps:
+        if step.site is None:
+            owner = names[step.handle].name if step.handle in names else ""
+            yield from values.read(step, owner)
+            yield from values.made(step.out, step.name, step.op, owner)
+
+
+def places_in_graph(nodes: Mapping[str, GraphNode]) -> Iterator[Place]:
+    """The places of a float graph; ops on constants alone are left out."""
+    for node in nodes.values():
+        if node.constant:
+            continue
+        # A program that was saved and loaded has lost the handles of its inputs, not their names.
+        owner = node.name if node.op == "input" else node.owner
+        for argument, key in node.reads:
+            source = nodes[key]
+            role = _role(node.op, argument, source.is_parameter) if source.constant else "input"
+            if source.dtype or not source.constant:
+                yield Place(node.name, node.op, owner, role, argument, source.name, source.constant, source.dtype)
+        yield Place(node.name, node.op, owner, "output", -1, node.name, False, node.dtype)
+
+
+def missing_places(graph: GraphModule, names: Mapping[int, OpName], present: Iterable[str]) -> dict[str, Place]:
+    """The ops of a captured model that are in no place, by name, with the reason in ``note``.
+
+    Args:
+        graph: the captured graph.
+        names: what to call each handle.
+        present: names of the ops that are in a place.
+    """
+    known, nodes = set(present), read_nodes(graph, names)
+    by_name = {node.owner: node for node in nodes.values() if node.owner}
+    dtypes = {handle_of(placed.node): dtype_of(placed.node) for placed in walk(graph)}
+    found = {}
+    for handle, name in names.items():
+        if name.name not in known:
+            node = by_name.get(name.name)
+            note = "inside a nested graph, which is not analysed" if node is None else _reason(node, nodes, known)
+            dtype = dtypes.get(handle, "")
+            found[name.name] = Place(name.name, name.op, name.name, "output", -1, name.name, False, dtype, note=note)
+    return found
+
+
+def value_dtypes(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str, str]:
+    """The dtype of each value of a graph by the name of the op or input that makes it."""
+    nodes = read_nodes(graph, names).values()
+    return {node.owner if node.constant else node.name: node.dtype for node in nodes if node.dtype}
+
+
+class _Values:
+    """What stands in the slots of a program."""
+
+    def __init__(self, program: Program, dtypes: Mapping[str, str]) -> None:
+        self.dtypes = dtypes
+        self.constants: dict[int, Constant] = {constant.slot: constant for constant in program.constants}
+        self.names = dict(zip(program.inputs, program.input_names, strict=True))
+        self.names |= {step.out: step.name for step in program.steps}
+        self.of_result = {site.result: site for site in program.sites if site.source != site.result}
+        self.of_source: dict[int, list[Site]] = defaultdict(list)
+        for site in self.of_result.values():
+            self.of_source[site.source].append(site)
+        self.sites = program.sites
+        self.float_readers: dict[int, list[str]] = defaultdict(list)
+        for step in program.steps:
+            for slot in step.reads if step.site is None else ():
+                self.float_readers[slot].append(step.name)
+
+    def read(self, step: Step, owner: str) -> Iterator[Place]:
+        """The arguments of an op."""
+        for argument, slot in arguments_of(step):
+            yield from self._read(step, owner, argument, slot)
+
+    def made(self, slot: int, name: str, op: str, owner: str) -> Iterator[Place]:
+        """The output of an op, once more for each way of rounding it that no op reads."""
+        sites = self.of_source[slot]
+        dtype = self.dtypes.get(name, "")
+        if not sites:
+            yield Place(name, op, owner, "output", -1, name, False, dtype)
+            return
+        readers = self.float_readers[slot]
+        note = f"read in float by {few(readers)}" if readers else ""
+        for site in (sites[0], *(other for other in sites[1:] if not other.readers)):
+            yield Place(name, op, owner, "output", -1, name, False, dtype, site, note)
+
+    def _read(self, step: Step, owner: str, argument: int, slot: int) -> Iterator[Place]:
+        constant = self.constants.get(slot)
+        if constant is None:
+            of = self.names[slot]
+            dtype, site = self.dtypes.get(of, ""), self.of_result.get(slot)
+            yield Place(step.name, step.op, owner, "input", argument, of, False, dtype, site)
+        elif isinstance(constant.quantized, Tensor):
+            value = constant.quantized if constant.reference is None else constant.reference
+            yield Place(
+                step.name,
+                step.op,
+                owner,
+                _role(step.op, argument, constant.is_parameter),
+                argument,
+                constant.attribute or "a constant",
+                True,
+                str(value.dtype).removeprefix("torch."),
+                None if constant.site is None else self.sites[constant.site],
+            )
+
+
+def _role(op: str, argument: int, is_parameter: bool) -> Role:
+    role = constant_role(op, argument, is_parameter)
+    return "input" if role == "activation" else role
+
+
+def _reason(node: GraphNode, nodes: Mapping[str, GraphNode], present: set[str]) -> str:
+    """Why an op of the captured graph is not in the graph that is quantized."""
+    if node.constant:
+        return "computed from constants alone, once"
+    before = next((nodes[key].name for key in node.inputs), "")
+    if node.op in BATCH_NORMS and before in present:
+        return f"folded into {before}"
+    return "removed by the quantizer, prepare or convert"

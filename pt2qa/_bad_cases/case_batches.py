@@ -1,0 +1,115 @@
+"""The inputs of a case: cut out of its batch, copied, and at last written down for the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2qa._bad_cases.inputs import AS_FLOAT32, AS_REAL, Array, key_of, stored_dtype
+from pt2qa._bad_cases.report import StoredCase
+from pt2qa._simulator.batches import Batch
+from pt2qa.errors import BatchError
+
+
+@dataclass(frozen=True, slots=True)
+class CaseBatch:
+    """A copy of what the reference was given.
+
+    Attributes:
+        batch: the inputs of one sample, or of a whole batch.
+        index: running number of the sample.
+        repeats: how often the sample must be repeated for the model to take it.
+    """
+
+    batch: Batch
+    index: int
+    repeats: int
+
+
+def batch_size(values: list[Any], axis: int | None) -> int:
+    """Samples in a batch: the size along the batch axis of the first input that has one; 1 without."""
+    if axis is None:
+        return 1
+    return next((int(value.shape[axis]) for value in values if isinstance(value, Tensor) and value.dim() > axis), 1)
+
+
+def can_be_cut(values: list[Any], axis: int | None, size: int) -> bool:
+    """Whether every input tensor has the samples along the batch axis; single numbers belong to all of them."""
+    tensors = [value for value in values if isinstance(value, Tensor) and value.dim()]
+    return axis is not None and all(tensor.dim() > axis and tensor.shape[axis] == size for tensor in tensors)
+
+
+def cut(batch: Batch, sample: int, axis: int) -> Batch:
+    """The inputs of one sample, still with a batch axis; views of the batch."""
+
+    def narrow(value: Any) -> Any:
+        return value.narrow(axis, sample, 1) if isinstance(value, Tensor) and value.dim() > axis else value
+
+    return pytree.tree_map(narrow, batch)
+
+
+def copied(batch: Batch) -> Batch:
+    """A batch in memory of its own: a view would keep all of its batch, and loaders may fill their tensors again."""
+    return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, batch)
+
+
+def repeats_for(batch: Batch, axis: int, size: int, check: Callable[[Batch], object]) -> int:
+    """How often a single sample must be repeated: once, or where the captured batch size is fixed as often as it says.
+
+    Args:
+        batch: one sample.
+        axis: the batch axis.
+        size: the size of the batch that it comes from.
+        check: raises a BatchError for a batch that the model does not take.
+    """
+    try:
+        check(batch)
+    except BatchError:
+        return size
+    return 1
+
+
+def stored(case: CaseBatch, key: tuple[int, int]) -> tuple[StoredCase, dict[str, Array]]:
+    """A case for the report.
+
+    Raises:
+        BatchError: an input is neither a tensor that NumPy can hold nor a plain value.
+    """
+    arrays: dict[str, Array] = {}
+    structure = _node(case.batch, key, arrays)
+    return StoredCase(*key, case.index, case.repeats, json.dumps(structure)), arrays
+
+
+def _node(value: Any, key: tuple[int, int], arrays: dict[str, Array]) -> dict[str, Any]:
+    if isinstance(value, Tensor):
+        number = len(arrays)
+        dtype = str(value.dtype).removeprefix("torch.")
+        arrays[key_of(*key, number)] = _array(value, dtype)
+        return {"tensor": number, "dtype": dtype}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [_node(item, key, arrays) for item in value]}
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {"dict": [[name, _node(item, key, arrays)] for name, item in value.items()]}
+    raise BatchError(
+        f"an input is a {type(value).__name__}, which a report cannot hold; expected tensors, numbers and text in "
+        "tuples, lists and dicts."
+    )
+
+
+def _array(tensor: Tensor, dtype: str) -> Array:
+    if not stored_dtype(dtype) or tensor.layout != torch.strided:
+        raise BatchError(f"an input has dtype {dtype} and layout {tensor.layout}, which a report cannot hold.")
+    if dtype in AS_FLOAT32:
+        tensor = tensor.to(torch.float32)
+    elif dtype in AS_REAL:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return array

@@ -1,0 +1,188 @@
+"""What ranks samples: the built-in metrics, and a user's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pt2qa._bad_cases.output_pairs import OutputPair
+from pt2qa.errors import SelectionError
+
+FLIPS: Final = "flips"
+"""The ranking by lost labels, which needs targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a metric says of one output on one batch.
+
+    Attributes:
+        places: numbers of the samples; -1 for the batch as a whole.
+        numbers: one each.
+        notes: one each: why the number is nan, or what was left out of it.
+        problem: why there is no number at all; the rest is then empty.
+    """
+
+    places: Sequence[int] = ()
+    numbers: Sequence[float] = ()
+    notes: Sequence[str] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseMetric:
+    """A metric of your own for :func:`pt2qa.find_bad_cases`.
+
+    Args:
+        name: how reports call it.
+        function: from the reference's and the quantized model's value of one output, samples and all, to a 1-d tensor
+            with one number a sample, or to one number for the whole batch.  Where the output has no batch axis, the
+            worst number of a 1-d tensor counts for the batch.
+        worst: which numbers are bad.
+
+    >>> import torch
+    >>> worst_class = CaseMetric("worst class", lambda ref, quant: (ref - quant).abs().amax(1))
+    >>> worst_class.function(torch.zeros(2, 3), torch.eye(2, 3)).tolist()
+    [1.0, 1.0]
+    """
+
+    name: str
+    function: Callable[[Any, Any], Tensor | float]
+    worst: Literal["smallest", "largest"] = "largest"
+
+    def scores(self, output: OutputPair) -> Scores:
+        """One number for each sample, or one for the batch.
+
+        Raises:
+            SelectionError: the function returned something else.
+        """
+        if output.problem and output.quantized is None:
+            return Scores(problem=output.problem)
+        numbers = self._numbers(output)
+        if len(numbers) != len(output.places):
+            if len(numbers) > 1 and output.axis is not None:
+                raise SelectionError(
+                    f"the metric {self.name!r} returned {len(numbers)} numbers for {output.name}, which holds "
+                    f"{len(output.places)} samples; expected one a sample, or one number."
+                )
+            known = [number for number in numbers if not math.isnan(number)]
+            pick = min if self.worst == "smallest" else max
+            return Scores([-1], [pick(known, default=math.nan)], ["" if known else "the metric is nan"])
+        return Scores(output.places, numbers, ["the metric is nan" if math.isnan(n) else "" for n in numbers])
+
+    def _numbers(self, output: OutputPair) -> list[float]:
+        result = self.function(output.reference, output.quantized)
+        if isinstance(result, Tensor) and result.dim() <= 1:
+            return result.detach().double().reshape(-1).tolist()
+        if isinstance(result, Tensor):
+            got = f"tensor of shape {tuple(result.shape)}"
+        else:
+            try:
+                return [float(result)]
+            except (TypeError, ValueError):
+                got = type(result).__name__
+        raise SelectionError(
+            f"the metric {self.name!r} returned a {got} for {output.name}; expected one number, or a 1-d tensor "
+            "with one number a sample."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SumsMetric:
+    """A metric made of the error sums: ``sqnr``, ``cosine``, ``l1``, ``atol``."""
+
+    name: str
+    worst: Literal["smallest", "largest"]
+
+    def scores(self, output: OutputPair) -> Scores:
+        """One number for each sample."""
+        problem = _problem(output)
+        if problem:
+            return Scores(problem=problem)
+        numbers = [getattr(sums, self.name) for sums in output.sums]
+        # Only a cosine is nan without a reason of the sums.
+        notes = [
+            sums.reason or ("one of the two is all zero" if math.isnan(number) else "")
+            for sums, number in zip(output.sums, numbers, strict=True)
+        ]
+        return Scores(output.places, numbers, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class KlMetric:
+    """``KL(softmax(ref) || softmax(quant))`` in nats over the last axis, its mean over the other axes of a sample."""
+
+    name: str = "kl"
+    worst: Literal["smallest", "largest"] = "largest"
+
+    def scores(self, output: OutputPair) -> Scores:
+        """One number for each sample; a problem where the output holds no logits."""
+        problem = _problem(output) or _logits_problem(output)
+        if problem:
+            return Scores(problem=problem)
+        reference, quantized = (rows.double().log_softmax(-1) for rows in output.rows)
+        # Where the reference's probability is zero the term is zero, though its logarithm is not finite.
+        terms = torch.where(reference == -math.inf, 0.0, reference.exp() * (reference - quantized))
+        # Rounding may leave -1e-17 for equal distributions.
+        numbers = terms.sum(-1).clamp(min=0.0).reshape(len(output.places), -1).mean(1).tolist()
+        return Scores(output.places, numbers, ["NaN or infinite logits" if math.isnan(n) else "" for n in numbers])
+
+
+BUILT_IN: Final[dict[str, SumsMetric | KlMetric]] = {
+    "sqnr": SumsMetric("sqnr", "smallest"),
+    "cosine": SumsMetric("cosine", "smallest"),
+    "l1": SumsMetric("l1", "largest"),
+    "atol": SumsMetric("atol", "largest"),
+    "kl": KlMetric(),
+}
+"""Metrics by name."""
+
+AnyMetric: TypeAlias = SumsMetric | KlMetric | CaseMetric
+
+
+def chosen_metrics(metric: str | CaseMetric | Sequence[str | CaseMetric], *, with_targets: bool) -> list[AnyMetric]:
+    """The metrics that a user named, but for ``flips``, which is counted wherever there are targets.
+
+    Raises:
+        SelectionError: a name is unknown, given twice or taken, or ``flips`` is asked for without targets.
+    """
+    asked = [metric] if isinstance(metric, (str, CaseMetric)) else list(metric)
+    names = [entry if isinstance(entry, str) else entry.name for entry in asked]
+    known = [*BUILT_IN, FLIPS]
+    for name, entry in zip(names, asked, strict=True):
+        if isinstance(entry, str) and name not in known:
+            raise SelectionError(
+                f"no metric is called {name!r}; expected {', '.join(known)}, or a pt2qa.CaseMetric of your own."
+            )
+        if isinstance(entry, CaseMetric) and name in known:
+            raise SelectionError(f"the metric name {name!r} is taken by a built-in metric. Choose another name.")
+        if names.count(name) > 1:
+            raise SelectionError(f"the metric {name!r} was given twice.")
+        if name == FLIPS and not with_targets:
+            raise SelectionError(
+                "ranking by flips needs the right answers: pass targets_of, from an item to its targets."
+            )
+    if not asked:
+        raise SelectionError("no metric was given.")
+    return [BUILT_IN[entry] if isinstance(entry, str) else entry for entry in asked if entry != FLIPS]
+
+
+def _problem(output: OutputPair) -> str:
+    if output.problem:
+        return output.problem
+    if output.reference.shape != output.quantized.shape:
+        return f"shapes differ: {tuple(output.reference.shape)} and {tuple(output.quantized.shape)}"
+    return ""
+
+
+def _logits_problem(output: OutputPair) -> str:
+    if not (output.reference.is_floating_point() and output.quantized.is_floating_point()):
+        return f"kl needs floating-point logits, not {str(output.reference.dtype).removeprefix('torch.')}"
+    if output.reference.dim() - (output.axis is not None) < 1:
+        return "kl needs an axis of classes, the last one"
+    return ""

@@ -1,0 +1,92 @@
+"""Stateful models: inputs of a step that are outputs of the step before, each model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule
+
+from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.outputs import named_parts
+from pt2qa.errors import BatchError, SelectionError
+
+State = Mapping[str, Any]
+"""Fed inputs by name."""
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Which input of a step is which output of the step before.
+
+    Attributes:
+        sources: input name → output name.
+        inputs: the model's inputs in order, by the names of forward's parameters.
+    """
+
+    sources: Mapping[str, str]
+    inputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, graph_module: GraphModule, sources: Mapping[str, str]) -> Feedback:
+        """The feedback of a model.
+
+        Raises:
+            SelectionError: an input does not exist.
+        """
+        inputs = _input_names(graph_module)
+        unknown = sorted(sources.keys() - set(inputs))
+        if unknown:
+            raise SelectionError(f"feedback: no input is called {unknown[0]!r}; the model takes {', '.join(inputs)}.")
+        return cls(sources, inputs)
+
+    def fill(self, batch: Batch, state: State) -> Batch:
+        """A batch with the state in the places of fed inputs that it leaves out or gives as None.
+
+        Raises:
+            BatchError: the batch leaves them out and there is no step before.
+        """
+        if not self.sources:
+            return batch
+        given = dict(batch) if isinstance(batch, dict) else None
+        values = [] if given is not None else list(batch) if isinstance(batch, (tuple, list)) else [batch]
+        for name in sorted(self.sources, key=self.inputs.index):
+            place = self.inputs.index(name)
+            if given is None:
+                values += [None] * (place + 1 - len(values))
+            found = values[place] if given is None else given.get(name)
+            if found is None and name not in state:
+                raise BatchError(
+                    f"the first item gives no input {name!r}; feedback takes it from {self.sources[name]} of the step "
+                    "before, so the first step of a sequence needs one."
+                )
+            if found is None and given is None:
+                values[place] = state[name]
+            elif found is None and given is not None:
+                given[name] = state[name]
+        return given if given is not None else tuple(values)
+
+    def state(self, outputs: Any) -> State:
+        """What the next step is fed with.
+
+        Args:
+            outputs: a run's result, nested as the model returns it.
+
+        Raises:
+            SelectionError: an output does not exist.
+        """
+        if not self.sources:
+            return {}
+        parts = dict(named_parts(outputs))
+        for source in self.sources.values():
+            if source not in parts:
+                raise SelectionError(f"feedback: no output is called {source!r}; the model returns {', '.join(parts)}.")
+        return {name: parts[source] for name, source in self.sources.items()}
+
+
+def _input_names(graph_module: GraphModule) -> tuple[str, ...]:
+    info: Any = getattr(graph_module.graph._codegen, "pytree_info", None)
+    if info is None:
+        return tuple(node.name for node in graph_module.graph.nodes if node.op == "placeholder")
+    return tuple(info.orig_args)

@@ -1,0 +1,72 @@
+"""Labels that flip: right in the reference and wrong in the quantized model, and the other way round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2qa._bad_cases.case_metrics import Scores
+from pt2qa._bad_cases.output_pairs import OutputPair
+from pt2qa._bad_cases.report import LabelCounts
+from pt2qa.errors import BatchError
+
+
+def as_targets(targets: Any) -> Tensor:
+    """Class targets as an integer tensor.
+
+    Raises:
+        BatchError: they are not integers.
+    """
+    tensor = torch.as_tensor(targets)
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise BatchError(
+            f"targets_of returned {str(tensor.dtype).removeprefix('torch.')} values; expected integer class numbers."
+        )
+    return tensor
+
+
+def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scores] | None:
+    """How both models answer, and the number of labels that each sample loses.
+
+    An output answers where it has the shape of the targets and holds integers, or has one more axis, the last one, of
+    scores by class.  Negative targets are left out, as losses do with -100.
+
+    Returns:
+        None where the output gives no class for each target.
+    """
+    reference, quantized = (_classes(value, targets) for value in (output.reference, output.quantized))
+    if output.problem or reference is None or quantized is None:
+        return None
+    counted = targets >= 0
+    ref_right, quant_right = ((found == targets) & counted for found in (reference, quantized))
+    lost, gained = ref_right & ~quant_right, quant_right & ~ref_right
+    counts = LabelCounts(output.name, *(int(mask.sum()) for mask in (counted, ref_right, quant_right, lost, gained)))
+    by_sample = output.axis is not None and targets.dim() > output.axis
+    if by_sample and targets.shape[output.axis] == len(output.places):  # type: ignore[index]  # by_sample says it is one
+        numbers = lost.movedim(output.axis, 0).flatten(1).sum(1) if lost.dim() > 1 else lost  # type: ignore[arg-type]
+        return counts, Scores(output.places, numbers.double().tolist(), [""] * len(output.places))
+    return counts, Scores([-1], [float(counts.lost)], [""])
+
+
+def merged(one: LabelCounts, other: LabelCounts) -> LabelCounts:
+    """The counts over both."""
+    return LabelCounts(
+        one.output,
+        one.targets + other.targets,
+        one.ref_right + other.ref_right,
+        one.quant_right + other.quant_right,
+        one.lost + other.lost,
+        one.gained + other.gained,
+    )
+
+
+def _classes(value: Any, targets: Tensor) -> Tensor | None:
+    if not isinstance(value, Tensor):
+        return None
+    if value.shape == targets.shape and not value.is_floating_point():
+        return value
+    if value.is_floating_point() and value.dim() == targets.dim() + 1 and value.shape[:-1] == targets.shape:
+        return value.argmax(-1)
+    return None

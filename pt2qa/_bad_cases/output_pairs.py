@@ -1,0 +1,120 @@
+"""One output of both models on one batch, and its error sums sample by sample."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2qa._metrics import ErrorSums, error_sums
+from pt2qa._simulator.outputs import leaf_names
+
+LARGE = 1 << 14
+"""Elements of a sample from which one reduction a sample costs less than float64 copies of the whole batch."""
+
+
+@dataclass(frozen=True)
+class OutputPair:
+    """What both models (and the post-processing) gave for one output.
+
+    Attributes:
+        name: as reports call it.
+        reference: the reference's value, or None where the two cannot be held against each other.
+        quantized: the quantized model's.
+        axis: where the samples are; None where the value belongs to the batch as a whole.
+        problem: why they cannot be compared.
+    """
+
+    name: str
+    reference: Any
+    quantized: Any
+    axis: int | None
+    problem: str = ""
+
+    @property
+    def places(self) -> list[int]:
+        """Numbers of the samples; -1 for a batch as a whole."""
+        return [-1] if self.axis is None else list(range(self.reference.shape[self.axis]))
+
+    @functools.cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Both values with the samples first, of shape (samples, ...)."""
+        axis = self.axis
+        both = self.reference, self.quantized
+        return tuple(x.unsqueeze(0) if axis is None else x.movedim(axis, 0) for x in both)
+
+    @functools.cached_property
+    def sums(self) -> list[ErrorSums]:
+        """The error sums of each sample; equal to those that ``compare_layers`` has for one sample alone."""
+        reference, quantized = self.rows
+        size = reference[0].numel() if len(reference) else 0
+        if reference.is_complex() or quantized.is_complex() or size >= LARGE or not size:
+            return [error_sums(ref, quant) for ref, quant in zip(reference, quantized, strict=True)]
+        sums = _vectorised(reference.reshape(-1, size).double(), quantized.reshape(-1, size).double())
+        return [
+            error_sums(reference[place], quantized[place]) if found is None else found
+            for place, found in enumerate(sums)
+        ]
+
+    def broken(self, place: int) -> bool:
+        """Whether the quantized model gives NaN or an infinity where the reference is finite."""
+        if self.problem or self.reference.shape != self.quantized.shape:
+            return False
+        reference, quantized = self.reference, self.quantized
+        if self.axis is not None and place >= 0:
+            reference, quantized = (x.select(self.axis, place) for x in (reference, quantized))
+        return bool((reference.isfinite() & ~quantized.isfinite()).any())
+
+
+def output_pairs(reference: Any, quantized: Any, axis: int | None, size: int) -> Iterator[OutputPair]:
+    """The outputs of both models, leaf by leaf.
+
+    Args:
+        reference: the reference's result, nested as the model or the post-processing returns it.
+        quantized: the quantized model's.
+        axis: the batch axis; None to take batches whole.
+        size: samples in the batch.
+    """
+    names, left = leaf_names(reference), pytree.tree_leaves(reference)
+    right, same = pytree.tree_leaves(quantized), leaf_names(quantized) == names
+    for number, (name, ref) in enumerate(zip(names, left, strict=True)):
+        quant = right[number] if same else None
+        if not same:
+            yield OutputPair(name, ref, None, None, "reference and quantized results are nested differently")
+            continue
+        ref, quant = _as_tensor(ref), _as_tensor(quant)
+        if not isinstance(ref, Tensor) or not isinstance(quant, Tensor):
+            yield OutputPair(name, ref, quant, None, f"{type(ref).__name__} is no tensor")
+        else:
+            both = axis is not None and all(x.dim() > axis and x.shape[axis] == size for x in (ref, quant))
+            yield OutputPair(name, ref, quant, axis if both else None)
+
+
+def _as_tensor(value: Any) -> Any:
+    """A plain number, such as a count of boxes, as a tensor."""
+    return torch.as_tensor(value) if isinstance(value, (bool, int, float)) else value
+
+
+def _vectorised(ref: Tensor, quant: Tensor) -> list[ErrorSums | None]:
+    """Sums of each row of float64 matrices; None for a row that is not finite throughout."""
+    difference = ref - quant
+    absolute = difference.abs()
+    columns = (
+        torch.linalg.vecdot(ref, ref),
+        torch.linalg.vecdot(difference, difference),
+        torch.linalg.vecdot(quant, quant),
+        torch.linalg.vecdot(ref, quant),
+        absolute.sum(1),
+        absolute.amax(1),
+    )
+    found: list[ErrorSums | None] = []
+    for signal, noise, quant_signal, product, total, largest in torch.stack(columns, 1).tolist():
+        finite = math.isfinite(signal + noise + quant_signal)
+        found.append(ErrorSums(ref.shape[1], signal, noise, quant_signal, product, total, largest) if finite else None)
+    return found

@@ -1,0 +1,237 @@
+"""The report of a search for bad cases: which samples lose most, and their inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy.typing as npt
+
+from pt2qa._bad_cases.inputs import check_structure, rebuild
+from pt2qa._bad_cases.text import cases_summary, cases_table, cases_text
+from pt2qa._report.base import Rendering, RowReport
+from pt2qa._report.columns import since
+from pt2qa._report.rows import EXTENDED, Environment
+from pt2qa._report.set_apart import SetApart
+from pt2qa._report.storage import register
+from pt2qa.errors import ReportError
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRow:
+    """One bad case in one ranking.
+
+    Args:
+        metric: what ranks it: ``sqnr`` (dB), ``cosine``, ``l1``, ``atol``, ``kl`` (nats), ``flips`` or the user's.
+        output: the model output that was compared, e.g. ``output.logits``.
+        rank: 1 is the worst.
+        value: the metric of this sample alone; nan where it is not defined.
+        batch: number of the batch in the loader, from 0.
+        sample: number of the sample in its batch, from 0; -1 where the whole batch was ranked.
+        index: running number of the sample in the loader, from 0; of a whole batch that of its first sample.
+        note: why the value is nan.
+    """
+
+    metric: str
+    output: str
+    rank: int
+    value: float
+    batch: int
+    sample: int
+    index: int
+    note: str = field(default="", metadata=EXTENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What one metric saw of one output in all that was read.
+
+    Args:
+        metric: the metric.
+        output: the model output.
+        worst: which values are bad.
+        values: how many samples (or whole batches) have a number.
+        mean: of the finite numbers; nan where there are none.
+        broken: how many have none because the quantized model gives NaN or infinities where the reference is finite.
+            They are ranked worst of all.
+        without_number: how many have none for another reason, such as a zero reference.  They are ranked last.
+        reason: that of the first of these.
+    """
+
+    metric: str
+    output: str
+    worst: Literal["smallest", "largest"]
+    values: int
+    mean: float
+    broken: int
+    without_number: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """How both models answer where the right answer is known.
+
+    Args:
+        output: the model output that names the class.
+        targets: number of targets.
+        ref_right: how many the reference gets right.
+        quant_right: how many the quantized model gets right.
+        lost: right in the reference and wrong in the quantized model.
+        gained: wrong in the reference and right in the quantized model.
+    """
+
+    output: str
+    targets: int
+    ref_right: int
+    quant_right: int
+    lost: int
+    gained: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCase:
+    """The inputs of one case, whose tensors are ``inputs["<batch>/<sample>/<number>"]`` of the report.
+
+    Args:
+        batch: number of the batch in the loader.
+        sample: number of the sample; -1 where the whole batch is stored, since the sample cannot be cut out of it.
+        index: running number of the sample.
+        repeats: how often the sample is repeated to be a batch that the model takes; 1 but for fixed batch sizes.
+        structure: how the tensors are nested, as :mod:`pt2qa._bad_cases.inputs` describes.
+    """
+
+    batch: int
+    sample: int
+    index: int
+    repeats: int
+    structure: str
+
+
+LARGEST: Final = 2**32
+"""Bytes that one input may take when its sample is repeated to be a batch: 4 GiB."""
+
+
+@register("bad-cases", schema=2, oldest=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class BadCases(RowReport):
+    """The samples on which the quantized model is furthest from the reference, with their inputs.
+
+    Tables and texts show them ``worst``: ranking by ranking; ``graph``: in the order of the loader; ``name``: by
+    output; or by a column.  ``to_pandas`` has one row a case and ranking, the worst first.
+
+    Args:
+        rows: the worst k of every metric and output, worst first.
+        rankings: what each metric saw of each output, in the order of the rows.
+        labels: where targets were given, how often both models are right.
+        cases: whose inputs are kept.
+        inputs: the arrays of the cases.
+        batch_axis: the axis along which a batch holds samples; -1 where batches were ranked whole.
+        notes: what else the reader must know.
+        steps, samples: how many batches and samples were run.
+        quantizer: the plug-in's name, or the class of a quantizer without one.
+        model: the model's class name.
+        environment: versions, and the model's fingerprint.
+        set_apart: batches that are empty, and those with an output that is NaN, or infinite in one model alone, with
+            the op that gives the first such value.  Their other samples are ranked.
+
+    Raises:
+        ReportError: a row's inputs are missing, do not fit their description, or would be too large.
+    """
+
+    rows: tuple[CaseRow, ...]
+    rankings: tuple[Ranking, ...]
+    labels: tuple[LabelCounts, ...]
+    cases: tuple[StoredCase, ...]
+    inputs: dict[str, npt.NDArray[Any]] = field(compare=False)
+    batch_axis: int
+    notes: tuple[str, ...]
+    steps: int
+    samples: int
+    quantizer: str
+    model: str
+    environment: Environment
+    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
+
+    rendering = Rendering(cases_table, cases_summary, cases_text)
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        for case in self.cases:
+            if case.repeats < 1:
+                raise ReportError(f"case {(case.batch, case.sample)}: repeats is {case.repeats}, expected 1 or more")
+            names = check_structure(case.structure, (case.batch, case.sample), self.inputs)
+            largest = max((max(self.inputs[name].nbytes, *self.inputs[name].shape, 1) for name in names), default=1)
+            if case.repeats * largest > LARGEST:
+                raise ReportError(
+                    f"case {(case.batch, case.sample)}: {case.repeats} repeats of its inputs would take "
+                    f"{case.repeats * largest} bytes, expected {LARGEST} at most"
+                )
+            known |= names
+        if self.inputs.keys() - known:
+            raise ReportError(f"the input tensor {min(self.inputs.keys() - known)!r} belongs to no case")
+        for row in self.rows:
+            self._case(row.batch, row.sample)
+
+    def worst(self, metric: str | None = None, output: str | None = None) -> tuple[CaseRow, ...]:
+        """The rows of one ranking, worst first.
+
+        Args:
+            metric: one of the metrics; None for the first that was asked for.
+            output: one of the outputs; None for the first that the metric ranked.
+
+        Raises:
+            ReportError: there is no such ranking; the text lists those that are there.
+        """
+        names = [(ranking.metric, ranking.output) for ranking in self.rankings]
+        chosen = [name for name in names if metric in (None, name[0]) and output in (None, name[1])]
+        if not chosen:
+            known = ", ".join(f"{name} of {what}" for name, what in names) or "none"
+            raise ReportError(f"no ranking by {metric!r} of {output!r}; there are: {known}")
+        return tuple(row for row in self.rows if (row.metric, row.output) == chosen[0])
+
+    def batch(self, row: CaseRow | None = None) -> Any:
+        """The inputs of a case as the model takes them: a tensor, a tuple or a dict of torch tensors.
+
+        Where the capture has a fixed batch size, the sample is repeated to fill it.
+
+        Args:
+            row: one of ``rows``; None for the first, which is the worst.
+
+        Raises:
+            ReportError: there is no such case.
+        """
+        if row is None:
+            if not self.rows:
+                raise ReportError("the report holds no case")
+            row = self.rows[0]
+        return self._rebuilt(self._case(row.batch, row.sample))
+
+    def batches(self, metric: str | None = None, output: str | None = None) -> list[Any]:
+        """The inputs of all cases, each once, the worst of every ranking first: what other analyses take.
+
+        Args:
+            metric: only cases that this metric ranked.
+            output: only cases that were ranked by this output.
+
+        Raises:
+            ReportError: there is no such ranking.
+        """
+        if metric is not None or output is not None:
+            self.worst(metric, output)
+        rows = [row for row in self.rows if metric in (None, row.metric) and output in (None, row.output)]
+        cases = [self._case(row.batch, row.sample) for row in sorted(rows, key=lambda row: row.rank)]
+        return [self._rebuilt(case) for case in dict.fromkeys(cases)]
+
+    def _case(self, batch: int, sample: int) -> StoredCase:
+        for case in self.cases:
+            if case.batch == batch and case.sample in (sample, -1):
+                return case
+        raise ReportError(f"the inputs of sample {sample} of batch {batch} are not in the report")
+
+    def _rebuilt(self, case: StoredCase) -> Any:
+        return rebuild(case.structure, (case.batch, case.sample), self.inputs, case.repeats, max(self.batch_axis, 0))
+
+    def _headline(self) -> str:
+        kept = f"{len(self.cases)} cases of {self.samples} samples, {len(self.rankings)} rankings"
+        return f"<BadCases of {self.model}, {self.quantizer}: {kept}>"

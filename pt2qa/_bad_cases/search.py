@@ -1,0 +1,328 @@
+"""The search for bad cases: both models on every batch, and the worst samples with their inputs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from pt2qa._bad_cases import case_batches, labels
+from pt2qa._bad_cases.case_batches import CaseBatch
+from pt2qa._bad_cases.case_metrics import FLIPS, AnyMetric, CaseMetric, chosen_metrics
+from pt2qa._bad_cases.feedback import Feedback, State
+from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
+from pt2qa._bad_cases.report import BadCases, LabelCounts
+from pt2qa._bad_cases.standings import CaseKey, Standing
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_batches
+from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
+from pt2qa._simulator.outputs import output_names, structured
+from pt2qa._simulator.verification import Outputs, Verification, simulated
+from pt2qa.errors import BatchError, SelectionError
+
+
+def find_bad_cases(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    metric: str | CaseMetric | Sequence[str | CaseMetric] = "sqnr",
+    k: int = 1,
+    num_steps: int | None = None,
+    post_process: Callable[[Any], Any] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    targets_of: Callable[[Any], Any] | None = None,
+    feedback: Mapping[str, str] | None = None,
+    batch_axis: int | None = 0,
+    progress: bool | None = None,
+) -> BadCases:
+    """Finds the samples on which the quantized model's outputs are furthest from the reference's.
+
+    Each batch runs through both models, each output is compared sample by sample, and of each metric and output the
+    worst ``k`` samples are kept with their inputs; all else is dropped, so memory is for ``k`` cases and not for the
+    data.  Of equals the earlier is worse.  Where the quantized model gives NaN or infinities and the reference is
+    finite, the sample is worst of all; a sample without a number for another reason (a zero reference, NaN in both) is
+    ranked last.  Both are counted.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+        batches: iterable of batches, read once.
+        metric: what ranks samples, one or several of ``sqnr`` (dB), ``cosine``, ``l1``, ``atol`` as
+            ``compare_layers`` has them; ``kl``, for logits, ``KL(softmax(ref) || softmax(quant))`` in nats over the
+            last axis; ``flips``; or a :class:`pt2qa.CaseMetric`.
+        k: cases to keep for each metric and output.
+        num_steps: batches to read at most; None for all.
+        post_process: from a model's outputs, nested as the model returns them, to what is compared: argmax, NMS and so
+            on.  It is called for both models.  A result of another batch size than the inputs is ranked whole.
+        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        targets_of: from an item to its integer class targets.  Then labels that flip are counted, and a ranking
+            ``flips`` holds the samples that lose the most right labels.
+        feedback: for stateful models, input name → output name, such as ``{"h": "output[1]"}``: an input that an item
+            leaves out (or gives as None) is that output of the step before, in each model its own.  An item that gives
+            the input starts a new sequence, so the first one must.
+        batch_axis: the axis of inputs and outputs that holds the samples; None to rank batches whole.
+        progress: whether to show a progress bar; None: where stderr is a terminal.
+
+    Returns:
+        The report.  After Ctrl-C, and after an error in reading an item or in fitting it to the model, it covers the
+        batches that were finished, if there is one, and says so in its notes.
+
+    Raises:
+        BatchError: there is no batch, or the first does not fit the captured inputs or cannot be stored.
+        SelectionError: an unknown metric or name, a number that makes no sense, or targets that fit no output.
+        SimulationError: the simulator does not compute what the converted graph computes.
+    """
+    for name, number, least in (("k", k, 1), ("num_steps", num_steps, 1), ("batch_axis", batch_axis, 0)):
+        if number is not None and number < least:
+            raise SelectionError(f"{name} is {number}; expected {least} or more.")
+    metrics = chosen_metrics(metric, with_targets=targets_of is not None)
+    search = _Search(pair, metrics, k, post_process, Feedback.of(pair.quantized, feedback or {}), batch_axis)
+    notes, check = [*pair.notes, *pair.program.notes], Verification(pair.graphs)
+    bar = tqdm(
+        itertools.islice(read_batches(batches, _whole), num_steps),
+        desc="find bad cases",
+        unit="batch",
+        disable=None if progress is None else not progress,
+        leave=False,
+    )
+    reader = _read(bar, inputs_of or _whole, targets_of)
+    try:
+        while True:
+            try:
+                step = search.prepared(*next(reader))
+            except StopIteration:
+                break
+            except Exception as error:
+                if not search.found.steps:
+                    raise
+                notes.append(f"stopped at batch {search.found.steps}, {type(error).__name__}: {error}")
+                break
+            models = functools.partial(simulated, pair.simulator, step.reference, step.quantized)
+            search.add(step, check.run(models, step.reference, step.quantized))
+    except KeyboardInterrupt:
+        if not search.found.steps:
+            raise
+        notes.append(f"interrupted: covers the {search.found.steps} batches that were finished")
+    if not search.found.steps:
+        raise BatchError("no batch to search. Pass at least one; an iterator that was read before is empty.")
+    if sum(apart.what == EMPTY for apart in search.found.set_apart) == search.found.steps:
+        raise BatchError(f"every batch is empty ({search.found.steps} read). Pass batches with samples.")
+    return search.report([*notes, *check.notes])
+
+
+def _read(
+    items: Iterable[Any], inputs_of: Callable[[Any], Batch], targets_of: Callable[[Any], Any] | None
+) -> Iterator[tuple[Batch, Tensor | None]]:
+    for item in items:
+        yield plain_batch(inputs_of(item)), None if targets_of is None else labels.as_targets(targets_of(item))
+
+
+def _whole(item: Any) -> Batch:
+    return item
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One batch, ready to run.
+
+    Attributes:
+        batch: what the reference is given, the state filled in.
+        reference, quantized: the flat inputs of both models.
+        targets: class targets, where there are any.
+    """
+
+    batch: Batch
+    reference: list[Any]
+    quantized: list[Any]
+    targets: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found so far; a batch that is interrupted leaves nothing behind, since the next one is a new value."""
+
+    standings: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
+    labels: Mapping[str, LabelCounts] = field(default_factory=dict)
+    cases: Mapping[CaseKey, CaseBatch] = field(default_factory=dict)
+    steps: int = 0
+    samples: int = 0
+    set_apart: tuple[SetApart, ...] = ()
+
+
+class _Search:
+    """Runs both models and keeps the worst samples."""
+
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        metrics: Sequence[AnyMetric],
+        k: int,
+        post_process: Callable[[Any], Any] | None,
+        feedback: Feedback,
+        axis: int | None,
+    ) -> None:
+        self.pair, self.metrics, self.k, self.post_process = pair, metrics, k, post_process
+        self.feedback, self.axis = feedback, axis
+        self.found = _Found()
+        self.states: tuple[State, State] = ({}, {})
+        self.repeats: dict[int, int] = {}
+
+    def prepared(self, batch: Batch, targets: Tensor | None) -> _Step:
+        """A batch as the inputs of both models.
+
+        Raises:
+            BatchError: it does not fit the captured inputs, or a report cannot hold it.
+        """
+        filled = self.feedback.fill(batch, self.states[0])
+        reference = quantized = self.pair.values(filled)
+        if not self.found.steps:
+            # What cannot be written down is refused before hours are spent, not after.
+            case_batches.stored(CaseBatch(filled, 0, 1), (0, -1))
+        if self.feedback.sources:
+            quantized = self.pair.values(self.feedback.fill(batch, self.states[1]))
+        return _Step(filled, reference, quantized, targets)
+
+    def add(self, step: _Step, outputs: Outputs) -> None:
+        """Takes in what the outputs of a batch show."""
+        graph = self.pair.quantized
+        reference, quantized = structured(graph, outputs.reference), structured(graph, outputs.quantized)
+        size = case_batches.batch_size(step.reference, self.axis)
+        samples = size if self.axis is not None else count_samples(step.reference)
+        if is_empty(samples, reference):
+            empty = SetApart(self.found.steps, 0, -1, "batch", EMPTY)
+            self.found = replace(self.found, steps=self.found.steps + 1, set_apart=(*self.found.set_apart, empty))
+            return
+        apart = self._not_finite(step, samples, reference, quantized)
+        states = self.feedback.state(reference), self.feedback.state(quantized)
+        if self.post_process is not None:
+            with torch.no_grad():
+                reference, quantized = self.post_process(reference), self.post_process(quantized)
+        pairs = list(output_pairs(reference, quantized, self.axis, size))
+        standings, counts = dict(self.found.standings), dict(self.found.labels)
+        for output in pairs:
+            for metric in self.metrics:
+                standing = self._standing(standings, metric.name, output.name, metric.worst)
+                standings[metric.name, output.name] = standing.update(
+                    metric.scores(output), output.broken, self.found.steps, self.found.samples
+                )
+        if step.targets is not None:
+            self._add_labels(pairs, step.targets, standings, counts)
+        found = _Found(
+            standings,
+            counts,
+            steps=self.found.steps + 1,
+            samples=self.found.samples + samples,
+            set_apart=(*self.found.set_apart, *apart),
+        )
+        found = replace(found, cases=self._cases(found, step, size))
+        self.found, self.states = found, states
+
+    def _not_finite(self, step: _Step, samples: int, reference: Any, quantized: Any) -> Iterator[SetApart]:
+        """What is wrong with a batch on which an output is NaN, or infinite in one model alone.
+
+        Post-processing, such as argmax, may hide it, so the outputs before it are looked at.
+        """
+        pairs = zip(pytree.tree_leaves(reference), pytree.tree_leaves(quantized), strict=True)
+        names = output_names(self.pair.quantized, len(pytree.tree_leaves(reference)))
+        wrong = [(name, culprit) for name, both in zip(names, pairs, strict=True) if (culprit := unlike(*both))]
+        if not wrong:
+            return
+        found = first_nonfinite(self.pair.simulator, step.reference)
+        if found is None:
+            # With feedback, the quantized model's own state is what breaks it.
+            name, (what, side, _) = wrong[0]
+            found = NonFinite(name, side, what, -1)
+        sample = found.sample if self.axis == 0 else -1
+        yield SetApart(self.found.steps, samples, sample, found.side, found.what, found.name, found.origin)
+
+    def _standing(
+        self, standings: Mapping[tuple[str, str], Standing], metric: str, output: str, worst: Any
+    ) -> Standing:
+        return standings.get((metric, output), Standing(metric, output, worst, self.k))
+
+    def _add_labels(
+        self,
+        pairs: Sequence[OutputPair],
+        targets: Tensor,
+        standings: dict[tuple[str, str], Standing],
+        counts: dict[str, LabelCounts],
+    ) -> None:
+        answered = False
+        for output in pairs:
+            answer = labels.count_labels(output, targets)
+            if answer is None:
+                continue
+            answered = True
+            own, scores = answer
+            counts[output.name] = labels.merged(counts[output.name], own) if output.name in counts else own
+            standing = self._standing(standings, FLIPS, output.name, "largest")
+            standings[FLIPS, output.name] = standing.update(
+                scores, output.broken, self.found.steps, self.found.samples, only_positive=True
+            )
+        if not answered:
+            shapes = ", ".join(f"{o.name} {tuple(getattr(o.reference, 'shape', ()))}" for o in pairs)
+            raise SelectionError(
+                f"no output names a class for targets of shape {tuple(targets.shape)}: {shapes}. Expected scores with "
+                "the classes on one more axis, the last, or integers of the targets' shape; post_process can bring "
+                "them about."
+            )
+
+    def _cases(self, found: _Found, step: _Step, size: int) -> dict[CaseKey, CaseBatch]:
+        """The cases that some standing holds: those kept so far, and copies out of this batch."""
+        number, first = self.found.steps, self.found.samples
+        alone = case_batches.can_be_cut(step.reference, self.axis, size)
+        wanted = {entry.key: entry.index for standing in found.standings.values() for entry in standing.entries}
+        cases: dict[CaseKey, CaseBatch] = {}
+        for (batch, sample), index in wanted.items():
+            if batch != number:
+                key = (batch, sample) if (batch, sample) in self.found.cases else (batch, -1)
+                cases[key] = self.found.cases[key]
+            elif sample < 0 or not alone:
+                cases.setdefault((batch, -1), CaseBatch(case_batches.copied(step.batch), first, 1))
+            else:
+                own = case_batches.copied(case_batches.cut(step.batch, sample, self.axis or 0))
+                cases[batch, sample] = CaseBatch(own, index, self._repeats(own, size))
+        return cases
+
+    def _repeats(self, own: Batch, size: int) -> int:
+        if size not in self.repeats:
+            self.repeats[size] = case_batches.repeats_for(own, self.axis or 0, size, self.pair.values)
+        return self.repeats[size]
+
+    def report(self, notes: Sequence[str]) -> BadCases:
+        """The report of what was found."""
+        order = [*(metric.name for metric in self.metrics), FLIPS]
+        standings = sorted(self.found.standings.values(), key=lambda standing: order.index(standing.metric))
+        stored = [case_batches.stored(case, key) for key, case in self.found.cases.items()]
+        broken = [
+            f"{s.output}: {s.broken} without {s.metric}, NaN or infinite in the quantized model only; ranked worst"
+            for s in standings
+            if s.broken
+        ]
+        missing = [
+            f"{s.output}: {s.without_number} without {s.metric} ({s.reason or 'nan'}); ranked last"
+            for s in standings
+            if s.without_number
+        ]
+        return BadCases(
+            rows=tuple(row for standing in standings for row in standing.rows()),
+            rankings=tuple(standing.ranking() for standing in standings),
+            labels=tuple(self.found.labels.values()),
+            cases=tuple(case for case, _ in stored),
+            inputs={name: array for _, arrays in stored for name, array in arrays.items()},
+            batch_axis=-1 if self.axis is None else self.axis,
+            notes=tuple(dict.fromkeys([*notes, *broken, *missing])),
+            steps=self.found.steps,
+            samples=self.found.samples,
+            quantizer=self.pair.quantizer,
+            model=self.pair.model,
+            environment=self.pair.environment,
+            set_apart=self.found.set_apart,
+        )

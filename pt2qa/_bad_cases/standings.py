@@ -1,0 +1,111 @@
+"""Who is worst so far: frozen standings that take in one batch after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pt2qa._bad_cases.case_metrics import Scores
+from pt2qa._bad_cases.report import CaseRow, Ranking
+
+CaseKey = tuple[int, int]
+"""Number of the batch, number of the sample in it; -1 for a batch as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sample with its number.
+
+    Attributes:
+        tier: 0 for a quantized model that gives NaN or infinities where the reference is finite, 1 for a number, 2 for
+            none.  The first is a failure that no finite error equals; the last says nothing, so it is never in the way.
+        badness: the number, turned so that large is bad.
+        key: batch and sample.
+        index: running number of the sample.
+        value: the number.
+        note: why it is nan.
+    """
+
+    tier: int
+    badness: float
+    key: CaseKey
+    index: int
+    value: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The worst k entries by one metric of one output, and the sums over all.
+
+    Attributes:
+        metric, output, worst: as in :class:`pt2qa._bad_cases.report.Ranking`.
+        k: how many are kept.
+        entries: the worst, the worst first; of equals the earlier.
+        values, total, finite: how many numbers, the sum of the finite ones and how many these are.
+        broken, without_number, reason: as in ``Ranking``.
+    """
+
+    metric: str
+    output: str
+    worst: Literal["smallest", "largest"]
+    k: int
+    entries: tuple[Entry, ...] = ()
+    values: int = 0
+    total: float = 0.0
+    finite: int = 0
+    broken: int = 0
+    without_number: int = 0
+    reason: str = ""
+
+    def update(
+        self, scores: Scores, broken: Callable[[int], bool], batch: int, first: int, *, only_positive: bool = False
+    ) -> Standing:
+        """The standing after one more batch.
+
+        Args:
+            scores: what the metric says of it.
+            broken: whether the sample at a place is NaN or infinite in the quantized model only.
+            batch: its number.
+            first: running number of its first sample.
+            only_positive: keep no sample whose number is zero.
+        """
+        if scores.problem:
+            return replace(self, without_number=self.without_number + 1, reason=self.reason or scores.problem)
+        sign = -1.0 if self.worst == "smallest" else 1.0
+        new = []
+        for place, value, note in zip(scores.places, scores.numbers, scores.notes, strict=True):
+            tier = 1 if not math.isnan(value) else 0 if broken(place) else 2
+            badness = sign * value if tier == 1 else 0.0
+            new.append(Entry(tier, badness, (batch, place), first + max(place, 0), value, note))
+        numbers = [entry.value for entry in new if entry.tier == 1]
+        finite = [number for number in numbers if math.isfinite(number)]
+        nameless = [entry for entry in new if entry.tier == 2]
+        candidates = [entry for entry in new if not only_positive or entry.value > 0]
+        # Sorting is stable and what was there stands first, so of equals the earlier stays.
+        ordered = sorted((*self.entries, *candidates), key=lambda entry: (entry.tier, -entry.badness))
+        return replace(
+            self,
+            entries=tuple(ordered[: self.k]),
+            values=self.values + len(numbers),
+            total=self.total + math.fsum(finite),
+            finite=self.finite + len(finite),
+            broken=self.broken + sum(entry.tier == 0 for entry in new),
+            without_number=self.without_number + len(nameless),
+            reason=self.reason or next((entry.note for entry in nameless), ""),
+        )
+
+    def ranking(self) -> Ranking:
+        """The sums for the report."""
+        mean = self.total / self.finite if self.finite else math.nan
+        return Ranking(
+            self.metric, self.output, self.worst, self.values, mean, self.broken, self.without_number, self.reason
+        )
+
+    def rows(self) -> Iterable[CaseRow]:
+        """The entries for the report."""
+        for rank, entry in enumerate(self.entries, 1):
+            note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
+            yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note)

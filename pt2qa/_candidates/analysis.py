@@ -1,0 +1,412 @@
+"""Several quantizer configurations of one model in one pass: the float model runs once for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
+from pt2qa._capture.program import Capture
+from pt2qa._exclusion import computes
+from pt2qa._metrics import NoiseSums, sums_of_row
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.quantization import quantize
+from pt2qa._report.prose import counted
+from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.nonfinite import first_nonfinite, is_empty
+from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.verification import Outputs, Verification
+from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError, SimulationError
+from pt2qa.plugins import describe, resolve
+
+
+def compare_quantizers(
+    capture: Capture,
+    quantizers: Mapping[str, Any] | Sequence[Any],
+    calibration: Iterable[Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> CandidateReport:
+    """Quantizes a model in several ways and compares them, as a whole and layer by layer.
+
+    All quantized models advance together with one run of the float model, so memory is one live set each, whatever the
+    number of layers or batches.  A value is compared where its readers see it: rounded, where the candidate rounds it.
+
+    Args:
+        capture: what :func:`pt2qa.capture` returned; it is not changed.
+        quantizers: what :func:`pt2qa.quantize` takes, by the names that the report shall use, or a list of them; among
+            them may be pairs that were quantized before, such as that of a reconfiguration.
+        calibration: batches, gone through for each candidate: a list, or a loader that starts over.
+        batches: what to measure on; None for the calibration batches.
+        inputs_of: from an item of both to a batch.
+        progress: whether to show progress bars; None: where stderr is a terminal.
+
+    Returns:
+        The report.  A candidate that fails is listed with its error and does not keep the others from running.
+        Interrupted with Ctrl-C after at least one batch, it covers the finished batches and says so.
+
+    Raises:
+        SelectionError: there is no candidate, two have one name, or a pair is of another model.
+        QuantizeError: every candidate failed to be quantized.
+        SimulationError: of none of them the simulator computes what the converted graph computes.
+        BatchError: ``calibration`` can be gone through only once, or there is no batch.
+    """
+    named = _named(quantizers)
+    if isinstance(calibration, Iterator):
+        raise BatchError(
+            f"calibration is a {type(calibration).__name__}, which can be gone through only once, but each candidate "
+            "needs the batches again. Pass a list, or a loader that starts over."
+        )
+    pairs: dict[str, QuantizedPair] = {}
+    failed: dict[str, str] = {}
+    for name, quantizer in named.items():
+        try:
+            pairs[name] = _pair(capture, name, quantizer, calibration, inputs_of, progress)
+        except (SelectionError, BatchError):
+            raise
+        except Pt2qaError as error:
+            failed[name] = str(error)
+    if not pairs:
+        raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
+    race: _Race | None = None
+    checks = {name: Verification(pair.graphs) for name, pair in pairs.items()}
+    notes: list[str] = []
+    bar = tqdm(
+        read_batches(calibration if batches is None else batches, inputs_of),
+        desc="compare quantizers",
+        unit="batch",
+        disable=None if progress is None else not progress,
+        leave=False,
+    )
+    try:
+        for batch in bar:
+            race = _Race(pairs) if race is None else race
+            values = race.first.values(batch)
+            race.add(values, _verified(race, values, checks, failed))
+    except KeyboardInterrupt:
+        if race is None or not race.batches:
+            raise
+        notes.append(f"interrupted: covers the {race.batches} batches that were finished")
+    if race is None:
+        raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
+    if not race.samples and all(apart.what == EMPTY for apart in race.set_apart):
+        raise BatchError(f"every batch is empty ({race.batches} read). Pass batches with samples.")
+    rows = race.rows()
+    failed |= _failures(race)
+    notes += [f"{name}: {note}" for name, pair in pairs.items() for note in (*pair.notes, *checks[name].notes)]
+    notes += race.notes()
+    first = next(iter(pairs.values()))
+    return CandidateReport(
+        rows=rows,
+        candidates=tuple(_candidate(name, named[name], pairs.get(name), rows, failed) for name in named),
+        notes=tuple(dict.fromkeys(notes)),
+        batches=race.batches,
+        samples=race.samples,
+        model=capture.model,
+        environment=first.environment,
+        set_apart=tuple(race.set_apart),
+    )
+
+
+def _failures(race: _Race) -> dict[str, str]:
+    """By candidate that gives NaN or infinities of its own, on how many batches, and where first."""
+    found: dict[str, list[SetApart]] = {}
+    for apart in race.set_apart:
+        if apart.candidate:
+            found.setdefault(apart.candidate, []).append(apart)
+    total = counted(race.batches, "batch", "batches")
+    return {name: f"on {len(own)} of {total}: {own[0].fault} ({own[0].place})" for name, own in found.items()}
+
+
+def _verified(race: _Race, values: list[Any], checks: Mapping[str, Verification], failed: dict[str, str]) -> _Lap:
+    """All models run on a batch; a candidate that the simulator does not compute exactly leaves the race."""
+    lap = race.measure(values)
+    for name in list(race.pairs):
+        try:
+            while not checks[name].accepts(Outputs(lap.reference, lap.quantized[name]), values):
+                lap = race.measure(values)
+        except SimulationError as error:
+            failed[name] = str(error)
+            del race.pairs[name]
+    if not race.pairs:
+        raise SimulationError("; ".join(f"{name}: {text}" for name, text in failed.items()))
+    return lap
+
+
+def _named(quantizers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    if isinstance(quantizers, str):
+        quantizers = [quantizers]
+    if not isinstance(quantizers, Mapping):
+        names = [quantizer if isinstance(quantizer, str) else _described(quantizer) for quantizer in quantizers]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SelectionError(f"two candidates are called {twice[0]!r}; give a dict with a name for each")
+        quantizers = dict(zip(names, quantizers, strict=True))
+    if not quantizers:
+        raise SelectionError("there is no candidate; expected a list of quantizers, or a dict that names them")
+    return {str(name): quantizer for name, quantizer in quantizers.items()}
+
+
+def _described(quantizer: Any) -> str:
+    return quantizer.quantizer if isinstance(quantizer, QuantizedPair) else describe(resolve(quantizer))
+
+
+def _pair(
+    capture: Capture,
+    name: str,
+    quantizer: Any,
+    calibration: Iterable[Any],
+    inputs_of: Callable[[Any], Batch] | None,
+    progress: bool | None,
+) -> QuantizedPair:
+    if not isinstance(quantizer, QuantizedPair):
+        return quantize(capture, quantizer, calibration, inputs_of=inputs_of, progress=progress)
+    if quantizer.capture is not capture or (quantizer.recipe is not None and quantizer.recipe.qat):
+        raise SelectionError(
+            f"{name}: the pair was not quantized after training from this capture, so the float model is another one. "
+            "Expected a pair that pt2qa.quantize(capture, ...) returned, without QAT"
+        )
+    return quantizer
+
+
+@dataclass(slots=True)
+class _Value:
+    """What one row adds up, by candidate: over the batches that count, and over those that are set apart."""
+
+    step: Step | None
+    sums: dict[str, NoiseSums] = field(default_factory=dict)
+    apart: dict[str, NoiseSums] = field(default_factory=dict)
+
+    def add(self, sums: Mapping[str, NoiseSums], apart: Collection[str]) -> None:
+        for name, new in sums.items():
+            into = self.apart if name in apart else self.sums
+            into[name] = into.get(name, NoiseSums()).merge(new)
+
+    def seen(self, name: str) -> NoiseSums | None:
+        """The sums of a candidate; where no batch counts, what the others show is better than nothing."""
+        return self.sums.get(name, self.apart.get(name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """What one run of all models on a batch gave.
+
+    Attributes:
+        reference: the float model's outputs, flat.
+        quantized: each candidate's.
+        sums: by row of the table, the noise of each candidate.
+    """
+
+    reference: list[Any]
+    quantized: dict[str, list[Any]]
+    sums: list[tuple[_Value, dict[str, NoiseSums]]]
+
+
+class _Race:
+    """One float model and several quantized ones, all at the same op."""
+
+    def __init__(self, pairs: dict[str, QuantizedPair]) -> None:
+        self.pairs = pairs
+        self.first = first = next(iter(pairs.values()))
+        # The float graphs differ by nothing but what prepare folded and rewrote, which was checked at calibration.
+        self.reference = first.simulator
+        self.places = {name: _places(pair.program) for name, pair in pairs.items()}
+        self.known = {name: frozenset(places.values()) for name, places in self.places.items()}
+        self.values = {step.name: _Value(step) for step in first.program.steps if step.site is None}
+        self.outputs: dict[str, _Value] = {}
+        self.batches = self.samples = 0
+        self.set_apart: list[SetApart] = []
+
+    @computes
+    def measure(self, values: list[Any]) -> _Lap:
+        """Runs all models on a batch; nothing is added yet, so that the run can be checked, or made again."""
+        found: list[tuple[_Value, dict[str, NoiseSums]]] = []
+        runners = {
+            name: _Runner(pair.simulator.walk(values, True), self.places[name]) for name, pair in self.pairs.items()
+        }
+        walk = self.reference.walk(values, False)
+        with torch.no_grad():
+            while True:
+                try:
+                    step, value = next(walk)
+                except StopIteration as end:
+                    reference = end.value
+                    break
+                if step.site is None:
+                    others = {name: r.value(step.name) for name, r in runners.items() if step.name in self.known[name]}
+                    found.append((self.values[step.name], _noise(value, others)))
+            results = {name: _leaves(runner.finish()) for name, runner in runners.items()}
+        leaves = _leaves(reference)
+        if not self.outputs:
+            self.outputs = {name: _Value(None) for name in output_names(self.first.quantized, len(leaves))}
+        for number, (output, leaf) in enumerate(zip(self.outputs.values(), leaves, strict=True)):
+            found.append((output, _noise(leaf, {name: result[number] for name, result in results.items()})))
+        return _Lap(leaves, results, found)
+
+    def add(self, values: list[Any], lap: _Lap) -> None:
+        """Adds what was measured on a batch; one that is interrupted leaves nothing behind."""
+        samples = count_samples(values)
+        apart = self._why_apart(values, samples, lap.sums, lap.reference)
+        left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
+        for place, sums in lap.sums:
+            place.add(sums, left_out)
+        self.set_apart += apart
+        self.batches += 1
+        self.samples += samples
+
+    def _why_apart(
+        self,
+        values: list[Any],
+        samples: int,
+        found: Sequence[tuple[_Value, dict[str, NoiseSums]]],
+        outputs: Sequence[Any],
+    ) -> list[SetApart]:
+        """Why a batch may be in no number of any candidate, or of those that fail on it; nothing for one that counts.
+
+        The rules are those of ``compare_layers``.
+        """
+        if is_empty(samples, outputs):
+            return [SetApart(self.batches, 0, -1, "batch", EMPTY)]
+        broken = {name for _, sums in found for name, noise in sums.items() if math.isnan(noise.noise)}
+        if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in outputs):
+            broken = set(self.pairs)
+        apart = []
+        for name in (name for name in self.pairs if name in broken):
+            seen = first_nonfinite(self.pairs[name].simulator, values)
+            if seen is None:
+                continue
+            own = SetApart(self.batches, samples, seen.sample, seen.side, seen.what, seen.name, seen.origin)
+            if not own.is_failure:
+                return [own]
+            apart.append(replace(own, candidate=name))
+        return apart
+
+    def rows(self) -> tuple[CandidateRow, ...]:
+        """The outputs, then the ops in graph order; ops without a tensor are left out and noted."""
+        rows = [CandidateRow(-1, name, "", "output", self._sqnrs(value)) for name, value in self.outputs.items()]
+        for name, value in self.values.items():
+            if (value.sums or value.apart) and value.step is not None:
+                rows.append(CandidateRow(value.step.handle, name, value.step.module, value.step.op, self._sqnrs(value)))
+        return tuple(rows)
+
+    def notes(self) -> list[str]:
+        """What could not be compared."""
+        notes = []
+        missing = [name for name, value in self.values.items() if not (value.sums or value.apart)]
+        if missing:
+            notes.append(f"not compared, no single tensor as output: {len(missing)} ops, such as {missing[0]}")
+        for name in self.pairs:
+            if extra := [op for op in self.known[name] if op not in self.values]:
+                notes.append(f"not compared, ops that {name} alone has: {len(extra)}, such as {sorted(extra)[0]}")
+        return notes
+
+    def _sqnrs(self, value: _Value) -> dict[str, float]:
+        seen = {name: value.seen(name) for name in self.pairs}
+        return {name: math.nan if sums is None else sums.sqnr for name, sums in seen.items()}
+
+
+class _Runner:
+    """A quantized model that is run up to the op that is asked for."""
+
+    def __init__(self, walk: Generator[tuple[Step, Any], None, Any], places: Mapping[int, str]) -> None:
+        self.walk, self.places = walk, places
+        self.passed: dict[str, Any] = {}
+
+    def value(self, name: str) -> Any:
+        """The value of an op; another model may run two independent ops the other way round."""
+        if name in self.passed:
+            return self.passed.pop(name)
+        for step, value in self.walk:
+            here = self.places.get(step.index)
+            if here == name:
+                return value
+            if here is not None:
+                self.passed[here] = value.clone() if isinstance(value, Tensor) else value
+        raise AssertionError(f"{name} is among the places, so the run gives it")
+
+    def finish(self) -> Any:
+        """Runs to the end and gives the outputs."""
+        while True:
+            try:
+                next(self.walk)
+            except StopIteration as end:
+                return end.value
+
+
+def _places(program: Program) -> dict[int, str]:
+    """By step number, the op whose value is seen there: at its first site, or where it is made."""
+    sites: dict[int, int] = {}
+    for step in program.steps:
+        if step.site is not None and step.twin is None:
+            sites.setdefault(step.reads[0], step.index)
+    return {sites.get(step.out, step.index): step.name for step in program.steps if step.site is None}
+
+
+def _noise(reference: Any, others: Mapping[str, Any]) -> dict[str, NoiseSums]:
+    """Sums of each candidate's value that is a tensor of the reference's shape."""
+    if not isinstance(reference, Tensor):
+        return {}
+    alike = {n: other for n, other in others.items() if isinstance(other, Tensor) and other.shape == reference.shape}
+    if not alike:
+        return {}
+    first, *rest = alike.values()
+    whole, noises = sums_of_row(reference, first, tuple(rest))
+    # Where one of the two is not finite, the sums leave it out, and there is no SQNR.
+    noise = math.nan if whole.nonfinite else whole.noise
+    return dict(zip(alike, (NoiseSums(whole.signal, noise, whole.count), *noises), strict=True))
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    return pytree.tree_leaves(plain(outputs))
+
+
+def _candidate(
+    name: str,
+    quantizer: Any,
+    pair: QuantizedPair | None,
+    rows: Sequence[CandidateRow],
+    failed: Mapping[str, str],
+) -> Candidate:
+    if pair is None:
+        spec = quantizer if isinstance(quantizer, str) else type(quantizer).__name__
+        return Candidate(name, spec, math.nan, 0, 0, 0, 0, 0, failed[name])
+    outputs = [row.custom[name] for row in rows if row.op == "output"]
+    carrying = [entry for entry in pair.coverage if entry.carries_arithmetic]
+    kinds = [site.kind for site in pair.sites]
+    return Candidate(
+        name=name,
+        quantizer=pair.quantizer,
+        # An output or a batch without a number must not hide behind the others.
+        sqnr=math.nan if name in failed or any(map(math.isnan, outputs)) else min(outputs, default=math.nan),
+        quantized_ops=sum(entry.quantized for entry in carrying),
+        ops=sum(entry.total for entry in carrying),
+        activations=kinds.count("activation"),
+        weights=kinds.count("weight"),
+        bytes=_stored_bytes(pair),
+        note=failed.get(name, ""),
+    )
+
+
+def _stored_bytes(pair: QuantizedPair) -> int:
+    """Bytes of the parameters: an integer of its dtype's width for each quantized element, else the float's own.
+
+    A weight with several readers, such as the steps of an LSTM, is stored once for each way in which it is rounded.
+    """
+    sizes: dict[tuple[int, str | None], int] = {}
+    for constant in pair.program.constants:
+        value = constant.reference
+        if isinstance(value, Tensor) and (constant.is_parameter or constant.site is not None):
+            dtype = None if constant.site is None else pair.sites[constant.site].params.dtype
+            width = value.element_size() if dtype is None else getattr(torch, dtype).itemsize
+            sizes[value.data_ptr(), dtype] = value.numel() * width
+    return sum(sizes.values())

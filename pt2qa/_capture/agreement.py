@@ -1,0 +1,156 @@
+"""Whether a captured program computes what the model computes, and whether the model agrees with itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pt2qa._graph.agreement import compare_outputs
+from pt2qa.errors import CaptureError
+
+AGREEMENT_DB = 100.0
+"""Below this a program computes something else: kernels that only sum in another order differ at 120 dB and more."""
+
+
+class State:
+    """The buffers of a model as they are now, to be put back later.
+
+    Args:
+        model: the model; its buffers are copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved = [
+            (f"{path}.{name}" if path else name, module, name, value, value.detach().clone())
+            for path, module in model.named_modules()
+            for name, value in module._buffers.items()
+            if value is not None
+        ]
+
+    def changed(self) -> tuple[str, ...]:
+        """The names of the buffers that hold something else now."""
+        return tuple(
+            path
+            for path, module, name, value, saved in self._saved
+            if module._buffers.get(name) is not value or not _identical(value, saved)
+        )
+
+    def restore(self) -> None:
+        """Puts back the buffers that changed, in place."""
+        changed = set(self.changed())
+        for path, module, name, value, saved in self._saved:
+            if path in changed:
+                module._buffers[name] = value
+                with torch.no_grad():
+                    value.copy_(saved)
+
+
+def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a model or graph returns for copies of the inputs."""
+    args, kwargs = pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), (args, kwargs))
+    return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), function(*args, **kwargs))
+
+
+def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a model returns for its example inputs, gradients off.
+
+    Raises:
+        CaptureError: it fails on them.
+    """
+    try:
+        with torch.no_grad():
+            return run(model, args, kwargs)
+    except Exception as error:
+        raise CaptureError(
+            f"the model fails on its example inputs, before any export: {type(error).__name__}: {error}. Call "
+            "model(*args, **kwargs) to see where."
+        ) from error
+
+
+def check_stateless(
+    model: nn.Module, state: State, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """The buffers that forward changes; restores them.
+
+    Args:
+        model: the model, right after the run that returned ``eager``.
+        state: its buffers before that run.
+        eager: what the model returned.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+
+    Raises:
+        CaptureError: what forward leaves in its buffers changes what the next run returns.
+    """
+    changed = state.changed()
+    found = compare_outputs(eager, run_eager(model, args, kwargs), AGREEMENT_DB) if changed else None
+    state.restore()
+    if found is not None:
+        raise CaptureError(
+            f"the model keeps state: forward changes its buffers {_listed(changed)}, and {found.leaf} {found.what} "
+            "between two runs of one input. pt2qa compares runs of one input: take the state as an input and return "
+            "the new one."
+        )
+    return changed
+
+
+def check_agreement(
+    model: nn.Module,
+    state: State,
+    eager: Any,
+    program: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Checks that a program agrees with its model: float outputs at :data:`AGREEMENT_DB`, all others exactly.
+
+    Args:
+        model: the model.
+        state: its buffers before the run that returned ``eager``.
+        eager: what the model returned.
+        program: the captured program, as something to call.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+
+    Raises:
+        CaptureError: they disagree; the message tells whether the model agrees with itself.
+    """
+    with torch.no_grad():
+        captured = run(program, args, kwargs)
+        found = compare_outputs(eager, captured, AGREEMENT_DB)
+        if found is None:
+            return
+        own = compare_outputs(eager, run(model, args, kwargs), AGREEMENT_DB)
+        state.restore()
+    # torch.export traces with gradients on; without them torch.nn's transformer layers take another path, which writes
+    # zeros where a mask covers the input.
+    traced = run(model, args, kwargs)
+    state.restore()
+    if own is None and compare_outputs(traced, captured, AGREEMENT_DB) is None:
+        return
+    if own is not None:
+        raise CaptureError(
+            f"the model disagrees with itself: {own.leaf} {own.what} between two runs of one input in eval mode. It is "
+            "random (torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. pt2qa compares "
+            "runs of one input: make forward deterministic."
+        )
+    raise CaptureError(
+        f"the captured program does not compute what the model computes: {found.leaf} {found.what} on the example "
+        "inputs. Values that forward reads from outside, branches on values and writes to views of a tensor are the "
+        "usual causes. Try the other strict=, and compare torch.export.export(model, args).module() with the model."
+    )
+
+
+def _identical(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, NaN counting as equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,53 @@
+"""Takes away what nothing reads (trap 29).
+
+The x86 quantizer takes the first output of a matched convolution or linear: an unused pooler has none, ``IndexError``.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2qa._capture.aliases import Aliases, in_place_argument
+from pt2qa._capture.changes import Change
+from pt2qa._capture.normalise.editing import graph_modules, names_by_node
+
+_RULE = "dead code"
+
+
+def remove_dead_code(program: ExportedProgram) -> tuple[Change, ...]:
+    """Removes ops without effect, in place.
+
+    An op that writes to its argument has an effect, unless that memory was made in the graph and is not read afterwards
+    (the ``ReLU(inplace=True)`` behind an unused linear).  Inputs, parameters and buffers stay, used or not.
+    """
+    names = names_by_node(program)
+    for graph_module in graph_modules(program):
+        graph_module.graph.eliminate_dead_code()
+        while dead := _unread_write(graph_module):
+            graph_module.graph.erase_node(dead)
+            graph_module.graph.eliminate_dead_code()
+        graph_module.recompile()
+    left = {node for graph_module in graph_modules(program) for node in graph_module.graph.nodes}
+    return tuple(
+        Change(_RULE, name, "removed: nothing reads it")
+        for node, name in names.items()
+        if node not in left and node.target is not operator.getitem
+    )
+
+
+def _unread_write(graph_module: GraphModule) -> Node | None:
+    """An in-place op whose result nobody reads, under any name."""
+    candidates: list[Node] = [
+        node for node in graph_module.graph.nodes if not node.users and in_place_argument(node) is not None
+    ]
+    if not candidates:
+        return None
+    aliases = Aliases(graph_module)
+    for node in candidates:
+        made_here = all(member.op == "call_function" for member in aliases.group(node))
+        if made_here and not aliases.read_after(node, node):
+            return node
+    return None

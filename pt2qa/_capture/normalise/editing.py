@@ -1,0 +1,60 @@
+"""Edits of a program's graphs that keep its signature true, and names to report them by."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import TensorArgument
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from pt2qa._graph.handles import assign_handles, handle_of, names_of, walk
+
+
+def graph_modules(program: ExportedProgram) -> list[GraphModule]:
+    """The graph of a program and every graph nested in it."""
+    return list({id(placed.graph_module): placed.graph_module for placed in walk(program.graph_module)}.values())
+
+
+def names_by_node(program: ExportedProgram) -> dict[Node, str]:
+    """What to call each op of a program as it is now.  Numbers the program's handles, in place."""
+    assign_handles(program)
+    names = names_of(program)
+    return {
+        placed.node: names[handle].name
+        for placed in walk(program.graph_module)
+        if (handle := handle_of(placed.node)) is not None
+    }
+
+
+def read_instead(program: ExportedProgram, old: Node, new: Node, users: list[Node] | None = None) -> None:
+    """Lets users of ``old`` (all but ``new``, where ``users`` is None) read ``new``, in place.
+
+    An output of the program that was ``old`` becomes ``new`` in its signature too.
+    """
+    for user in list(old.users) if users is None else users:
+        if user is not new:
+            user.replace_input_with(old, new)
+            if user.op == "output" and old.graph is program.graph:
+                for spec in program.graph_signature.output_specs:
+                    if isinstance(spec.arg, TensorArgument) and spec.arg.name == old.name:
+                        spec.arg = TensorArgument(name=new.name)
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two traced tensors have the same dtype and shape, without pinning down dynamic sizes."""
+    return (
+        a.dtype == b.dtype
+        and a.dim() == b.dim()
+        and all(statically_known_true(x == y) for x, y in zip(a.shape, b.shape, strict=True))
+    )
+
+
+def drop_attribute(graph_module: GraphModule, reader: Node) -> None:
+    """Takes away a ``get_attr`` node that nothing reads, and the attribute if it was the last to read it, in place."""
+    if reader.users:
+        return
+    target = str(reader.target)
+    graph_module.graph.erase_node(reader)
+    if not any(node.op == "get_attr" and node.target == target for node in graph_module.graph.nodes):
+        delattr(graph_module, target)

@@ -1,0 +1,84 @@
+"""Takes recurrent ops apart on request (trap 25).
+
+``aten.lstm.input`` is one op with all its matrix products inside: every quantizer leaves it float, in silence.  torch
+has decompositions of it into linears, one step of the sequence after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2qa._capture.changes import Change
+from pt2qa._capture.normalise.decomposition import operands_of, put_instead, trace
+from pt2qa._capture.normalise.editing import names_by_node
+from pt2qa._graph.handles import PART
+
+RULE = "recurrent op"
+_ATEN = torch.ops.aten
+
+RECURRENT = {
+    "lstm": (_ATEN.lstm.input, _ATEN.lstm.data),
+    "gru": (_ATEN.gru.input, _ATEN.gru.data),
+    "rnn": (_ATEN.rnn_tanh.input, _ATEN.rnn_tanh.data, _ATEN.rnn_relu.input, _ATEN.rnn_relu.data),
+}
+"""The kinds that ``capture(decompose=...)`` takes, with their ops."""
+
+
+def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple[Change, ...]:
+    """Replaces recurrent ops by linears and elementwise ops, one step of the sequence after the other, in place.
+
+    Each part notes under :data:`pt2qa._graph.handles.PART` of which op it is, and of which step of the sequence.
+
+    Args:
+        program: the program.
+        kinds: what to take apart; keys of :data:`RECURRENT` count, others are left alone.
+    """
+    targets = {target for kind in kinds for target in RECURRENT.get(kind, ())}
+    wanted = [node for node in program.graph.nodes if node.op == "call_function" and node.target in targets]
+    names = names_by_node(program) if wanted else {}
+    changes = []
+    for node in wanted:
+        body = trace(node, decomposition_table[node.target])
+        steps = _steps(node, body)
+        put_instead(
+            program, node, body, {part: {PART: {"of": names[node], "step": step}} for part, step in steps.items()}
+        )
+        linears = sum(part.target is _ATEN.linear.default for part in steps)
+        changes.append(Change(RULE, names[node], f"taken apart into {linears} linears and the ops between them"))
+    return tuple(changes)
+
+
+def _steps(node: Node, body: GraphModule) -> dict[Node, int]:
+    """For each op of the body, which step of the sequence it computes, from 0; -1 where it is of none or of all.
+
+    A step begins with the product of the hidden state, and the last one ends where the steps' outputs are joined.
+    """
+    operands = operands_of(node, body)
+    hidden = _hidden_weights(node)
+    counts = dict.fromkeys(hidden, 0)
+    steps, current = {}, -1
+    for part in body.graph.nodes:
+        if part.op != "call_function":
+            continue
+        weight = operands.get(part.args[1]) if part.target is _ATEN.linear.default else None
+        if weight in counts:
+            current = counts[weight]
+            counts[weight] += 1
+        elif part.target in (_ATEN.cat.default, _ATEN.stack.default):
+            current = -1
+        steps[part] = current
+    return steps
+
+
+def _hidden_weights(node: Node) -> list[Any]:
+    """The hidden-to-hidden weight of each layer and direction: the second of its parameters."""
+    arguments: list[Any] = list(node.args)
+    place = max(index for index, argument in enumerate(arguments) if isinstance(argument, list | tuple))
+    parameters, layers, both_ways = arguments[place], arguments[place + 2], arguments[place + 5]
+    return list(parameters[1 :: len(parameters) // (layers * (2 if both_ways else 1))])

@@ -1,0 +1,121 @@
+"""Makes writes to a part of a tensor functional.
+
+After ``y[:, :2].mul_(0.1)`` a model goes on to read ``y``, in the graph a value from before the write.  In one memory
+that is right; in a quantized graph ``y`` and the slice are two tensors with a quantize and a dequantize between them,
+the write is lost, and the model computes nonsense without a word.  Here the later reads get
+``slice_scatter(y, mul(y[:, :2], 0.1))``.  In-place ops whose argument is read nowhere else stay as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from pt2qa._capture.aliases import in_place_argument, memory_of, storage_of
+from pt2qa._capture.changes import Change
+from pt2qa._capture.normalise.editing import graph_modules, names_by_node, read_instead
+from pt2qa._capture.normalise.out_of_place import Unsupported, Writer, traced_value
+from pt2qa._graph.handles import op_of
+
+_RULE = "partial write"
+_CHANGES_NO_VALUE = {
+    "as_strided",
+    "detach",
+    "rename",
+    "requires_grad",
+    "resize",
+    "set",
+    "squeeze",
+    "swapaxes",
+    "t",
+    "transpose",
+    "unsqueeze",
+}
+
+
+def make_writes_functional(program: ExportedProgram) -> tuple[Change, ...]:
+    """Lets what is read after a write to a part of it, or to what it is a part of, read the result, in place.
+
+    Writes to an input or a buffer stay: they are meant to be seen from outside.
+    """
+    changes = []
+    for graph_module in graph_modules(program):
+        for node in graph_module.graph.nodes:
+            argument = in_place_argument(node)
+            if argument is None or op_of(node.target) in _CHANGES_NO_VALUE:
+                continue
+            readers = _stale_readers(node, argument, graph_module.graph)
+            if not readers:
+                continue
+            name = names_by_node(program)[node]
+            try:
+                what = _rewrite(program, graph_module, node, argument, readers)
+            except Unsupported as reason:
+                what = f"left as it is, so a quantizer that rounds this tensor changes what is computed: {reason}"
+            changes.append(Change(_RULE, name, what))
+        graph_module.recompile()
+    return tuple(changes)
+
+
+def _stale_readers(node: Node, argument: Node, graph: Graph) -> list[tuple[Node, Node]]:
+    """Who reads after ``node``, under a name from before it, the memory that it writes: pairs of name and reader."""
+    storage = storage_of(argument)
+    if storage is None:
+        return []
+    position = {other: i for i, other in enumerate(graph.nodes)}
+    older = [other for other in graph.nodes if storage_of(other) == storage and position[other] < position[node]]
+    return [
+        (other, user)
+        for other in older
+        for user in other.users
+        if position[user] > position[node] and not _overwrites(user, other)
+    ]
+
+
+def _overwrites(node: Node, value: Node) -> bool:
+    """Whether all that an op does with a value is to write over it: ``torch.export`` ends so a write to a buffer."""
+    return node.target is torch.ops.aten.copy_.default and node.args[0] is value and node.args[1] is not value
+
+
+def _rewrite(
+    program: ExportedProgram, graph_module: GraphModule, node: Node, argument: Node, readers: list[tuple[Node, Node]]
+) -> str:
+    graph, storage = graph_module.graph, storage_of(argument)
+    writer = Writer(node, argument)
+    try:
+        with graph.inserting_before(node):
+            writer.write()
+            new = {old: writer.rebuilt(old) for old, _ in readers}
+        for old, reader in readers:
+            read_instead(program, old, new[old], [reader])
+        read_instead(program, node, writer.rebuilt(argument))
+        _renew_values(node, storage)
+        graph.erase_node(node)
+    finally:
+        _drop_unread([*writer.made, *(old for old, _ in readers)])
+    return (
+        f"computed out of place, for {len(readers)} later read{'s' * (len(readers) > 1)} of the tensor that it changes"
+    )
+
+
+def _drop_unread(nodes: list[Node]) -> None:
+    """Erases those of the nodes that nothing reads any more, and what only they read."""
+    waiting, gone = list(nodes), set()
+    while waiting:
+        node = waiting.pop()
+        if node not in gone and node.op == "call_function" and not node.users and not node.is_impure():
+            waiting.extend(node.all_input_nodes)
+            gone.add(node)
+            node.graph.erase_node(node)
+
+
+def _renew_values(written: Node, storage: int | None) -> None:
+    """Traces the later views of a memory anew: they look at the result now, which has a memory of its own."""
+    later = written.next
+    while later.op != "root":
+        looks = any(memory_of(leaf) == storage for leaf in pytree.tree_leaves(later.meta.get("val")))
+        if looks and later.op == "call_function":
+            later.meta["val"] = traced_value(later)
+        later = later.next

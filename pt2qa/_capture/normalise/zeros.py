@@ -1,0 +1,59 @@
+"""Takes away additions of zero (trap 29).
+
+Python's ``sum([a, b])`` starts from 0, so the graph holds ``add(a, 0)``.  The x86 quantizer fails on it with a bare
+``AssertionError``, and XNNPACK's would round its result once more.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2qa._capture.aliases import Aliases
+from pt2qa._capture.changes import Change
+from pt2qa._capture.normalise.editing import alike, graph_modules, names_by_node, read_instead
+
+_RULE = "add of zero"
+_ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
+
+
+def remove_added_zeros(program: ExportedProgram) -> tuple[Change, ...]:
+    """Lets the users of ``add(x, 0)`` read ``x``, where shape and dtype are the same, in place.
+
+    Equal in every number; the sign of a zero is kept where the addition would have made ``-0.0`` to ``0.0``.  An
+    addition whose result or operand is written to in place later on makes a copy that is needed: it stays.
+    """
+    changes = []
+    for graph_module in graph_modules(program):
+        found = [node for node in graph_module.graph.nodes if _adds_zero(node)]
+        for node in found:
+            if _is_needed_copy(node, graph_module):
+                continue
+            changes.append(Change(_RULE, names_by_node(program)[node], "removed: what reads it now reads its operand"))
+            read_instead(program, node, node.args[0])
+            graph_module.graph.erase_node(node)
+        if found:
+            graph_module.recompile()
+    return tuple(changes)
+
+
+def _adds_zero(node: Node) -> bool:
+    if node.op != "call_function" or node.target not in _ADDS or len(node.args) != 2:
+        return False
+    operand, zero = node.args
+    if not isinstance(operand, Node) or isinstance(zero, (Node, complex)) or zero != 0:
+        return False
+    before, after = operand.meta.get("val"), node.meta.get("val")
+    return isinstance(before, Tensor) and isinstance(after, Tensor) and alike(before, after)
+
+
+def _is_needed_copy(node: Node, graph_module: GraphModule) -> bool:
+    operand = node.args[0]
+    assert isinstance(operand, Node)
+    # A model that returned its own input would hand out the caller's tensor.
+    if operand.op != "call_function" and any(user.op == "output" for user in node.users):
+        return True
+    aliases = Aliases(graph_module)
+    return aliases.written_after(node, node) or aliases.written_after(node, operand)

@@ -1,0 +1,207 @@
+"""The capture: an exported program with handles, normalised, and checked against its model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2qa._capture.agreement import State, check_agreement, check_stateless, run_eager
+from pt2qa._capture.aliases import Aliases
+from pt2qa._capture.batches import check_inputs
+from pt2qa._capture.changes import Change
+from pt2qa._capture.exporting import check_model, export
+from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, without_gradients
+from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
+from pt2qa._exclusion import exports
+from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
+from pt2qa.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A float model as one graph, every op carrying a handle.
+
+    Attributes:
+        program: the exported program, normalised.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+        strict: whether it was exported with ``strict=True``.
+        model: the class name of the model, for reports.
+        changes: what normalisation did.
+        plain: the program before it, as a flow without pt2qa has it; None where nothing was changed.  It shares all
+            parameters with ``program``.
+        stateful: names of the buffers that forward changes, though its outputs do not depend on it.
+    """
+
+    program: ExportedProgram
+    args: tuple[Any, ...] = field(repr=False)
+    kwargs: dict[str, Any] = field(repr=False)
+    strict: bool = False
+    model: str = "model"
+    changes: tuple[Change, ...] = ()
+    stateful: tuple[str, ...] = ()
+    plain: ExportedProgram | None = field(default=None, repr=False)
+    known_to_plain: dict[tuple[int, bool], tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def module(self) -> GraphModule:
+        """A fresh graph to run or to prepare.
+
+        It shares parameters and buffers with the model, except for the buffers that it writes to: copy it
+        (``copy.deepcopy``) before training it.  It carries no check of its inputs: see :meth:`check_batch`.
+        """
+        module = self.program.module(check_guards=False)
+        for name, nested in list(module.named_children()):
+            if isinstance(nested, GraphModule):
+                # torch shares them with the program, and prepare_pt2e edits the bodies of loops.
+                setattr(module, name, copy.deepcopy(nested))
+        for name in self._written_buffers:
+            path, _, attribute = name.rpartition(".")
+            owner = module.get_submodule(path)
+            owner._buffers[attribute] = owner.get_buffer(attribute).detach().clone()
+        return module
+
+    def check_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """Checks that inputs fit what was captured.
+
+        Raises:
+            BatchError: they do not; the message names the input and what to do.
+        """
+        check_inputs(self.program, args, kwargs)
+
+    @functools.cached_property
+    def names(self) -> dict[int, OpName]:
+        """What to call each handle."""
+        return names_of(self.program)
+
+    @functools.cached_property
+    def unanalysed(self) -> tuple[str, ...]:
+        """Names of the ops inside nested graphs (``cond``, ``while_loop``, ``map``), which no analysis enters."""
+        return tuple(
+            self.names[handle].name
+            for placed in walk(self.program.graph_module)
+            if placed.owner is not None and (handle := handle_of(placed.node)) is not None
+        )
+
+    @functools.cached_property
+    def _written_buffers(self) -> tuple[str, ...]:
+        specs = {
+            spec.arg.name: str(spec.target)
+            for spec in self.program.graph_signature.input_specs
+            if spec.kind is InputKind.BUFFER
+        }
+        buffers = [node for node in self.program.graph.nodes if node.op == "placeholder" and node.name in specs]
+        return tuple(specs[node.name] for node in Aliases(self.program.graph_module).written(buffers))
+
+
+@exports
+def capture(
+    model: nn.Module,
+    args: Any,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    decompose: Collection[str] = (),
+) -> Capture:
+    """Exports a model, numbers its ops, and writes it so that quantizers neither fail nor skip parts of it in silence.
+
+    The program computes what the model computes, which is checked on the example inputs; the model is not changed.
+
+    Args:
+        model: an ``nn.Module`` in eval mode.
+        args: positional example inputs as a tuple; or one tensor; or a dict of keyword inputs.
+        kwargs: keyword example inputs.
+        dynamic_shapes: which dimensions may change, as ``torch.export.export`` takes it: ``{"x": {0: Dim("batch")}}``.
+        strict: analyse the Python of the forward (True) or run it (False).
+        decompose: ops to take apart so that quantizers see what is inside: any of ``"lstm"``, ``"gru"``, ``"rnn"``,
+            whose sequence is written out step by step, so that its length must be fixed; and ``"attention"``, both
+            ``scaled_dot_product_attention`` and the linears of ``nn.MultiheadAttention``.
+
+    Returns:
+        The capture.
+
+    Raises:
+        CaptureError: the model is in training mode, example inputs share memory or are no dense tensors,
+            ``torch.export`` failed, there is nothing to decompose, or the program computes something else than the
+            model.
+
+    >>> import torch
+    >>> from pt2qa._capture.program import capture
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+    >>> captured = capture(model, torch.zeros(1, 4))
+    >>> [op.name for op in captured.names.values()]
+    ['input', '0/linear', '1/relu', '2/linear']
+    """
+    model = check_model(model)
+    kinds = _kinds(decompose)
+    args, kwargs = as_call(args, kwargs)
+    refuse_unusable(args, kwargs)
+    refuse_aliases(model, args, kwargs)
+    args, kwargs = pytree.tree_map_only(Tensor, without_gradients, (args, kwargs))
+    state = State(model)
+    # Runs draw different random numbers from each other, so that a random model shows; the caller's stay as they are.
+    with torch.random.fork_rng(devices=[]):
+        eager = run_eager(model, args, kwargs)
+        stateful = check_stateless(model, state, eager, args, kwargs)
+        try:
+            program = export(model, args, kwargs, dynamic_shapes, strict)
+        finally:
+            state.restore()
+        plain = _graph_copy(program)
+        changes = normalise(program, kinds)
+        _check_decomposed(program, kinds, changes)
+        assign_handles(program)
+        program.validate()
+        captured = Capture(
+            program, args, kwargs, strict, type(model).__name__, changes, stateful, plain if changes else None
+        )
+        check_agreement(model, state, eager, captured.module(), args, kwargs)
+    return captured
+
+
+def _graph_copy(program: ExportedProgram) -> ExportedProgram:
+    """A program with a graph of its own and the same parameters, buffers and constants."""
+    graph_module = copy.deepcopy(program.graph_module)
+    for node, copied in zip(program.graph.nodes, graph_module.graph.nodes, strict=True):
+        # Copying renames what is called like a builtin, such as "input"; the signature knows the names.
+        copied.name = node.name
+    graph_module.recompile()
+    return program._update(
+        graph_module,
+        copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        constants=dict(program.constants),
+    )
+
+
+def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:
+    """Refuses kinds to take apart of which the model has none."""
+    if not kinds or any(change.rule in DECOMPOSED for change in changes):
+        return
+    nodes = [placed.node for placed in walk(program.graph_module)]
+    counts = Counter(op_of(node.target) for node in nodes if node.op == "call_function")
+    has = ", ".join(f"{op} ({count})" for op, count in counts.most_common()) or "no op"
+    raise CaptureError(
+        f"decompose={list(kinds)}: the model has nothing of that kind to take apart; it has {has}. Leave "
+        "decompose out, or capture the model that has it. Cells (nn.LSTMCell) and ops in nested graphs are not taken "
+        "apart."
+    )
+
+
+def _kinds(decompose: Collection[str]) -> tuple[str, ...]:
+    kinds = (decompose,) if isinstance(decompose, str) else tuple(decompose)
+    unknown = [kind for kind in kinds if kind not in DECOMPOSABLE]
+    if unknown:
+        raise CaptureError(f"decompose has {unknown}; expected any of {list(DECOMPOSABLE)}.")
+    return kinds

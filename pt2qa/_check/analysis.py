@@ -1,0 +1,247 @@
+"""``pt2qa.check``: runs the rules on whatever is known of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from pt2qa._capture.program import Capture
+from pt2qa._check.cpu import cpu_features
+from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
+from pt2qa._check.rules import RULES
+from pt2qa._check.subject import Subject, UnavailableError, kind_of
+from pt2qa._exclusion import exports
+from pt2qa._quantize.pairing import fingerprint
+from pt2qa._report.rows import Environment
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.batches import Batch
+from pt2qa.errors import PluginError, Pt2qaError, SelectionError
+from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
+from pt2qa.plugins.options import did_you_mean
+
+
+@exports
+def check(
+    subject: Any,
+    args: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    quantizer: Any = None,
+    qat: bool = False,
+    batches: Iterable[Any] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    dynamic_shapes: Any = None,
+    cpu: str | Collection[str] | None = None,
+    model: nn.Module | None = None,
+    rules: Collection[str] | None = None,
+    silence: Collection[str] = (),
+    progress: bool | None = None,
+) -> Findings:
+    """Looks for what will go wrong when a model is quantized, and says how to mend it.  Nothing is changed.
+
+    The more it is given, the more rules apply: a model alone, a model with example inputs, with a quantizer, a pair,
+    a pair with data.
+
+    Args:
+        subject: an ``nn.Module``, what :func:`pt2qa.capture` or :func:`pt2qa.quantize` returned, an ``ExportedProgram``
+            or its graph as ``torch.export`` made it, or a prepared graph with observers.
+        args: for a model, example inputs as :func:`pt2qa.capture` takes them.
+        kwargs: for a model, keyword example inputs.
+        quantizer: as :func:`pt2qa.quantize` takes it, for rules on what it annotates; a pair knows its own.
+        qat: whether it is for quantization-aware training.
+        batches: for a pair, data for the rules on values.
+        inputs_of: from an item of ``batches`` to a batch.
+        dynamic_shapes: for a model, as :func:`pt2qa.capture` takes it.
+        cpu: the CPU that the model will run on: names of features as Linux lists them (``{"avx2", "avx512_vnni"}``), or
+            ``"vnni"`` or ``"no-vnni"``; None: this machine's.
+        model: for a capture, a graph or a pair, the model that it was made of, for the rules on modules.
+        rules: ids of the rules to run; None for all.
+        silence: findings not to show: the id of a rule, or ``rule:pattern`` with a pattern for names
+            (``dead-channel:features.*``).  They are counted.
+        progress: whether to show progress; None: where stderr is a terminal.
+
+    Returns:
+        The findings, errors first, and what became of each rule.
+
+    Raises:
+        SelectionError: ``subject`` is nothing that can be checked, or there is no such rule or CPU feature.
+
+    >>> import torch
+    >>> from pt2qa._check import check
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout())
+    >>> [finding.name for finding in check(model, rules=["train-mode"])]
+    ['1']
+    """
+    kind = kind_of(subject)
+    if kind is None:
+        raise SelectionError(
+            f"got a {type(subject).__name__}, expected an nn.Module, a Capture, a QuantizedPair, an ExportedProgram or "
+            "a GraphModule"
+        )
+    if kind == "graph" and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes):
+        raise SelectionError(
+            "got a converted graph, expected a float or a prepared one, or a pair: pt2qa.pair(float_graph, converted)"
+        )
+    if model is not None and not isinstance(model, nn.Module):
+        raise SelectionError(f"model: got a {type(model).__name__}, expected the nn.Module of the capture or pair")
+    if model is not None and kind in ("capture", "pair"):
+        _check_model(model, subject.capture if kind == "pair" else subject)
+    known = Subject(
+        given=kind,
+        value=subject,
+        args=args,
+        kwargs=kwargs,
+        quantizer=quantizer,
+        qat=qat,
+        batches=batches,
+        inputs_of=inputs_of,
+        dynamic_shapes=dynamic_shapes,
+        cpu=cpu_features(cpu),
+        eager=model,
+        progress=progress,
+    )
+    every = _every_rule(known)
+    chosen = list(every) if rules is None else _chosen(rules, every)
+    quiet = _silences(silence, every)
+    rows: list[Finding] = []
+    outcomes: list[RuleOutcome] = []
+    for rule_id in chosen:
+        found, outcome = _run(every[rule_id], known, quiet)
+        rows += found
+        outcomes.append(outcome)
+    return Findings(
+        rows=errors_first(rows, chosen),
+        rules=tuple(outcomes),
+        checked=_checked(known, every, outcomes),
+        notes=(*_notes(known), *_unheard(quiet, outcomes)),
+        quantizer=_quantizer(known),
+        model=_model_name(known),
+        environment=_environment(known),
+    )
+
+
+def _check_model(model: nn.Module, capture: Capture | None) -> None:
+    own = dict(model.named_parameters(remove_duplicate=False))
+    missing = (
+        [] if capture is None else [name for name in capture.program.graph_signature.parameters if name not in own]
+    )
+    if missing:
+        raise SelectionError(
+            f"model: it has no parameter {missing[0]!r}, which the capture has; expected the model that was captured"
+        )
+
+
+def _every_rule(subject: Subject) -> dict[str, Rule]:
+    """pt2qa's rules and those of the plug-in, by id."""
+    try:
+        own = rules_of(subject.plugin)
+    except UnavailableError:
+        own = ()
+    every = dict(RULES)
+    for rule in own:
+        if rule.id in every:
+            raise PluginError(f"{subject.plugin.name} brings a rule {rule.id!r}, which exists; give it another id")
+        every[rule.id] = rule
+    return every
+
+
+def _chosen(rules: Collection[str], every: Mapping[str, Rule]) -> list[str]:
+    wanted = [rules] if isinstance(rules, str) else list(rules)
+    _check_ids(wanted, every, "rules")
+    return [rule for rule in every if rule in wanted]
+
+
+def _silences(silence: Collection[str], every: Mapping[str, Rule]) -> list[tuple[str, str]]:
+    entries = [silence] if isinstance(silence, str) else list(silence)
+    pairs = [(rule, pattern or "*") for rule, _, pattern in (entry.partition(":") for entry in entries)]
+    _check_ids([rule for rule, _ in pairs], every, "silence")
+    return pairs
+
+
+def _check_ids(ids: Iterable[str], every: Mapping[str, Rule], option: str) -> None:
+    for rule in ids:
+        if rule not in every:
+            near = did_you_mean(rule, every)
+            known = near if near.startswith("; did") else f"{near} There are {', '.join(every)}"
+            raise SelectionError(f"{option}: there is no rule {rule!r}{known}")
+
+
+def _unheard(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]) -> Iterator[str]:
+    """Silences of rules that found something and silenced nothing: a name that is misspelled, or gone."""
+    loud = {outcome.rule for outcome in outcomes if outcome.count and not outcome.silenced}
+    yield from (f"silence: {rule}:{pattern} is the name of no finding" for rule, pattern in quiet if rule in loud)
+
+
+def _run(rule: Rule, subject: Subject, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
+    """What a rule found, and what became of it."""
+    try:
+        for need in rule.needs:
+            getattr(subject, need)
+        found = list(rule.find(subject))
+    except (UnavailableError, DoesNotApplyError) as reason:
+        return [], RuleOutcome(rule.id, rule.title, "not applied", 0, 0, str(reason))
+    except Pt2qaError:
+        raise
+    except Exception as error:
+        # One rule that stumbles must not cost the user the findings of all others.
+        text = f"{type(error).__name__}: {error}"
+        return [], RuleOutcome(rule.id, rule.title, "failed", 0, 0, " ".join(text.split()))
+    # nan, which orders nothing, is unequal to itself.
+    found.sort(key=lambda one: -one.value if one.value == one.value else 0.0)
+    rows = [_finding(rule, one, subject) for one in found]
+    shown = [row for row in rows if not _is_silenced(row, quiet)]
+    outcome = RuleOutcome(rule.id, rule.title, "found" if rows else "clear", len(shown), len(rows) - len(shown), "")
+    return shown, outcome
+
+
+def _finding(rule: Rule, found: Found, subject: Subject) -> Finding:
+    return Finding(
+        rule=rule.id,
+        severity=rule.severity if found.severity is None else found.severity,
+        name=found.name,
+        source=found.source or subject.source_of(found.name),
+        why=found.why,
+        fix=found.fix or rule.fix,
+        value=found.value,
+    )
+
+
+def _is_silenced(row: Finding, quiet: Iterable[tuple[str, str]]) -> bool:
+    return any(row.rule == rule and fnmatchcase(row.name, pattern) for rule, pattern in quiet)
+
+
+def _checked(subject: Subject, every: Mapping[str, Rule], outcomes: Iterable[RuleOutcome]) -> tuple[str, ...]:
+    """What was given, and what the rules that ran have looked at beside it."""
+    ran = [every[outcome.rule].needs for outcome in outcomes if outcome.outcome != "not applied"]
+    return tuple(dict.fromkeys((subject.given, *(need for needs in ran for need in needs))))
+
+
+def _notes(subject: Subject) -> tuple[str, ...]:
+    return subject.pair.notes if subject.given == "pair" else ()
+
+
+def _quantizer(subject: Subject) -> str:
+    if subject.given == "pair" and subject.quantizer is None:
+        return subject.pair.quantizer
+    try:
+        return describe(subject.plugin)
+    except UnavailableError:
+        return "" if subject.quantizer is None else str(subject.quantizer)
+
+
+def _model_name(subject: Subject) -> str:
+    if subject.given in ("pair", "capture"):
+        return str(subject.value.model)
+    return type(subject.value).__name__ if subject.given == "model" else f"the {subject.given}"
+
+
+def _environment(subject: Subject) -> Environment:
+    if subject.given == "pair":
+        return subject.pair.environment
+    try:
+        return Environment.here(fingerprint(subject.graph))
+    except UnavailableError:
+        return Environment.here("")

@@ -1,0 +1,148 @@
+"""The convolutions and linears of a quantized graph that multiply integers, with everything that scales them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.products import WEIGHTED
+from pt2qa._simulator.program import Constant, QuantParams, Site, Slot, Step
+
+FEW_CHANNELS = 0.1
+"""Share of a weight's channels up to which their rounding moves the layer's output by little."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerProduct:
+    """A convolution or linear whose weight is quantized to integers with known scales.
+
+    Attributes:
+        name: what people read.
+        weight: its weight, in float and as the quantized model reads it.
+        weight_params: how the weight is rounded.
+        channel_axis: axis of the weight's output channels.
+        bias: its bias; None without one.
+        bias_params: how the bias is rounded; None where it stays float.
+        input_params: how its input is rounded; None where it stays float.
+        output_scale: the largest scale with which its output is rounded, or what elementwise ops and ops that move
+            values make of it; nan where it stays float or the scale is chosen from each batch.
+    """
+
+    name: str
+    weight: Constant
+    weight_params: QuantParams
+    channel_axis: int
+    bias: Constant | None
+    bias_params: QuantParams | None
+    input_params: QuantParams | None
+    output_scale: float
+
+    @property
+    def weights(self) -> Tensor:
+        """The float weights, output channels first, each channel flat: float32 of shape (channels, rest)."""
+        weight: Tensor = self.weight.reference
+        return weight.detach().movedim(self.channel_axis, 0).flatten(1)
+
+    @property
+    def scales(self) -> Tensor:
+        """One weight scale for each output channel: float64 of shape (channels,)."""
+        scale = torch.as_tensor(self.weight_params.scale, dtype=torch.float64).flatten()
+        return scale.expand(self.weight.reference.shape[self.channel_axis]) if scale.numel() == 1 else scale
+
+    @property
+    def integers(self) -> Tensor:
+        """The integer weights, zero point subtracted: float64 of the weight's shape, output channels first."""
+        moved = self.weight.quantized.detach().double().movedim(self.channel_axis, 0)
+        return torch.round(moved / self.scales.view(-1, *[1] * (moved.dim() - 1)))
+
+    @property
+    def largest(self) -> Tensor:
+        """The largest absolute weight of each output channel: float64 of shape (channels,)."""
+        return self.weights.double().abs().amax(1)
+
+    @property
+    def visible(self) -> Tensor:
+        """Whether each output channel can change the rounded output: booleans of shape (channels,).
+
+        A channel whose ``sum(|w|) * max(|x|)`` stays below half a step of the output adds nothing but its bias to it,
+        quantized or not: pretrained models hold such channels where training switched a batch norm off.  All are
+        visible where the range of the input or the scale of the output is not known.
+        """
+        if self.input_params is None or math.isnan(self.output_scale):
+            return torch.ones(len(self.weights), dtype=torch.bool)
+        reach = self.weights.double().abs().sum(1) * max(abs(end) for end in limits(self.input_params))
+        return ~(reach < self.output_scale / 2)
+
+
+def limits(params: QuantParams) -> tuple[float, float]:
+    """The smallest and the largest value that a site can hold; nan where it has no single scale."""
+    if not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
+        return math.nan, math.nan
+    low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
+    return low * params.scale, high * params.scale
+
+
+def integer_products(pair: QuantizedPair) -> tuple[IntegerProduct, ...]:
+    """The convolutions and linears of a pair with quantized weights, in graph order."""
+    constants = {constant.slot: constant for constant in pair.program.constants}
+    readers: dict[int, list[Step]] = {}
+    for step in pair.program.steps:
+        for slot in step.reads:
+            readers.setdefault(slot, []).append(step)
+    found = (_product(pair, step, constants, readers) for step in pair.program.steps if _is_product(step))
+    return tuple(product for product in found if product is not None)
+
+
+def _product(
+    pair: QuantizedPair, step: Step, constants: Mapping[int, Constant], readers: Mapping[int, list[Step]]
+) -> IntegerProduct | None:
+    slots = [part.number if isinstance(part, Slot) else -1 for part in (*step.args, None, None)][:3]
+    weight, bias = constants.get(slots[1]), constants.get(slots[2])
+    params = _params(pair, weight)
+    if weight is None or params is None or params.scale is None or not isinstance(weight.reference, Tensor):
+        return None
+    axis = int("transpose" in step.op or _is_transposed(step))
+    if params.axis not in (None, axis):
+        return None
+    inputs = {site.result: site.params for site in pair.sites}
+    return IntegerProduct(
+        name=step.name,
+        weight=weight,
+        weight_params=params,
+        channel_axis=axis,
+        bias=bias,
+        bias_params=_params(pair, bias),
+        input_params=inputs.get(slots[0]),
+        output_scale=_output_scale(step, readers, pair.sites),
+    )
+
+
+def _is_transposed(step: Step) -> bool:
+    """Whether it is the one op for all convolutions, told to transpose."""
+    return step.op == "convolution" and bool(step.args[6])
+
+
+def _params(pair: QuantizedPair, constant: Constant | None) -> QuantParams | None:
+    return None if constant is None or constant.site is None else pair.sites[constant.site].params
+
+
+def _output_scale(step: Step, readers: Mapping[int, list[Step]], sites: Sequence[Site]) -> float:
+    """The largest scale among the sites that are reached without another product, nan where there is none."""
+    scales, seen, open_slots = [], {step.out}, [step.out]
+    while open_slots:
+        for reader in readers.get(open_slots.pop(), []):
+            if reader.site is not None:
+                scales.append(sites[reader.site].params.largest_scale)
+            elif not _is_product(reader) and reader.out not in seen:
+                seen.add(reader.out)
+                open_slots.append(reader.out)
+    return max((scale for scale in scales if not math.isnan(scale)), default=math.nan)
+
+
+def _is_product(step: Step) -> bool:
+    return step.op in WEIGHTED

@@ -1,0 +1,79 @@
+"""Mask values: the large negative numbers and infinities that a graph puts in the places that softmax shall ignore."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.handles import op_of
+
+SMALLEST_MASK = -1e4
+"""Masks hold -1e4 (BERT), -65504 and -3.4e38 (the smallest float16 and float32), or -inf; scores stay far above."""
+
+_PUTS_IN = frozenset(
+    {"full", "full_like", "new_full", "scalar_tensor", "fill", "masked_fill", "where", "mul", "pad", "constant_pad_nd"}
+)
+"""Ops whose scalars become values of their result; a mask of zeros and ones is multiplied with the number."""
+
+_HANDS_ON = frozenset(
+    {"add", "sub", "where", "masked_fill", "expand", "view", "reshape", "permute", "transpose", "slice", "select"}
+    | {"unsqueeze", "squeeze", "to", "_to_copy", "clone", "contiguous", "cat", "triu", "tril", "repeat", "index"}
+    | {"broadcast_to", "lift_fresh_copy", "detach", "alias", "copy", "slice_scatter", "minimum", "_unsafe_view"}
+)
+"""Ops whose result holds what they read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask value and the node that puts it in."""
+
+    value: float
+    origin: Node
+
+    @property
+    def severity(self) -> float:
+        """The larger, the worse."""
+        return -self.value if math.isfinite(self.value) else math.inf
+
+
+def masks_in(graph_module: GraphModule) -> dict[Node, Mask]:
+    """The nodes whose value may hold a mask value, with the largest of them.
+
+    Args:
+        graph_module: a float graph, with observers or without.  Masks that are inputs are unknown here.
+    """
+    found: dict[Node, Mask] = {}
+    for node in graph_module.graph.nodes:
+        held = [found[source] for source in node.all_input_nodes if source in found] if _hands_on(node) else []
+        held += [Mask(value, node) for value in _own(node, graph_module) if is_mask(value)]
+        if held:
+            found[node] = max(held, key=lambda mask: mask.severity)
+    return found
+
+
+def is_mask(value: float) -> bool:
+    """Whether a number stands for "leave this out" rather than for a measurement."""
+    return not math.isfinite(value) or value <= SMALLEST_MASK
+
+
+def _hands_on(node: Node) -> bool:
+    # A module of a prepared graph is an observer, which returns what it sees.
+    return node.op == "call_module" or (node.op == "call_function" and op_of(node.target) in _HANDS_ON)
+
+
+def _own(node: Node, graph_module: GraphModule) -> Iterable[float]:
+    """The extreme values of a constant, or the numbers that an op puts in."""
+    if node.op == "get_attr":
+        value = operator.attrgetter(str(node.target))(graph_module)
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+            return []
+        return [float(end) for end in value.detach().aminmax()]
+    if node.op != "call_function" or op_of(node.target) not in _PUTS_IN:
+        return []
+    arguments = (*node.args, *node.kwargs.values())
+    return [float(part) for part in arguments if isinstance(part, (int, float)) and not isinstance(part, bool)]

@@ -1,0 +1,141 @@
+"""The ops that multiply matrices: where a model's time goes, and how far a quantizer takes each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from pt2qa._check.rounding import spec_read
+from pt2qa._graph.handles import OpName, handle_of, op_of, walk
+from pt2qa._simulator.products import PRODUCTS, Read, State, own_multiply_adds, reads_of, state_of
+from pt2qa._simulator.program import Program
+from pt2qa.overrides.annotations import Annotations
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """An op that multiplies matrices.
+
+    Attributes:
+        name: what people read.
+        op: what it does, such as ``conv2d``.
+        node: it, in the float graph.
+        macs: its multiply-adds for the example inputs.
+        share: of all multiply-adds of the model, 0..1.
+        owner: name of the higher-order op in whose nested graph it stands; empty at the top.
+        annotated: whether the quantizer annotated it; None where no annotation is known.
+        state: what is rounded of what it multiplies: all, its input, its weight, nothing.
+    """
+
+    name: str
+    op: str
+    node: Node
+    macs: int
+    share: float
+    owner: str
+    annotated: bool | None
+    state: State
+
+
+def products_of(
+    graph: GraphModule, names: Mapping[int, OpName], annotations: Annotations | None, converted: Program | None
+) -> tuple[Product, ...]:
+    """The ops of a float graph and its nested graphs that multiply something by an activation, in graph order.
+
+    Args:
+        graph: the float graph, with handles and traced values.
+        names: what to call each handle.
+        annotations: what the quantizer annotates in it, where it is known.
+        converted: what became of it, where it is converted already; it has the last word on what is rounded.
+    """
+    states = states_of(annotations) if converted is None and annotations is not None else {}
+    if converted is not None:
+        states |= {step.name: state_of(step.op, reads) for step, reads in reads_of(converted) if step.op in PRODUCTS}
+    annotated = None if annotations is None else annotations.ops.keys()
+    found: list[tuple[str, Node, int, str]] = []
+    for placed in walk(graph):
+        node, handle = placed.node, handle_of(placed.node)
+        if node.op != "call_function" or handle is None or handle not in names or op_of(node.target) not in PRODUCTS:
+            continue
+        owner = handle_of(placed.owner) if placed.owner is not None else None
+        inside = names[owner].name if owner is not None and owner in names else ""
+        found.append((names[handle].name, node, multiply_adds(node), inside))
+    total = sum(macs for _, _, macs, _ in found) or 1
+    return tuple(
+        Product(
+            name=name,
+            op=op_of(node.target),
+            node=node,
+            macs=macs,
+            share=macs / total,
+            owner=owner,
+            annotated=None if annotated is None else name in annotated,
+            state=_if_annotated(states.get(name, "float"), node, annotated is None or name in annotated),
+        )
+        for name, node, macs, owner in found
+    )
+
+
+def _if_annotated(state: State, node: Node, is_annotated: bool) -> State:
+    """What is left of a state where the op itself is not annotated: the ops before it may round their outputs."""
+    if is_annotated or state != "quantized":
+        return state
+    return "input only" if any(source.op == "get_attr" for source in node.all_input_nodes) else "float"
+
+
+def multiply_adds(node: Node) -> int:
+    """The multiply-adds of a matrix product for the sizes that it was traced with, by torch's formulas or our own."""
+    args, kwargs = pytree.tree_map_only(Node, lambda source: source.meta.get("val"), (node.args, node.kwargs))
+    args, kwargs = pytree.tree_map(_sized, (args, kwargs))
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    op = op_of(node.target)
+    if len(tensors) < 2:
+        return 0
+    own = own_multiply_adds(op, tensors)
+    if own is not None:
+        return own
+    assert callable(node.target)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        try:
+            node.target(*args, **kwargs)
+        except RuntimeError:
+            # A size that depends on data is taken for 1, which may be too small for the op: its share is unknown.
+            return 0
+    return int(counter.get_total_flops()) // 2
+
+
+def _sized(value: Any) -> Any:
+    """A traced value without data and without symbolic sizes, so that counting puts no guard on a program."""
+    if isinstance(value, Tensor):
+        return torch.empty([_size(size) for size in value.shape], dtype=value.dtype, device="meta")
+    return _size(value) if isinstance(value, torch.SymInt) else value
+
+
+def _size(size: int | torch.SymInt) -> int:
+    """A size of the example inputs; 1 where it depends on data."""
+    if isinstance(size, int):
+        return size
+    return size.node.hint if size.node.has_hint() else 1
+
+
+def states_of(annotations: Annotations) -> dict[str, State]:
+    """What is rounded of what each product multiplies, by name, as a quantizer annotated it."""
+    nodes = annotations.ground.nodes
+    return {
+        node.name: state_of(
+            node.op,
+            [
+                Read(position, nodes[source].constant, spec_read(annotations, source, node.key) is not None)
+                for source, position in node.inputs.items()
+            ],
+        )
+        for node in nodes.values()
+        if node.op in PRODUCTS
+    }

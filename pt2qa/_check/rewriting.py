@@ -1,0 +1,95 @@
+"""A program that ``torch.export`` made, as ``pt2qa.capture`` would have written it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2qa._capture.changes import Change
+from pt2qa._capture.exporting import export
+from pt2qa._capture.normalise import PASSES
+from pt2qa._capture.normalise.regions import inline_regions
+from pt2qa._capture.normalise.sources import write_sources
+from pt2qa._graph.handles import OpName, assign_handles, handle_of, walk
+
+Pass = Callable[[ExportedProgram], tuple[Change, ...]]
+
+EVERY_PASS: tuple[Pass, ...] = (inline_regions, *PASSES, write_sources)
+"""What capture does to every program, in its order."""
+
+_GIVEN = "handle_as_given"
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A copy of a program after capture's passes.
+
+    Attributes:
+        program: the copy.
+        names: what its ops are called in the program as it was given, by handle; ops that a pass put in have none.
+        changes: what each pass did.
+    """
+
+    program: ExportedProgram
+    names: Mapping[int, OpName]
+    changes: Mapping[Pass, tuple[Change, ...]] = field(repr=False)
+
+    @property
+    def every_change(self) -> tuple[Change, ...]:
+        """What all passes did, in their order."""
+        return tuple(change for changes in self.changes.values() for change in changes)
+
+    def module(self) -> GraphModule:
+        """The graph to annotate, without torch's guards."""
+        return self.program.module(check_guards=False)
+
+
+def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Sequence[Pass] = EVERY_PASS) -> Rewritten:
+    """Runs passes of capture on a copy of a program.
+
+    Args:
+        program: with handles; it is not changed.
+        names: what to call them.
+        passes: those to run, in their order.
+    """
+    program = copy.deepcopy(program)
+    for placed in walk(program.graph_module):
+        handle = handle_of(placed.node)
+        # The passes number handles anew; what they copy keeps its metadata.
+        placed.node.meta = {**placed.node.meta, _GIVEN: handle}
+    changes = {run: run(program) for run in passes}
+    assign_handles(program)
+    given = {handle_of(placed.node): placed.node.meta.get(_GIVEN) for placed in walk(program.graph_module)}
+    called = {new: names[old] for new, old in given.items() if new is not None and old is not None and old in names}
+    return Rewritten(program, called, changes)
+
+
+def as_program(graph: GraphModule) -> ExportedProgram:
+    """Exports a graph of ops once more, for what only a program can tell.  Dynamic sizes become fixed.
+
+    Raises:
+        CaptureError: ``torch.export`` cannot.
+    """
+    graph = copy.deepcopy(graph)
+    inputs = []
+    for node in list(graph.graph.nodes):
+        if node.op == "placeholder":
+            inputs.append(pytree.tree_map_only(Tensor, _zeros, node.meta.get("val")))
+        elif node.op == "call_module" and node.target == "_guards_fn":
+            graph.graph.erase_node(node)
+    graph.recompile()
+    in_spec = getattr(graph.graph._codegen, "pytree_info", None)
+    args, kwargs = (tuple(inputs), {}) if in_spec is None else pytree.tree_unflatten(inputs, in_spec.in_spec)
+    return export(graph, args, kwargs, None, False)
+
+
+def _zeros(traced: Tensor) -> Tensor:
+    sizes = [size if isinstance(size, int) else size.node.hint for size in traced.shape]
+    return torch.zeros(sizes, dtype=traced.dtype)

@@ -1,0 +1,85 @@
+"""Example inputs that share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+from torch import Tensor
+
+from pt2qa._capture.inputs import as_call, leaf_names, share_memory
+from pt2qa._check.subject import Subject
+from pt2qa.errors import CaptureError
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Pairs of example inputs, and inputs that are parameters of the model, by the name of the second."""
+    args, kwargs = _inputs(subject)
+    inputs = [(name, value) for name, value in leaf_names(args, kwargs) if isinstance(value, Tensor)]
+    for (first, a), (second, b) in combinations(inputs, 2):
+        if share_memory(a, b):
+            yield Found(second, f"is one tensor with {first}" if a is b else f"shares memory with {first}")
+    state = subject.program.state_dict.items() if subject.given == "program" else subject.model.state_dict().items()
+    for owned, tensor in state:
+        for name, value in inputs:
+            if isinstance(tensor, Tensor) and share_memory(tensor, value):
+                yield Found(name, f"shares memory with the model's {owned}")
+
+
+def _inputs(subject: Subject) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if subject.given == "program":
+        # Not those of a copy, which shares nothing.
+        examples = subject.value.example_inputs
+        if examples is None:
+            raise DoesNotApplyError("to programs without example inputs")
+        return examples  # type: ignore[no-any-return]
+    if subject.given != "model":
+        raise DoesNotApplyError("to what was captured with inputs that are not known any more")
+    if subject.args is None and subject.kwargs is None:
+        raise DoesNotApplyError("for a model with example inputs: pt2qa.check(model, args)")
+    try:
+        return as_call(subject.args, None if subject.kwargs is None else dict(subject.kwargs))
+    except CaptureError as error:
+        raise DoesNotApplyError(f"to inputs that capture refuses: {error}") from error
+
+
+RULE = Rule(
+    id="aliased-inputs",
+    severity="error",
+    title="example inputs that share memory",
+    why="torch.export takes tensors that are one, such as h = c = zeros, for one input: the program reads one of them "
+    "in the place of both, and its outputs are wrong without a word.",
+    fix="give each input a tensor of its own: pass h.clone()",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Cell(nn.Module):
+    def forward(self, h, c):
+        return h + 2 * c
+
+
+zeros = torch.zeros(2, 4)
+findings = pt2qa.check(Cell().eval(), (zeros, zeros))
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Cell(nn.Module):
+    def forward(self, h, c):
+        return h + 2 * c
+
+
+zeros = torch.zeros(2, 4)
+findings = pt2qa.check(Cell().eval(), (zeros, zeros.clone()))
+""",
+)

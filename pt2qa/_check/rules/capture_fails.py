@@ -1,0 +1,75 @@
+"""A model that cannot be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._check.rules import aliased_inputs, train_mode
+from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """What capture says, where no rule of its own says it already."""
+    if subject.given != "model":
+        raise DoesNotApplyError("to what is captured already")
+    if any(train_mode.find(subject)):
+        raise DoesNotApplyError("to models in training mode")
+    if subject.args is None and subject.kwargs is None:
+        raise DoesNotApplyError("for a model with example inputs: pt2qa.check(model, args)")
+    if any(aliased_inputs.find(subject)):
+        raise DoesNotApplyError("to example inputs that share memory")
+    try:
+        subject.capture  # noqa: B018  capturing is what may fail
+    except UnavailableError:
+        why, fix = _parted(subject.failures["capture"])
+        yield Found("", why, fix=fix)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """An error of capture as what is wrong, on one line, and what it says to do: its last line, or last sentence."""
+    what, mark, advice = text.rpartition("\n")
+    if mark:
+        # torch's own text, of which the advice is capture's; a check has no whole message above it to point to.
+        return " ".join(
+            what.split()
+        ), f"{advice.partition('. ')[0]}: pt2qa.check(pt2qa.capture(model, args, strict=...))"
+    what, _, advice = text.rstrip(".").rpartition(". ")
+    return what, advice
+
+
+RULE = Rule(
+    id="capture-fails",
+    severity="error",
+    title="the model cannot be captured",
+    why="torch.export, or pt2qa's check of what it made, stops here; nothing else can be said about the model.",
+    fix="pt2qa.capture(model, args) raises the error with torch's whole message",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+findings = pt2qa.check(Noisy().eval(), torch.randn(2, 4))
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x * 1.0
+
+
+findings = pt2qa.check(Noisy().eval(), torch.randn(2, 4))
+""",
+)

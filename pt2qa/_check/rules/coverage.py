@@ -1,0 +1,80 @@
+"""How much of each kind of op is quantized, where something is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pt2qa._check.products import Product
+from pt2qa._check.subject import Subject
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """By kind of op the counts, and their share of the multiply-adds, unless all are quantized."""
+    products = subject.products
+    if not products:
+        raise DoesNotApplyError("to models without convolutions, linears or matrix products")
+    if all(product.state == "quantized" for product in products):
+        return
+    for op in dict.fromkeys(product.op for product in products):
+        alike = [product for product in products if product.op == op]
+        yield Found(op, _counts(alike, subject.given == "pair"), value=sum(product.share for product in alike))
+
+
+def _counts(products: Sequence[Product], is_converted: bool) -> str:
+    quantized = [product for product in products if product.state == "quantized"]
+    share, covered = (sum(product.share for product in some) for some in (products, quantized))
+    annotated = sum(bool(product.annotated) for product in products)
+    words = [f"{len(products)} eligible"]
+    words += [] if products[0].annotated is None else [f"{annotated} annotated"]
+    words += [f"{len(quantized)} {'converted' if is_converted else 'with inputs and weights rounded'}"]
+    return f"{', '.join(words)}; these do {covered:.1%} of the model's multiply-adds, all of them {share:.1%}"
+
+
+RULE = Rule(
+    id="coverage",
+    severity="note",
+    title="how much of each kind of op is quantized",
+    why="Eligible is what multiplies matrices: convolutions, linears, matmul, attention, recurrent ops. Their "
+    "multiply-adds are counted for the example inputs.",
+    fix="float-op, half-quantized and the rules on opaque ops name what is left, and the reasons",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+
+findings = pt2qa.check(Attention().eval(), torch.randn(2, 8, 16), quantizer="x86")
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+
+quantizer = pt2qa.quantizer("x86", op_types={"matmul": {}})
+findings = pt2qa.check(Attention().eval(), torch.randn(2, 8, 16), quantizer=quantizer)
+""",
+)

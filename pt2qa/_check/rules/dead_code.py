@@ -1,0 +1,75 @@
+"""Ops whose results nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._capture.normalise.dead_code import remove_dead_code
+from pt2qa._check.subject import Subject
+from pt2qa.plugins import Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """What capture removed; of a plain program, what it would remove, an error where the quantizer fails on it."""
+    dead = [change.name for change in subject.changes if change.rule == "dead code"]
+    if subject.given not in ("program", "graph"):
+        yield from (Found(name, "capture removed it") for name in dead)
+        return
+    if dead and remove_dead_code in subject.mends:
+        error = subject.failures["annotations"]
+        yield from (Found(name, f"nothing reads it, and the quantizer fails: {error}", "error", _FIX) for name in dead)
+        return
+    yield from (Found(name, "nothing reads it", "warning", _FIX) for name in dead)
+
+
+_FIX = "take it out of forward, or make the graph with pt2qa.capture, which removes it"
+
+RULE = Rule(
+    id="dead-code",
+    severity="note",
+    title="ops whose results nothing reads",
+    why="Some quantizers fail on an unused convolution with a bare IndexError, and others put observers behind "
+    "what nobody reads. pt2qa.capture removes such ops.",
+    fix="nothing where that is meant; else use the result in forward",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.pooler = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        y = self.body(x)
+        pooled = self.pooler(y)
+        return y
+
+
+program = torch.export.export(Encoder().eval(), (torch.randn(2, 4, 8, 8),))
+findings = pt2qa.check(program, quantizer="x86")
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.pooler = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        y = self.body(x)
+        return y, self.pooler(y)
+
+
+program = torch.export.export(Encoder().eval(), (torch.randn(2, 4, 8, 8),))
+findings = pt2qa.check(program, quantizer="x86")
+""",
+)

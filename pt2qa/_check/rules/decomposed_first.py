@@ -1,0 +1,72 @@
+"""Programs that were decomposed before they are quantized."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa._graph.handles import module_of, op_of
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+_DECOMPOSED = ("convolution", "native_batch_norm_legit_no_training", "native_batch_norm_legit")
+_PRODUCTS = ("addmm", "mm")
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """One finding that counts the ops which only decomposition writes."""
+    if subject.given not in ("program", "graph"):
+        raise DoesNotApplyError("to programs that pt2qa.capture made")
+    counts = Counter(op_of(node.target) for node in subject.nodes.values() if _is_decomposed(node))
+    if counts:
+        listed = ", ".join(f"{count} {op}" for op, count in counts.items())
+        yield Found("", f"{listed}: run_decompositions() came before the quantizer, {_outcome(subject)}")
+
+
+def _is_decomposed(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    op = op_of(node.target).strip("_")
+    return op in _DECOMPOSED or (op in _PRODUCTS and module_of(node)[1] == "Linear")
+
+
+def _outcome(subject: Subject) -> str:
+    try:
+        return f"which annotates {len(subject.annotations.ops)} ops"
+    except UnavailableError:
+        if "annotations" in subject.failures:
+            return f"which fails: {subject.failures['annotations']}"
+        return "which looks for conv2d, batch_norm and linear"
+
+
+RULE = Rule(
+    id="decomposed-first",
+    severity="error",
+    title="a program that was decomposed before it is quantized",
+    why="Quantizers know conv2d, linear and batch_norm; run_decompositions() writes convolution, addmm and "
+    "native_batch_norm instead. Some quantizers then fail, and others leave nearly everything in float "
+    "without a word.",
+    fix="quantize what torch.export.export returns, and decompose (or to_edge) afterwards",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+program = torch.export.export(model, (torch.randn(2, 3, 8, 8),)).run_decompositions()
+findings = pt2qa.check(program, quantizer="x86")
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+program = torch.export.export(model, (torch.randn(2, 3, 8, 8),))
+findings = pt2qa.check(program, quantizer="x86")
+""",
+)

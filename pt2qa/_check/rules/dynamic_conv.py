@@ -1,0 +1,60 @@
+"""Convolutions with scales that are computed anew for each input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._check.rounding import spec_read
+from pt2qa._check.subject import Subject
+from pt2qa._simulator.products import CONVOLUTIONS
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Convolutions with a dynamic input, unless the plug-in says that its backend has them."""
+    annotations = subject.annotations
+    nodes = annotations.ground.nodes
+    convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
+    if not convolutions:
+        raise DoesNotApplyError("to models without convolutions")
+    declares = hasattr(subject.plugin, "refuses")
+    for node in convolutions:
+        specs = [spec_read(annotations, key, node.key) for key in node.inputs if not nodes[key].constant]
+        refusal = annotations.ground.refusals.get(("dynamic", node.key), "")
+        if any(getattr(spec, "is_dynamic", False) for spec in specs) and (refusal or not declares):
+            yield Found(node.name, refusal or f"the scale of the {node.op}'s input is computed anew for each batch")
+
+
+RULE = Rule(
+    id="dynamic-conv",
+    severity="warning",
+    title="convolutions with dynamic scales",
+    why="Few backends have a kernel for it: elsewhere it runs in float between rounding ops. One scale serves a whole "
+    "batch, so that a prediction depends on what it is batched with; accuracy was seen to drop (ao#4292).",
+    fix="quantize convolutions statically, with calibration, and keep dynamic scales for linears: many "
+    "quantizers take a configuration for one type of op",
+    needs=("annotations",),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
+config = x86.get_default_x86_inductor_quantization_config(is_dynamic=True)
+quantizer = x86.X86InductorQuantizer().set_global(config)
+findings = pt2qa.check(model, torch.randn(2, 3, 8, 8), quantizer=quantizer)
+""",
+    mended="""\
+import torch
+from torch import nn
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
+config = x86.get_default_x86_inductor_quantization_config(is_dynamic=True)
+quantizer = x86.X86InductorQuantizer().set_function_type_qconfig(nn.functional.linear, config)
+findings = pt2qa.check(model, torch.randn(2, 3, 8, 8), quantizer=quantizer)
+""",
+)

@@ -1,0 +1,62 @@
+"""A quantizer and a ``prepare`` from different packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._check.foreign import is_foreign
+from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """A quantizer that derives from another package's ``Quantizer``."""
+    if subject.quantizer is None:
+        known = subject.given == "pair" and subject.pair.recipe is not None
+        raise DoesNotApplyError("to quantizers that made a pair" if known else "without a quantizer: give quantizer=")
+    if not is_foreign(subject.quantizer):
+        return
+    try:
+        subject.plugin  # noqa: B018  it is refused, and the reason is kept
+    except UnavailableError:
+        yield Found("", subject.failures["quantizer"])
+
+
+RULE = Rule(
+    id="foreign-quantizer",
+    severity="error",
+    title="quantizer and prepare come from different packages",
+    why="Each package keeps annotations in classes of its own: prepare_pt2e of torchao then sees none or fails at the "
+    "first, and the model stays in float (pytorch#160095).",
+    fix="take the quantizer that derives from torchao.quantization.pt2e.quantizer.Quantizer: those of torchao and "
+    "executorch do, those of torch.ao do not",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Quantizer:  # as torch.ao had it
+    def annotate(self, model):
+        return model
+
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
+findings = pt2qa.check(model, torch.randn(2, 4), quantizer=Quantizer())
+""",
+    mended="""\
+import torch
+from torch import nn
+from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+    X86InductorQuantizer,
+    get_default_x86_inductor_quantization_config,
+)
+import pt2qa
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
+quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
+findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
+""",
+)

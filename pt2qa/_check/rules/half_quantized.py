@@ -1,0 +1,76 @@
+"""Matrix products of which only a part is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._check.products import Product
+from pt2qa._check.subject import Subject
+from pt2qa._simulator.products import RECURRENT
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Products with a rounded input and a float weight, or the other way round where others of their kind have both."""
+    products = subject.products
+    if not products:
+        raise DoesNotApplyError("to models without convolutions, linears or matrix products")
+    whole = {product.op for product in products if product.state == "quantized"}
+    for product in products:
+        if product.state == "input only" or (product.state == "weight only" and product.op in whole):
+            yield Found(product.name, _why(product), fix=_FIX_RECURRENT if product.op in RECURRENT else "")
+
+
+def _why(product: Product) -> str:
+    if product.state == "weight only":
+        return f"the {product.op}'s weight is rounded and its input is not, so that it computes in float"
+    if product.op in RECURRENT:
+        return (
+            f"the {product.op}'s input is rounded and its weights are not: it is one opaque op that computes in float"
+        )
+    return f"the {product.op}'s input is rounded and its weight is not: it computes in float"
+
+
+_FIX_RECURRENT = (
+    'pt2qa.capture(model, args, decompose=("lstm", "gru", "rnn")) shows its linears to the quantizer; else keep its '
+    "input in float"
+)
+
+RULE = Rule(
+    id="half-quantized",
+    severity="warning",
+    title="only a part of what is multiplied is rounded",
+    why="The rounding costs accuracy, and the op still runs in float: that a value is dequantized for an op does not "
+    "mean that the op is quantized.",
+    fix="have its other operand quantized too (an nn.Linear instead of addmm, which is what GPT-2's Conv1D makes), or "
+    'keep both in float: pt2qa.Edit("float", (name,)) for the op that asks for the rounding',
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 16)
+        self.weight = nn.Parameter(torch.randn(16, 4))
+        self.bias = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, self.fc(x), self.weight)
+
+
+findings = pt2qa.check(Net().eval(), torch.randn(2, 8), quantizer="xnnpack")
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).eval()
+findings = pt2qa.check(model, torch.randn(2, 8), quantizer="xnnpack")
+""",
+)

@@ -1,0 +1,84 @@
+"""Scalars of integer arithmetic that a quantizer turns into float tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from pt2qa._check.subject import Subject
+from pt2qa._graph.handles import handle_of
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Additions and products of integers (or doubles) whose scalar the quantizer replaces."""
+    if subject.given not in ("program", "graph"):
+        raise DoesNotApplyError("to programs that pt2qa.capture made")
+    plugin = subject.plugin
+    scalars = {change.name for change in subject.changes if change.rule == "scalar"}
+    if not scalars:
+        return
+    graph = copy.deepcopy(subject.graph)
+    try:
+        transformed = plugin.build(graph, qat=subject.qat).transform_for_annotation(graph)
+    except Exception as error:
+        raise DoesNotApplyError("where the quantizer fails; see quantizer-fails") from error
+    after = {handle_of(node): node for node in transformed.graph.nodes}
+    for name in scalars & subject.nodes.keys():
+        before = subject.nodes[name]
+        new = after.get(handle_of(before))
+        if new is not None and not isinstance(before.args[1], Node) and isinstance(new.args[1], Node):
+            dtype = str(before.meta["val"].dtype).removeprefix("torch.")
+            yield Found(
+                name, f"{plugin.name} makes its scalar {before.args[1]} a float32 tensor, in arithmetic of {dtype}"
+            )
+
+
+RULE = Rule(
+    id="integer-scalar",
+    severity="error",
+    title="integer arithmetic that the quantizer turns into float",
+    why="Some quantizers replace the scalar of every add and mul by a float32 tensor: an index becomes a float "
+    "(IndexError), and 16777217 + 1 becomes 16777216.",
+    fix="make the graph with pt2qa.capture, which keeps such scalars",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+
+    def forward(self, tokens):
+        return self.embedding(tokens + 1)
+
+
+program = torch.export.export(Shifted().eval(), (torch.zeros(2, 3, dtype=torch.long),))
+findings = pt2qa.check(program, quantizer="xnnpack", rules=["integer-scalar"])
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+
+    def forward(self, tokens):
+        return self.embedding(tokens + 1)
+
+
+captured = pt2qa.capture(Shifted().eval(), torch.zeros(2, 3, dtype=torch.long))
+findings = pt2qa.check(captured, quantizer="xnnpack", rules=["integer-scalar"])
+""",
+)

@@ -1,0 +1,129 @@
+"""Batch norms that prepare folds though no fold is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from pt2qa._check.readers import constants_by_memory
+from pt2qa._check.subject import Subject
+from pt2qa._graph.handles import op_of
+from pt2qa._simulator.products import CONVOLUTIONS
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+_FOLDS = CONVOLUTIONS | {"linear"}
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Each convolution or linear with a batch norm of which another reader of the same weight knows nothing."""
+    if subject.qat:
+        raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
+    graph = subject.graph
+    norms = [node for node in graph.graph.nodes if _folds(node)]
+    if not norms:
+        raise DoesNotApplyError("to models without a batch norm behind a convolution or linear")
+    normed = {norm.args[0]: _parameters(norm) for norm in norms}
+    for constants in constants_by_memory(graph).values():
+        readers = [reader for constant in constants for reader in constant.users if _reads_weight(reader, constant)]
+        folded = [reader for reader in readers if reader in normed]
+        if not folded:
+            continue
+        others = [reader for reader in readers if reader not in normed]
+        bypassed = [user for reader in folded for user in reader.users if not _folds(user)]
+        weight = str(constants[0].target)
+        name = subject.name_of(folded[0])
+        if len({norm for reader in folded for norm in _norms_behind(reader)}) > 1:
+            listed = _listed(subject, [user for reader in folded for user in reader.users if _folds(user)])
+            yield Found(name, f"{weight} is one weight behind which different batch norms stand: {listed}")
+        elif why := _bias_at_fault(folded):
+            yield Found(name, f"{weight} is used {len(folded)} times, and {why}")
+        elif others:
+            yield Found(name, f"its batch norm is folded into {weight}, which {_listed(subject, others)} reads too")
+        elif bypassed:
+            yield Found(name, f"its batch norm is folded into it, and {_listed(subject, bypassed)} reads it without")
+
+
+def _folds(node: Node) -> bool:
+    """Whether a node is a batch norm that prepare folds into what it reads."""
+    if node.op != "call_function" or op_of(node.target) != "batch_norm" or not isinstance(node.args[0], Node):
+        return False
+    before = node.args[0]
+    if before.op != "call_function" or op_of(before.target) not in _FOLDS:
+        return False
+    # prepare leaves a linear with more than two dimensions alone.
+    return op_of(before.target) != "linear" or before.meta["val"].dim() == 2
+
+
+def _bias_at_fault(folded: list[Node]) -> str:
+    """What is wrong with the biases of several uses of one weight: torchao folds at the first use only."""
+    biases = {reader.args[2] if len(reader.args) > 2 else None for reader in folded}
+    if len(folded) > 1 and biases == {None}:
+        return "without a bias: prepare puts the batch norm into a new one, and at the next use zeros into that"
+    if len(biases) > 1:
+        return "the uses differ in bias: prepare folds the batch norm into the first of them only"
+    return ""
+
+
+def _reads_weight(reader: Node, constant: Node) -> bool:
+    return reader.op == "call_function" and op_of(reader.target) in _FOLDS and reader.args[1] is constant
+
+
+def _norms_behind(node: Node) -> set[tuple[str, ...]]:
+    return {_parameters(user) for user in node.users if _folds(user)}
+
+
+def _parameters(norm: Node) -> tuple[str, ...]:
+    return tuple(str(argument) for argument in norm.args[1:5])
+
+
+def _listed(subject: Subject, nodes: list[Node]) -> str:
+    return ", ".join(dict.fromkeys("the output" if node.op == "output" else subject.name_of(node) for node in nodes))
+
+
+RULE = Rule(
+    id="invalid-fold",
+    severity="error",
+    title="batch norms that cannot be folded, and are",
+    why="prepare_pt2e multiplies a batch norm into the weight before it. Where something else reads that weight, or "
+    "the value between the two, it then computes with numbers that are not its own: the model is wrong before "
+    "anything is rounded.",
+    fix="give each use a convolution of its own (copy.deepcopy), or apply the batch norm to the sum instead",
+    needs=("graph",),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.left, self.right = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+    def forward(self, x, y):
+        return self.left(self.conv(x)) + self.right(self.conv(y))
+
+
+findings = pt2qa.check(Siamese().eval(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)))
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x, y):
+        return self.norm(self.conv(x)) + self.norm(self.conv(y))
+
+
+findings = pt2qa.check(Siamese().eval(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)))
+""",
+)

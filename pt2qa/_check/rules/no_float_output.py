@@ -1,0 +1,71 @@
+"""Models that return no floating-point tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from pt2qa._check.subject import Subject
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """One finding where every tensor that forward returns has whole numbers or truth values."""
+    leaves = pytree.tree_leaves(subject.graph.graph.output_node().args)
+    values = [leaf.meta.get("val") for leaf in leaves if isinstance(leaf, Node)]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:
+        raise DoesNotApplyError("to models that return no tensor")
+    if not any(value.is_floating_point() or value.is_complex() for value in tensors):
+        dtypes = ", ".join(dict.fromkeys(str(value.dtype).removeprefix("torch.") for value in tensors))
+        yield Found("", f"forward returns {dtypes} only")
+
+
+RULE = Rule(
+    id="no-float-output",
+    severity="warning",
+    title="outputs that cannot be compared",
+    why="argmax and thresholds hide the error of int8 until a class flips. find_bad_cases, sensitivity and reconfigure "
+    "compare floating-point outputs, and have nothing to go by.",
+    fix="return the values before argmax or the comparison as well, and take the decision outside of the model",
+    needs=("graph",),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x).argmax(-1)
+
+
+findings = pt2qa.check(Classifier().eval(), torch.randn(2, 4))
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        logits = self.fc(x)
+        return logits, logits.argmax(-1)
+
+
+findings = pt2qa.check(Classifier().eval(), torch.randn(2, 4))
+""",
+)

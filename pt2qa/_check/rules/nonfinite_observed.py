@@ -1,0 +1,147 @@
+"""Infinities, NaN and mask values where a range is measured or a value is rounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pt2qa._check.integer_products import limits
+from pt2qa._check.masks import Mask, masks_in
+from pt2qa._check.observers import Observed, observed
+from pt2qa._check.site_rows import given_rows, is_nonfinite
+from pt2qa._check.subject import Subject
+from pt2qa._graph.handles import handle_of
+from pt2qa._simulator.program import QuantParams
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+IMMENSE = 1e9
+"""No activation of a network is so large, and every mask that is given as an input is."""
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Observers, or sites of a pair, that such a value reaches: from constants, from ops, or with the data."""
+    if subject.given == "prepared":
+        return _in_prepared(subject)
+    if subject.given == "pair":
+        return _in_pair(subject)
+    raise DoesNotApplyError("before calibration: give a graph with observers, or a pair")
+
+
+def _in_prepared(subject: Subject) -> Iterator[Found]:
+    masks = masks_in(subject.prepared)
+    for observer in observed(subject.prepared):
+        mask = masks.get(observer.source)
+        why = _observed(subject, observer, mask) if observer.saw else ""
+        if why:
+            yield Found(subject.name_of(observer.source), why, value=math.inf if mask is None else mask.severity)
+
+
+def _observed(subject: Subject, observer: Observed, mask: Mask | None) -> str:
+    low, high = float(observer.low.min()), float(observer.high.max())
+    reach = max(abs(low), abs(high))
+    if mask is not None and not math.isfinite(mask.value):
+        return _nonfinite(subject, mask)
+    if not math.isfinite(reach):
+        return f"its observer saw values from {low:.3g} to {high:.3g}"
+    if reach >= IMMENSE or (mask is not None and reach >= abs(mask.value) / 2):
+        return _immense((high - low) / (observer.integers - 1), _from(subject, mask))
+    return ""
+
+
+def _in_pair(subject: Subject) -> Iterator[Found]:
+    masks = {handle_of(node): mask for node, mask in masks_in(subject.pair.reference).items() if node.op != "get_attr"}
+    rows = {row.name: row for row in given_rows(subject)}
+    constants = {constant.slot: constant for constant in subject.pair.program.constants}
+    for site in subject.pair.sites:
+        if site.kind != "activation" or not isinstance(site.params.scale, float):
+            continue
+        constant, row = constants.get(site.source), rows.get(site.name)
+        if constant is not None:
+            nonfinite = not bool(constant.reference.isfinite().all())
+            yield from _at_site(subject, constant.attribute or site.name, site.params, None, nonfinite)
+        else:
+            nonfinite = row is not None and is_nonfinite(row)
+            yield from _at_site(subject, site.name, site.params, masks.get(site.handle), nonfinite)
+
+
+def _at_site(subject: Subject, name: str, params: QuantParams, mask: Mask | None, nonfinite: bool) -> Iterator[Found]:
+    low, high = limits(params)
+    reach, scale = max(abs(low), abs(high)), params.largest_scale
+    if mask is not None and not math.isfinite(mask.value):
+        becomes = "" if math.isnan(mask.value) else f": it becomes {low if mask.value < 0 else high:.3g}"
+        yield Found(name, _nonfinite(subject, mask) + becomes, value=math.inf)
+    elif nonfinite:
+        why = "infinite or NaN values reach it, which no integer can hold"
+        yield Found(name, why, fix="look for NaN and infinity in the weights and in the data", value=math.inf)
+    elif reach >= IMMENSE or (mask is not None and reach >= abs(mask.value) / 2):
+        yield Found(name, _immense(scale, _from(subject, mask)), value=reach)
+    elif mask is not None:
+        why = f"{mask.value:.3g} from {subject.name_of(mask.origin)} is clamped to {low:.3g}"
+        yield Found(name, why, "warning", value=0.0)
+
+
+def _nonfinite(subject: Subject, mask: Mask) -> str:
+    return f"{mask.value} from {subject.name_of(mask.origin)} reaches it, which no integer can hold"
+
+
+def _immense(scale: float, cause: str) -> str:
+    return f"one step is {scale:.3g}{cause}: every other value becomes 0"
+
+
+def _from(subject: Subject, mask: Mask | None) -> str:
+    return "" if mask is None else f", for {mask.value:.3g} from {subject.name_of(mask.origin)}"
+
+
+RULE = Rule(
+    id="nonfinite-observed",
+    severity="error",
+    title="infinity, NaN or a mask value where values are rounded",
+    why="A mask of -3.4e38 takes the whole range, so that the values beside it round to nothing; an infinite one is "
+    "dropped by the observer and clamped to the smallest value it saw, so that what was masked takes part again.",
+    fix="keep the op that adds the mask in float: "
+    'pt2qa.quantize(..., overrides=pt2qa.OverridePlan((pt2qa.Edit("float", (name,)),))); '
+    "or mask with a number a little below the smallest score, -30 say, instead",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -3.4e38]))
+
+    def forward(self, x):
+        return (self.fc(x) + self.mask).softmax(-1)
+
+
+x = torch.randn(2, 8)
+pair = pt2qa.quantize(pt2qa.capture(Scores().eval(), x), "xnnpack", [x])
+findings = pt2qa.check(pair, rules=["nonfinite-observed"])
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -3.4e38]))
+
+    def forward(self, x):
+        return (self.fc(x) + self.mask).softmax(-1)
+
+
+x = torch.randn(2, 8)
+float_add = pt2qa.OverridePlan((pt2qa.Edit("float", ("add",)),))
+pair = pt2qa.quantize(pt2qa.capture(Scores().eval(), x), "xnnpack", [x], overrides=float_add)
+findings = pt2qa.check(pair, rules=["nonfinite-observed"])
+""",
+)

@@ -1,0 +1,99 @@
+"""Ops that a quantizer misses in a program because of how ``torch.export`` wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from pt2qa._capture.normalise.dead_code import remove_dead_code
+from pt2qa._capture.normalise.regions import inline_regions
+from pt2qa._capture.normalise.scalars import keep_scalars
+from pt2qa._capture.normalise.zeros import remove_added_zeros
+from pt2qa._check.missed_ops import Reasons
+from pt2qa._check.rules import decomposed_first
+from pt2qa._check.subject import Subject
+from pt2qa._report.prose import counted
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+_HAVE_RULES = (inline_regions, remove_dead_code, remove_added_zeros, keep_scalars)
+"""Passes of capture whose findings other rules show."""
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """What makes the quantizer fail; or each op that it would annotate after ``pt2qa.capture``, with the reason."""
+    if subject.given not in ("program", "graph"):
+        raise DoesNotApplyError("to programs that pt2qa.capture made")
+    if any(decomposed_first.find(subject)):
+        raise DoesNotApplyError("to programs that were decomposed first")
+    subject.plugin  # noqa: B018  raises where there is none
+    mends = subject.mends
+    error = subject.failures.get("annotations", "")
+    for run, changes in mends.items():
+        if run in _HAVE_RULES:
+            continue
+        shared = [change for change in changes if change.rule == "shared module"]
+        for change in shared or changes:
+            what = f"{change.rule}: capture would have it {change.what}" if not shared else _called(change.what)
+            yield Found(change.name, f"{what}, and the quantizer fails: {error}")
+        if not changes:
+            yield Found("", f"the quantizer fails on the sources that torch.export wrote: {error}")
+    if error:
+        if not mends:
+            raise DoesNotApplyError("where the quantizer fails on pt2qa.capture's spelling, too")
+        return
+    lost = [name for name in subject.normalised.ops if name not in subject.annotations.ops]
+    if not lost:
+        return
+    here, there = len(subject.annotations.ops), len(subject.normalised.ops)
+    why = f"{subject.plugin.name} annotates {counted(here, 'op')} of this program, {there} after pt2qa.capture"
+    yield Found("", why, value=inf)
+    reasons = Reasons(subject, frozenset(lost))
+    for name in lost:
+        node = subject.nodes.get(name)
+        if node is not None:  # else it stands in a nested graph, which has a rule of its own
+            yield Found(name, reasons.of(name, node))
+
+
+def _called(what: str) -> str:
+    return what.replace("are matched one by one", "make one partition with several outputs")
+
+
+RULE = Rule(
+    id="plain-program",
+    severity="error",
+    title="ops that the quantizer misses because of how torch.export wrote the program",
+    why="Quantizers find ops by the module that called them. torch.export writes a subclass of Conv2d, a function such "
+    "as F.conv2d, or two calls of one module so that they find less than there is, or fail; what they do not find "
+    "stays in float without a word.",
+    fix="quantize the graph of pt2qa.capture(model, args), which computes the same and says of every op what it "
+    "stands for",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class SamePadding(nn.Conv2d):
+    pass
+
+
+model = nn.Sequential(SamePadding(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
+program = torch.export.export(model, (torch.randn(2, 3, 8, 8),))
+findings = pt2qa.check(program, quantizer="x86")
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class SamePadding(nn.Conv2d):
+    pass
+
+
+model = nn.Sequential(SamePadding(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
+findings = pt2qa.check(pt2qa.capture(model, torch.randn(2, 3, 8, 8)), quantizer="x86")
+""",
+)

@@ -1,0 +1,59 @@
+"""A quantizer that is refused, or stumbles over the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._check.foreign import is_foreign
+from pt2qa._check.rules import decomposed_first
+from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """What resolving the quantizer, or annotating with it, failed with."""
+    if subject.quantizer is None and subject.given != "pair":
+        raise DoesNotApplyError("without a quantizer: give quantizer=")
+    if is_foreign(subject.quantizer):
+        raise DoesNotApplyError("to quantizers of another package")
+    try:
+        subject.annotations  # noqa: B018  annotating is what may fail
+    except UnavailableError:
+        if subject.given in ("program", "graph") and (subject.mends or any(decomposed_first.find(subject))):
+            raise DoesNotApplyError("where another rule names what the quantizer stumbles over") from None
+        for what in ("quantizer", "annotations"):
+            if what in subject.failures:
+                yield Found("", subject.failures[what])
+                return
+        raise
+
+
+RULE = Rule(
+    id="quantizer-fails",
+    severity="error",
+    title="the quantizer cannot annotate the model",
+    why="prepare_pt2e would stop here. Quantizers stumble over modules that are called more than once, dead code, sums "
+    "that begin with 0, and settings that name what the model does not have.",
+    fix="where the message names a setting, mend the setting; else take the graph that pt2qa.capture makes, which "
+    "writes such models so that quantizers can read them",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+quantizer = pt2qa.quantizer("x86", modules={"3": None})
+findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+quantizer = pt2qa.quantizer("x86", modules={"2": None})
+findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
+""",
+)

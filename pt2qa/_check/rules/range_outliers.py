@@ -1,0 +1,64 @@
+"""Sites where a few large values take the range that all others need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._check.rules.unused_range import WIDE
+from pt2qa._check.site_rows import BIT, clamp_cost, site_rows
+from pt2qa._check.subject import Subject
+from pt2qa._layers.text import LOW_SQNR
+from pt2qa._report.formats import decibel, share
+from pt2qa.plugins import Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Sites below 20 dB though the data reaches across their range and the clamp costs less than a bit."""
+    for row in site_rows(subject):
+        if row.range_use >= WIDE and row.rounding_sqnr < LOW_SQNR and not clamp_cost(row) > BIT:
+            # Of rounding alone: signal / (scale**2 / 12) is the ratio that the dB state.
+            steps = (10 ** (row.rounding_sqnr / 10) / 12) ** 0.5
+            yield Found(
+                row.name,
+                f"the data spans {share(row.range_use)} % of its range, and its root mean square is "
+                f"{steps:.1f} steps: rounding leaves {decibel(row.rounding_sqnr)} dB",
+                value=-row.rounding_sqnr,
+            )
+
+
+RULE = Rule(
+    id="range-outliers",
+    severity="warning",
+    title="ranges that a few values need and the others do not",
+    why="The range fits the data, but most values are so much smaller than the largest that they have a handful of "
+    f"integers. Listed below {LOW_SQNR:.0f} dB, where the noise of rounding has more than 1 % of the signal's power.",
+    fix='keep the ops that read it in float or give them more bits (pt2qa.Edit("float", (name,)), "int16" where the '
+    "backend has it), or cut the outliers off in the model before it is trained",
+    needs=("pair", "layers"),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+torch.manual_seed(0)
+x = 0.01 * torch.randn(64, 256)
+x[0, 0] = 4
+keep = pt2qa.OverridePlan((pt2qa.Edit("observer", ("linear",), observer="minmax"),))
+pair = pt2qa.quantize(pt2qa.capture(nn.Linear(256, 4).eval(), x), "x86", [x], overrides=keep)
+findings = pt2qa.check(pair, batches=[x])
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+torch.manual_seed(0)
+x = 0.01 * torch.randn(64, 256)
+x[0, 0] = 4
+x.clamp_(max=0.1)
+keep = pt2qa.OverridePlan((pt2qa.Edit("observer", ("linear",), observer="minmax"),))
+pair = pt2qa.quantize(pt2qa.capture(nn.Linear(256, 4).eval(), x), "x86", [x], overrides=keep)
+findings = pt2qa.check(pair, batches=[x])
+""",
+)

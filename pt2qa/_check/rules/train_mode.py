@@ -1,0 +1,83 @@
+"""Dropout and batch norm that work as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.fx import Node
+
+from pt2qa._check.op_arguments import argument_of
+from pt2qa._check.subject import Subject
+from pt2qa._graph.handles import op_of
+from pt2qa._simulator.products import RECURRENT
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+_BEHAVES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RReLU)
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Modules of the model, or ops of the graph, that behave as in training."""
+    if subject.given == "model":
+        for name, module in subject.model.named_modules():
+            if module.training and _behaves(module):
+                yield Found(name, f"{type(module).__name__} is in training mode")
+        return
+    if subject.given == "prepared":
+        raise DoesNotApplyError("to graphs that are being calibrated or trained")
+    if subject.qat and subject.given in ("program", "graph"):
+        raise DoesNotApplyError("to programs that are to be trained")
+    for name, node in subject.nodes.items():
+        if trains(node):
+            yield Found(name, f"{op_of(node.target)} was exported in training mode", fix=_FIX_EXPORTED)
+
+
+def trains(node: Node) -> bool:
+    """Whether an op of a graph behaves as in training."""
+    if op_of(node.target) in RECURRENT:
+        return bool(argument_of(node, "train")) and bool(argument_of(node, "dropout"))
+    return bool(argument_of(node, "training", "train")) or bool(argument_of(node, "dropout_p"))
+
+
+def _behaves(module: nn.Module) -> bool:
+    """Whether a module computes something else in training mode."""
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return module.dropout > 0
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return module.track_running_stats
+    return isinstance(module, _BEHAVES)
+
+
+_FIX_EXPORTED = (
+    "call model.eval() before torch.export; eval() of what it returns raises NotImplementedError "
+    "(torchao.quantization.pt2e.move_exported_model_to_eval(graph) does it there). A program that is to be trained: "
+    "pt2qa.check(..., qat=True)"
+)
+
+RULE = Rule(
+    id="train-mode",
+    severity="error",
+    title="dropout or batch norm in training mode",
+    why="Dropout draws random numbers and batch norm uses the statistics of each batch: the reference and the "
+    "quantized model then differ by chance, and batch norms cannot be folded.",
+    fix="call model.eval() before export; for quantization-aware training too, pt2qa.quantize(..., qat=True) trains "
+    "the exported graph",
+    needs=(),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout())
+findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout()).eval()
+findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
+""",
+)

@@ -1,0 +1,74 @@
+"""Batch norms that prepare cannot fold."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+
+from torch.fx import GraphModule, Node
+
+from pt2qa._check.rules.train_mode import trains
+from pt2qa._check.subject import Subject
+from pt2qa._graph.handles import handle_of, op_of
+from pt2qa.plugins import DoesNotApplyError, Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Batch norms that are left once torchao has folded what it folds, on a copy."""
+    if subject.qat:
+        raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
+    if not any(_is_batch_norm(node) for node in subject.graph.graph.nodes):
+        raise DoesNotApplyError("to models without batch norm")
+    for node in _unfolded(subject.graph):
+        before = node.all_input_nodes[0]
+        op = "an input" if before.op == "placeholder" else op_of(before.target)
+        rank = f" with {before.meta['val'].dim()} dimensions" if op == "linear" else ""
+        yield Found(subject.name_of(node), f"it reads {op}{rank}, and stays a float op")
+
+
+def _unfolded(graph: GraphModule) -> list[Node]:
+    from torchao.quantization.pt2e.quantize_pt2e import _fuse_conv_bn_, _fuse_linear_bn_
+
+    folded = GraphModule(graph, copy.deepcopy(graph.graph))
+    with warnings.catch_warnings():
+        # of linears that it does not fold, which are what is asked for
+        warnings.filterwarnings("ignore", message="Not fusing linear")
+        _fuse_conv_bn_(folded)
+        _fuse_linear_bn_(folded)
+    left = {handle_of(node) for node in folded.graph.nodes if _is_batch_norm(node)}
+    return [node for node in graph.graph.nodes if _is_batch_norm(node) and handle_of(node) in left]
+
+
+def _is_batch_norm(node: Node) -> bool:
+    return node.op == "call_function" and op_of(node.target) == "batch_norm" and not trains(node)
+
+
+RULE = Rule(
+    id="unfoldable-batch-norm",
+    severity="warning",
+    title="batch norms that cannot be folded",
+    why="A batch norm is free only where it is multiplied into the weight of the convolution or linear before it. "
+    "Behind anything else it stays in float, between a dequantize and a quantize; and convert_pt2e spends some ten "
+    "seconds looking for QAT patterns as soon as one is left.",
+    fix="put the batch norm directly behind a convolution (conv, norm, relu in the place of norm, relu, conv), or "
+    "count on its time in float",
+    needs=("graph",),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8)).eval()
+findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
+""",
+)

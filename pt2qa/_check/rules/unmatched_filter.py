@@ -1,0 +1,144 @@
+"""Filters of a quantizer that nothing in the model passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from pt2qa._check.subject import Subject
+from pt2qa.errors import PluginError
+from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, called_modules, modules_of
+from pt2qa.plugins.options import did_you_mean
+
+_SETTING = re.compile(r"(module_name|module_type|operator_type)\w*config")
+"""What quantizers of torchao and executorch call the dicts of their settings: ``module_name_config`` and the like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One entry of a quantizer's settings.
+
+    Attributes:
+        attribute: the dict that holds it.
+        kind: what it names: ``module_name``, ``module_type`` or ``operator_type``.
+        key: the path, the class or the op.
+    """
+
+    attribute: str
+    kind: str
+    key: Any
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Entries of the quantizer's settings that hold no op of the graph; names as errors with near ones."""
+    graph = subject.graph
+    try:
+        quantizer = subject.plugin.build(graph, qat=subject.qat)
+    except PluginError as error:
+        raise DoesNotApplyError("to quantizers that refuse the model; see quantizer-fails") from error
+    filters = list(filters_of(quantizer, set()))
+    if not isinstance(subject.plugin, GenericPlugin):
+        # What a plug-in sets for a type of op is its own way to do what it was asked, whether the model has one or not.
+        filters = [one for one in filters if one.kind == "module_name"]
+    if not filters:
+        raise DoesNotApplyError("to quantizers without filters by name or type")
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    for one in filters:
+        if not any(_HOLDS[one.kind](one.key, node) for node in nodes):
+            why = f"{one.attribute} holds {_text(one.key)}, and no op of the graph passes it"
+            if one.kind == "module_name":
+                yield Found("", why + _near(one.key, nodes).removesuffix("."))
+            else:
+                yield Found("", why, "warning", "take the setting out, or name what the model calls")
+
+
+def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
+    """The entries of a quantizer's settings, and of those of the quantizers that it is composed of."""
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    seen.add(id(quantizer))
+    for attribute, value in vars(quantizer).items():
+        kind = _SETTING.fullmatch(attribute)
+        if kind and isinstance(value, Mapping):
+            yield from (Filter(attribute, kind[1], key) for key in value if _FITS[kind[1]](key))
+        inner = value if isinstance(value, list | tuple) else (value,)
+        for other in inner:
+            if isinstance(other, Quantizer) and id(other) not in seen:
+                yield from filters_of(other, seen)
+
+
+def _near(path: str, nodes: list[Node]) -> str:
+    """The end of the sentence: paths that would have matched, or why none can."""
+    known = dict.fromkeys(name for node in nodes for name in called_modules(node))
+    containers = {name for node in nodes for name in modules_of(node)} - known.keys()
+    bare = re.sub(r"^(L\['self'\]|L__self__|self)\.?", "", path)
+    if bare in known:
+        return f"; without its prefix, {bare!r} would"
+    if bare in containers:
+        inside = [name for name in known if name.startswith(f"{bare}.")]
+        return f": it is a container that forward does not call; name what is in it, such as {inside[0]!r}"
+    return did_you_mean(bare, known)
+
+
+def _text(key: Any) -> str:
+    return key.__qualname__ if isinstance(key, type) else repr(key) if isinstance(key, str) else str(key)
+
+
+def _in_module_type(cls: type, node: Node) -> bool:
+    wanted = f"{cls.__module__}.{cls.__qualname__}"
+    kinds = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    return any(kind is cls or kind == wanted for kind in kinds)
+
+
+def _is_op(op: Any, node: Node) -> bool:
+    return node.target is op or getattr(node.target, "overloadpacket", None) is op
+
+
+_HOLDS: Mapping[str, Callable[[Any, Node], bool]] = {
+    "module_name": lambda path, node: path in called_modules(node),
+    "module_type": _in_module_type,
+    "operator_type": _is_op,
+}
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "module_name": lambda key: isinstance(key, str),
+    "module_type": lambda key: isinstance(key, type),
+    "operator_type": callable,
+}
+
+RULE = Rule(
+    id="unmatched-filter",
+    severity="error",
+    title="settings of the quantizer that match nothing",
+    why="A quantizer passes over a filter that holds no op: what was meant to be quantized in another way is quantized "
+    "as everything else, or stays in float, without a word.",
+    fix="name the module as the model's attributes do, without a prefix such as L['self']; "
+    "pt2qa.capture(model, args).names lists every op with its module",
+    needs=("graph",),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+import pt2qa
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+quantizer.set_module_name_qconfig("L['self'].2", None)
+findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
+""",
+    mended="""\
+import torch
+from torch import nn
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+import pt2qa
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+quantizer.set_module_name_qconfig("2", None)
+findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
+""",
+)

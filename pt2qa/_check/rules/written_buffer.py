@@ -1,0 +1,67 @@
+"""Buffers that forward writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._capture.aliases import Aliases
+from pt2qa._check.subject import Subject
+from pt2qa.plugins import Found, Rule
+
+
+def find(subject: Subject) -> Iterator[Found]:
+    """Buffers to which an op of the graph writes."""
+    graph = subject.graph
+    buffers = graph.graph.find_nodes(op="get_attr")
+    for node in Aliases(graph).written(buffers):
+        name = str(node.target)
+        if not name.endswith("num_batches_tracked"):  # of a batch norm in training mode, which train-mode reports
+            yield Found(name, "forward writes to it")
+
+
+RULE = Rule(
+    id="written-buffer",
+    severity="note",
+    title="buffers that forward writes to",
+    why="What a run leaves there, the next run finds. pt2qa compares every batch from the captured state; an app that "
+    "runs the quantized model does not begin there, and what it writes was rounded before.",
+    fix="nothing for counters; state that outputs depend on belongs into the inputs and outputs of forward",
+    needs=("graph",),
+    find=find,
+    example="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.fc(x)
+
+
+findings = pt2qa.check(Counter().eval(), torch.randn(2, 4))
+""",
+    mended="""\
+import torch
+from torch import nn
+import pt2qa
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, calls):
+        return self.fc(x), calls + 1
+
+
+findings = pt2qa.check(Counter().eval(), (torch.randn(2, 4), torch.zeros(1)))
+""",
+)

@@ -1,0 +1,320 @@
+"""What rules look at: everything that is known of a model, found when the first rule asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2qa._capture.changes import Change
+from pt2qa._capture.normalise.sources import write_sources
+from pt2qa._capture.program import Capture
+from pt2qa._capture.program import capture as capture_model
+from pt2qa._check.integer_products import IntegerProduct, integer_products
+from pt2qa._check.products import Product, products_of
+from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewrite
+from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, source_line
+from pt2qa._layers.analysis import compare_layers
+from pt2qa._layers.report import LayerReport
+from pt2qa._quantize.calibration import find_observers
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._weights.analysis import compare_weights
+from pt2qa._weights.report import WeightReport
+from pt2qa.errors import Pt2qaError
+from pt2qa.overrides import Annotations, annotations_of
+from pt2qa.overrides.annotations import read_annotations
+from pt2qa.overrides.edited import annotate
+from pt2qa.plugins import QuantizerPlugin, resolve
+
+Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
+
+_Value = TypeVar("_Value")
+
+
+class UnavailableError(Exception):
+    """Raised where something that a rule needs is not there; its text says what to give, or what failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model as far as it is known, for rules.
+
+    What is below as a property raises :class:`UnavailableError` where it cannot be had, so that a rule which names it
+    among its needs is reported as not applied.
+
+    Attributes:
+        given: what the user gave: ``model``; ``program``: an ExportedProgram, ``graph``: a graph of ops, neither of
+            them normalised by capture; ``prepared``: a graph with observers; ``capture``; ``pair``.
+        value: it.
+        args, kwargs: example inputs, for a model.
+        quantizer: as ``pt2qa.quantize`` takes it; None where there is none.
+        qat: whether it prepares for quantization-aware training.
+        batches: data for rules on numbers; None where there is none.
+        inputs_of: from an item of ``batches`` to a batch.
+        dynamic_shapes: for capture.
+        cpu: features of the CPU that the model will run on, in lower case, such as ``avx512_vnni``.
+        eager: the model that a capture, a graph or a pair was made of, where the user gave it, too.
+        progress: whether to show progress.
+        failures: why something could not be had, by what failed: ``capture``, ``quantizer``,
+            ``annotations``; filled on the way, for the rules that report it.
+    """
+
+    given: Kind
+    value: Any
+    args: Any = None
+    kwargs: Mapping[str, Any] | None = None
+    quantizer: Any = None
+    qat: bool = False
+    batches: Iterable[Any] | None = None
+    inputs_of: Callable[[Any], Any] | None = None
+    dynamic_shapes: Any = None
+    cpu: frozenset[str] = frozenset()
+    eager: nn.Module | None = None
+    progress: bool | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def model(self) -> nn.Module:
+        """The eager model."""
+        model = self.value if self.given == "model" else self.eager
+        if model is None:
+            raise UnavailableError("for the eager model: give it, or model=")
+        return model
+
+    @functools.cached_property
+    def capture(self) -> Capture:
+        """The capture: given, made of the model, or the one of the pair."""
+        if self.given == "capture":
+            return self.value  # type: ignore[no-any-return]  # ditto
+        if self.given == "pair" and self.value.capture is not None:
+            return self.value.capture  # type: ignore[no-any-return]
+        if self.given != "model":
+            raise UnavailableError("for what pt2qa.capture made")
+        if self.args is None and self.kwargs is None:
+            raise UnavailableError("for a model with example inputs: pt2qa.check(model, args)")
+        return self._attempt(
+            "capture",
+            "the model could not be captured",
+            lambda: capture_model(self.model, self.args, _dict(self.kwargs), dynamic_shapes=self.dynamic_shapes),
+        )
+
+    @functools.cached_property
+    def program(self) -> ExportedProgram:
+        """The exported program, as it was given or captured."""
+        if self.given == "program":
+            program = copy.deepcopy(self.value)
+            if not names_of(program):
+                assign_handles(program)
+            return program  # type: ignore[no-any-return]
+        return self.capture.program
+
+    @functools.cached_property
+    def graph(self) -> GraphModule:
+        """The float graph that ``prepare`` is given, with handles; never to be edited."""
+        if self.given == "graph":
+            graph = copy.deepcopy(self.value)
+            if not names_of(graph):
+                assign_handles(graph)
+            return graph  # type: ignore[no-any-return]
+        if self.given == "program":
+            return self.program.module()
+        if self.given == "prepared":
+            raise UnavailableError("for a float graph: it was given with observers")
+        if self.given == "pair" and self.value.float_graph is not None:
+            return self.value.float_graph  # type: ignore[no-any-return]
+        return self.capture.module()
+
+    @functools.cached_property
+    def names(self) -> Mapping[int, OpName]:
+        """What to call each handle of the graph."""
+        if self.given in ("graph", "prepared"):
+            return names_of(self.graph if self.given == "graph" else self.value)
+        return self.pair.names if self.given == "pair" else names_of(self.program)
+
+    @functools.cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        """The ops and inputs of the float graph by name, in graph order."""
+        found: dict[str, Node] = {}
+        for node in self.graph.graph.nodes:
+            handle = handle_of(node)
+            if handle is not None and handle in self.names:
+                found.setdefault(self.names[handle].name, node)
+        return found
+
+    @functools.cached_property
+    def plugin(self) -> QuantizerPlugin:
+        """The quantizer."""
+        quantizer = self.quantizer
+        if quantizer is None and self.given == "pair" and self.value.recipe is not None:
+            quantizer = self.value.recipe.plugin
+        if quantizer is None:
+            raise UnavailableError("without a quantizer: give quantizer=")
+        return self._attempt("quantizer", "the quantizer is refused", lambda: resolve(quantizer))
+
+    @functools.cached_property
+    def annotations(self) -> Annotations:
+        """What the quantizer annotates in the graph, before any calibration."""
+        plugin = self.plugin
+        if self.given in ("program", "graph"):
+            return self._annotated(lambda: self.annotate(self.graph, self.names))
+        edits = self.value.recipe.edits if self.given == "pair" and self.value.recipe is not None else ()
+        captured = self.capture
+        return self._annotated(lambda: annotations_of(captured, plugin, edits, qat=self.qat))
+
+    @functools.cached_property
+    def rewritten(self) -> Rewritten:
+        """The program or graph that was given, as ``pt2qa.capture`` would have written it."""
+        return rewrite(self._as_program, self.names)
+
+    @functools.cached_property
+    def _as_program(self) -> ExportedProgram:
+        """What was given, as a program that passes can work on."""
+        if self.given == "program":
+            return self.program
+        if self.given != "graph":
+            raise UnavailableError("for programs that pt2qa.capture did not make")
+        graph = self.graph
+        return self._attempt("re-export", "the graph could not be exported again", lambda: as_program(graph))
+
+    @functools.cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """What ``pt2qa.capture`` changed, or would have changed in the program that was given."""
+        return self.rewritten.every_change if self.given in ("program", "graph") else self.capture.changes
+
+    @functools.cached_property
+    def normalised(self) -> Annotations:
+        """What the quantizer would annotate if ``pt2qa.capture`` had made the program that was given."""
+        rewritten = self.rewritten
+        return self._annotated(lambda: self.annotate(rewritten.module(), rewritten.names), "normalised")
+
+    @functools.cached_property
+    def mends(self) -> Mapping[Pass, tuple[Change, ...]]:
+        """Where the quantizer fails on the program that was given: the passes of capture that make it work.
+
+        Those without which it fails; where there is none, since two of them do, the first that is enough.  Empty where
+        it does not fail, or fails after capture too.
+        """
+        with contextlib.suppress(UnavailableError):
+            self.annotations  # noqa: B018  whether it can be had is the question
+        if "annotations" not in self.failures:
+            return {}
+        with contextlib.suppress(UnavailableError):
+            self.normalised  # noqa: B018  ditto
+        if "normalised" in self.failures:
+            return {}
+        made = self.rewritten
+        tried = [run for run in EVERY_PASS if made.changes[run] or run is write_sources]
+        others = {run: tuple(other for other in EVERY_PASS if other is not run) for run in tried}
+        needed = [run for run in tried if self.annotated_after(*others[run]) is None]
+        enough = (run for run in tried if self.annotated_after(run) is not None)
+        return {run: made.changes[run] for run in needed or itertools.islice(enough, 1)}
+
+    def annotated_after(self, *passes: Pass) -> Annotations | None:
+        """What the quantizer annotates after some of capture's passes; None where it fails."""
+        made = rewrite(self._as_program, self.names, passes)
+        try:
+            return self.annotate(made.module(), made.names)
+        except Pt2qaError:
+            return None
+
+    @functools.cached_property
+    def products(self) -> tuple[Product, ...]:
+        """The ops that multiply matrices, and how far the quantizer takes each of them."""
+        if self.given != "pair":
+            return products_of(self.graph, self.names, self.annotations, None)
+        known = self.value.recipe is not None and self.value.capture is not None
+        graph = self.graph if known else self.value.reference
+        return products_of(graph, self.names, self.annotations if known else None, self.value.program)
+
+    @property
+    def prepared(self) -> GraphModule:
+        """A graph with observers."""
+        if self.given != "prepared":
+            raise UnavailableError("for prepared graphs")
+        return self.value  # type: ignore[no-any-return]
+
+    @property
+    def pair(self) -> QuantizedPair:
+        """Reference and quantized graph."""
+        if self.given != "pair":
+            raise UnavailableError("for a quantized pair: give what pt2qa.quantize returns")
+        return self.value  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def layers(self) -> LayerReport:
+        """What the data does at each site: range, saturation, rounding error."""
+        pair = self.pair
+        if self.batches is None:
+            raise UnavailableError("without data: give batches=")
+        return compare_layers(pair, self.batches, inputs_of=self.inputs_of, progress=self.progress)
+
+    @functools.cached_property
+    def weights(self) -> WeightReport:
+        """What rounding did to each weight of the pair."""
+        return compare_weights(self.pair)
+
+    @functools.cached_property
+    def integer_products(self) -> tuple[IntegerProduct, ...]:
+        """The convolutions and linears of the pair with quantized weights; for rules of plug-ins, too."""
+        return integer_products(self.pair)
+
+    def name_of(self, node: Node) -> str:
+        """What to call a node: the op's name, an input's, or the qualified name of an attribute."""
+        handle = handle_of(node)
+        if handle is not None and handle in self.names:
+            return self.names[handle].name
+        return str(node.target if node.op == "get_attr" else node)
+
+    def source_of(self, name: str) -> str:
+        """The user's line that made an op, ``net.py:12``; empty where nothing says so."""
+        try:
+            node = self.nodes.get(name)
+        except UnavailableError:
+            return ""
+        return "" if node is None else source_line(node)
+
+    def annotate(self, graph: GraphModule, names: Mapping[int, OpName]) -> Annotations:
+        """What the quantizer annotates in a copy of another graph, such as one that is spelled otherwise."""
+        annotated = annotate(copy.deepcopy(graph), self.plugin, (), names, qat=self.qat)
+        return read_annotations(annotated, self.plugin, names, qat=self.qat)
+
+    def _annotated(self, read: Callable[[], Annotations], what: str = "annotations") -> Annotations:
+        return self._attempt(what, "the quantizer could not annotate the graph", read)
+
+    def _attempt(self, what: str, failed: str, make: Callable[[], _Value]) -> _Value:
+        """Makes something; a failure is kept for the rule that reports it, and found once."""
+        if what not in self.failures:
+            try:
+                return make()
+            except Pt2qaError as error:
+                self.failures[what] = str(error)
+        raise UnavailableError(failed)
+
+
+def kind_of(value: Any) -> Kind | None:
+    """What a user gave; None for what cannot be checked."""
+    if isinstance(value, QuantizedPair):
+        return "pair"
+    if isinstance(value, Capture):
+        return "capture"
+    if isinstance(value, ExportedProgram):
+        return "program"
+    if isinstance(value, GraphModule):
+        if find_observers(value):
+            return "prepared"
+        # What torch.fx traced calls modules: it is a model as any other.
+        calls = (node for node in value.graph.nodes if node.op in ("call_module", "call_method"))
+        return "model" if any(node.target != "_guards_fn" for node in calls) else "graph"
+    return "model" if isinstance(value, nn.Module) else None
+
+
+def _dict(kwargs: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if kwargs is None else dict(kwargs)

@@ -1,0 +1,1 @@
+"""Whether a quantizer behaves: properties that hold on small models."""

@@ -1,0 +1,145 @@
+"""``check_quantizer``: every property on every model."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from pt2qa._conformance.model import ConformanceModel
+from pt2qa._conformance.models import MODELS
+from pt2qa._conformance.outcome import Outcome, failed
+from pt2qa._conformance.properties import PROPERTIES, Property
+from pt2qa._conformance.report import ConformanceReport
+from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
+from pt2qa._conformance.subject import Subject
+from pt2qa._conformance.trial import Failure, Trial
+from pt2qa._exclusion import exports
+from pt2qa._report.rows import Environment
+from pt2qa.errors import CaptureError, SelectionError
+from pt2qa.plugins.options import did_you_mean
+
+Named = TypeVar("Named", ConformanceModel, Property)
+
+
+@exports
+def check_quantizer(
+    quantizer: Any,
+    *,
+    models: Iterable[str | ConformanceModel] | None = None,
+    properties: Iterable[str | Property] | None = None,
+    qat: bool = False,
+    progress: bool | None = None,
+) -> ConformanceReport:
+    """Looks whether a quantizer behaves, on small models that each show one pattern.
+
+    Warnings of torch and of the quantizer are not shown, and never become errors.
+
+    Args:
+        quantizer: what :func:`pt2qa.quantize` takes: a name, a plug-in, a torchao ``Quantizer`` object; or a function
+            without arguments that returns one. Give a function for a quantizer that remembers what it annotated: then
+            each graph gets a new one, and the property ``reuse`` alone asks one object to annotate several.
+        models: names of :data:`pt2qa._conformance.MODELS`, or models of your own; None: all that ship with pt2qa.
+        properties: names of :data:`pt2qa._conformance.PROPERTIES`, or properties of your own; None: all.
+        qat: prepare for quantization-aware training.
+        progress: whether to show a progress bar; None: where stderr is a terminal.
+
+    Returns:
+        One row for each property and model.
+
+    Raises:
+        SelectionError: there is no model or no property of a name.
+        PluginError: ``quantizer`` is none.
+        CaptureError: a model of your own cannot be captured.
+
+    >>> from pt2qa.testing import check_quantizer
+    >>> report = check_quantizer("x86", models=["linear"], properties=["prepare", "convert"], progress=False)
+    >>> report.passed
+    True
+    """
+    subject = Subject(quantizer, qat)
+    bench = Bench(subject, chosen("model", models, MODELS))
+    wanted = chosen("property", properties, PROPERTIES)
+    name, rows = subject.name, []
+    disable = None if progress is None else not progress
+    for model in tqdm(bench.trials, desc=f"check {name}", unit="model", disable=disable, leave=False):
+        for each in wanted.values():
+            start = time.perf_counter()
+            outcome = bench.outcome(each, model)
+            rows.append(
+                ConformanceRow(name, each.name, model, outcome.verdict, outcome.why, time.perf_counter() - start)
+            )
+    coverage = tuple(bench.coverage(model) for model in bench.trials)
+    return ConformanceReport(tuple(rows), coverage, (subject.note,), name, Environment.here(""))
+
+
+class Bench:
+    """One quantizer on several models.
+
+    Args:
+        subject: the quantizer.
+        models: the models by name.
+    """
+
+    def __init__(self, subject: Subject, models: Mapping[str, ConformanceModel]) -> None:
+        self.subject = subject
+        alone = [Trial(subject, model) for model in list(models.values())[:2]]
+        self.trials = {
+            name: Trial(subject, model, [other for other in alone if other.model is not model])
+            for name, model in models.items()
+        }
+
+    def outcome(self, wanted: Property, model: str) -> Outcome:
+        """What a property comes to on a model."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return wanted.check(self.trials[model])
+            except CaptureError:  # the model itself is at fault
+                raise
+            except Exception as error:  # one property that stops must not take the others with it
+                return failed(f"stopped with {type(error).__name__}: {str(error) or 'no message'}")
+
+    def coverage(self, model: str) -> ModelCoverage:
+        """How much of a model is annotated."""
+        trial = self.trials[model]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            annotated = trial.annotated
+        if isinstance(annotated, Failure):
+            return ModelCoverage(model, trial.model.pattern, 0, 0)
+        annotations = annotated.annotations
+        ops = sum(not node.constant and node.op != "input" for node in annotations.ground.nodes.values())
+        quantized = sum("float" in op.levels for op in annotations.ops.values())
+        return ModelCoverage(model, trial.model.pattern, ops, quantized)
+
+
+def chosen(what: str, wanted: Iterable[str | Named] | None, known: Mapping[str, Named]) -> dict[str, Named]:
+    """What a user asked for, by name.
+
+    Args:
+        what: ``model`` or ``property``, for errors.
+        wanted: names and objects; None for all that are known.
+        known: by name.
+
+    Raises:
+        SelectionError: a name is not known, two are the same, or there is none.
+    """
+    if wanted is None:
+        return dict(known)
+    if isinstance(wanted, str):
+        raise SelectionError(f"{what}: got the text {wanted!r}, expected a list of names: [{wanted!r}]")
+    found: dict[str, Named] = {}
+    for each in wanted:
+        if isinstance(each, str) and each not in known:
+            raise SelectionError(f"there is no {what} {each!r}{did_you_mean(each, known)} Known: {', '.join(known)}")
+        one = known[each] if isinstance(each, str) else each
+        if one.name in found:
+            raise SelectionError(f"{what} {one.name!r} is there twice: give each a name of its own")
+        found[one.name] = one
+    if not found:
+        raise SelectionError(f"no {what} was given: leave it out for all of {', '.join(known)}")
+    return found

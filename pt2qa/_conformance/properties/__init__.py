@@ -1,0 +1,25 @@
+"""What holds for a quantizer that behaves, one property a file or two."""
+
+from __future__ import annotations
+
+from pt2qa._conformance.properties.declared import DECLARED
+from pt2qa._conformance.properties.edits import EDITS
+from pt2qa._conformance.properties.flow import CALIBRATED, CONVERT, PAIRING, PREPARE, SIMULATOR
+from pt2qa._conformance.properties.invariance import RE_EXPORT, SAVED, SPELLING, STRICT
+from pt2qa._conformance.properties.noise import SQNR
+from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.properties.repetition import ORDER, REUSE
+from pt2qa._conformance.properties.soundness import FLOAT_TENSORS, SHARED_SPECS
+
+PROPERTIES: dict[str, Property] = {
+    each.name: each
+    for each in (
+        *(DECLARED, PREPARE, CALIBRATED, CONVERT, SIMULATOR, PAIRING),
+        *(SHARED_SPECS, FLOAT_TENSORS),
+        *(SPELLING, STRICT, RE_EXPORT, SAVED, ORDER, REUSE),
+        *(EDITS, SQNR),
+    )
+}
+"""By name, in the order in which they are looked at."""
+
+__all__ = ["PROPERTIES", "Property"]

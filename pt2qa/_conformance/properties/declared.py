@@ -1,0 +1,121 @@
+"""What a quantizer says that it annotates, it annotates."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from pt2qa._conformance.layout import some
+from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed
+from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.trial import Annotated, Failure, Trial
+from pt2qa._graph.handles import op_of
+from pt2qa.plugins import op_type
+
+Pattern = tuple[str, ...]
+"""Kinds of op, one reading the other: ``("conv2d", "relu")``."""
+
+_CLASSES: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "hardtanh",
+    nn.BatchNorm1d: "batch_norm",
+    nn.BatchNorm2d: "batch_norm",
+    nn.BatchNorm3d: "batch_norm",
+    nn.LSTM: "lstm",
+    nn.GRU: "gru",
+}
+"""What ``torch.export`` makes of classes whose ops have other names."""
+
+
+def _declared(trial: Trial) -> Outcome:
+    plugin = trial.subject.plugin()
+    patterns = patterns_of(plugin, plugin.build(trial.capture.module(), qat=trial.subject.qat))
+    if not patterns:
+        return does_not_apply(
+            "the quantizer declares no patterns: it has no declared_patterns, and get_supported_operators() and "
+            "patterns of its parts name none"
+        )
+    annotated = trial.annotated
+    if isinstance(annotated, Failure):
+        return does_not_apply("annotate fails: see prepare")
+    matches = [(pattern, chain) for pattern in patterns for chain in _matches(annotated, pattern)]
+    if not matches:
+        return does_not_apply("the model shows none of the declared patterns")
+    faults = [fault for pattern, chain in matches if (fault := _fault(annotated, pattern, chain))]
+    if faults:
+        return failed(some(faults))
+    return passed(f"{len(matches)} places show a declared pattern, and are annotated so")
+
+
+def patterns_of(*owners: Any) -> tuple[Pattern, ...]:
+    """What a plug-in and its quantizer declare, as kinds of op.
+
+    ``declared_patterns`` of either, a sequence of sequences of op kinds; else torchao's
+    ``get_supported_operators()``; else, of a quantizer made of others, what these say, or the ``partition_types()`` of
+    the ``pattern`` that each of them looks for.
+    """
+    found: list[Pattern] = []
+    for owner in owners:
+        own = getattr(owner, "declared_patterns", None)
+        found += _declared_by(owner) if own is None else [tuple(map(str, pattern)) for pattern in own]
+    return tuple(dict.fromkeys(found))
+
+
+def _declared_by(quantizer: Any) -> Iterable[Pattern]:
+    if hasattr(quantizer, "get_supported_operators"):
+        for config in quantizer.get_supported_operators():
+            yield from (tuple(map(_op, pattern)) for pattern in config.operators)
+    if hasattr(getattr(quantizer, "pattern", None), "partition_types"):
+        yield tuple(map(_op, quantizer.pattern.partition_types()))
+    for part in getattr(quantizer, "quantizers", ()):
+        yield from patterns_of(part)
+
+
+def _op(declared: Any) -> str:
+    """The kind of op that a class, a function or an overload stands for."""
+    if isinstance(declared, type):
+        return _CLASSES.get(declared, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", declared.__name__).lower())
+    return op_of(declared)
+
+
+def _matches(annotated: Annotated, pattern: Pattern) -> list[list[Node]]:
+    """Chains of ops on float tensors, each read by the next one alone."""
+    chains = []
+    for node in annotated.graph.graph.nodes:
+        chain = [node]
+        while len(chain) < len(pattern) and len(chain[-1].users) == 1:
+            chain.append(next(iter(chain[-1].users)))
+        if _kinds(chain) == list(pattern) and all(isinstance(_value(each), Tensor) for each in chain):
+            chains += [chain] if _value(node).is_floating_point() else []
+    return chains
+
+
+def _kinds(chain: Sequence[Node]) -> list[str]:
+    return [op_type(node) if node.op == "call_function" else "" for node in chain]
+
+
+def _value(node: Node) -> Any:
+    return node.meta.get("val")
+
+
+def _fault(annotated: Annotated, pattern: Pattern, chain: list[Node]) -> str:
+    nodes, layout = annotated.annotations.ground.nodes, annotated.layout
+    first, last = nodes[chain[0].name].name, nodes[chain[-1].name].name
+    text = f"{' + '.join(pattern)} is declared, but at {first}"
+    if not any(place.endswith((f"→ {first}", f" of {first}")) for place in layout):
+        return f"{text} nothing is annotated"
+    between = [
+        place
+        for before, after in itertools.pairwise(chain)
+        for place in (f"{nodes[before.name].name} → {nodes[after.name].name}", f"output of {nodes[before.name].name}")
+        if place in layout
+    ]
+    return f"{text}, {between[0]} is rounded: it is not fused with {last}" if between else ""
+
+
+DECLARED = Property("declared", "what the quantizer declares to annotate is annotated", _declared)

@@ -1,0 +1,110 @@
+"""One model has one annotation, however its graph was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pt2qa._conformance.layout import Layout, differences, some
+from pt2qa._conformance.model import MODULE
+from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed, skipped
+from pt2qa._conformance.programs import Plain
+from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.trial import Annotated, Failure, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What other graphs of a model are held against: ``torch.export``'s, in the mode that the quantizer works with."""
+
+    strict: bool
+    layout: Layout
+
+
+def _spelling(trial: Trial) -> Outcome:
+    model = trial.model
+    if not model.spellings:
+        return does_not_apply("the model has one spelling")
+    base = _base(trial)
+    if isinstance(base, Outcome):
+        return base
+    faults, marks = [], len(base.layout)
+    for spelling in model.spellings:
+        after = trial.annotate(trial.programs.exported(strict=base.strict, spelling=spelling))
+        marks += len(after.layout) if isinstance(after, Annotated) else 0
+        if found := _difference(base.layout, after):
+            faults.append(f"{spelling}: {found}")
+    if faults:
+        return failed(f"against the spelling with modules, {'. '.join(faults)}")
+    if not marks:
+        return skipped("nothing is annotated in any spelling")
+    return passed(f"the same in {len(model.spellings) + 1} spellings: {MODULE}, {', '.join(model.spellings)}")
+
+
+def _strict(trial: Trial) -> Outcome:
+    if trial.model.decompose:
+        return _taken_apart()
+    before, after = trial.exported(strict=False), trial.exported(strict=True)
+    if isinstance(before, Failure) and isinstance(after, Failure):
+        if isinstance(trial.annotated, Failure):
+            return skipped("annotate fails: see prepare")
+        return failed(f"annotate fails on what torch.export gives, in both modes: {before.why}")
+    if isinstance(before, Failure):
+        return failed(f"annotate fails with strict=False, and not with strict=True: {before.why}")
+    if found := _difference(before.layout, after):
+        return failed(f"with strict=True, {found}")
+    return passed(f"{len(before.layout)} places are the same") if before.layout else skipped("nothing is annotated")
+
+
+def _re_export(trial: Trial) -> Outcome:
+    base = _base(trial)
+    if isinstance(base, Outcome):
+        return base
+    return _same(trial, base, trial.programs.re_exported(strict=base.strict), "after another export")
+
+
+def _saved(trial: Trial) -> Outcome:
+    base = _base(trial)
+    if isinstance(base, Outcome):
+        return base
+    return _same(trial, base, trial.programs.saved(strict=base.strict), "after save and load")
+
+
+def _base(trial: Trial) -> _Base | Outcome:
+    """The annotation of the model with modules, with ``strict=True`` where the quantizer needs it."""
+    if trial.model.decompose:
+        return _taken_apart()
+    found = {strict: trial.exported(strict=strict) for strict in (False, True)}
+    working = {strict: each.layout for strict, each in found.items() if isinstance(each, Annotated)}
+    if not working:
+        return skipped("annotate fails on what torch.export gives: see strict")
+    strict = max(working, key=lambda mode: (bool(working[mode]), not mode))
+    return _Base(strict, working[strict])
+
+
+def _same(trial: Trial, base: _Base, program: Plain, when: str) -> Outcome:
+    if found := _difference(base.layout, trial.annotate(program)):
+        return failed(f"{when}, {found}")
+    return passed(f"{len(base.layout)} places are the same") if base.layout else skipped("nothing is annotated")
+
+
+def _difference(before: Layout, after: Annotated | Failure) -> str:
+    """How another graph is annotated, as the end of a sentence; empty where it is annotated alike."""
+    if isinstance(after, Failure):
+        return f"annotate fails: {after.why}"
+    if bool(before) != bool(after.layout):
+        return f"{_places(after.layout)} annotated; before, {_places(before)}"
+    return some(differences(before, after.layout))
+
+
+def _places(layout: Layout) -> str:
+    return f"{len(layout)} places are" if layout else "nothing is"
+
+
+def _taken_apart() -> Outcome:
+    return does_not_apply("a model that is taken apart at capture has no other form")
+
+
+SPELLING = Property("spelling", "modules, functions, in-place ops and methods are annotated alike", _spelling)
+STRICT = Property("strict", "torch.export's two modes give one annotation", _strict)
+RE_EXPORT = Property("re_export", "an exported graph that is exported again is annotated alike", _re_export)
+SAVED = Property("saved", "a program that was saved and loaded is annotated alike", _saved)

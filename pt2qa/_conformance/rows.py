@@ -1,0 +1,49 @@
+"""Rows of a conformance report: one property on one model, and what was annotated in each model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pt2qa._report.rows import EXTENDED
+
+Verdict = Literal["passed", "failed", "does not apply", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceRow:
+    """What one property came to on one model.
+
+    Args:
+        quantizer: what was checked, so that tables of several quantizers can be joined.
+        property: the property's name, such as ``spelling``.
+        model: the model's name, such as ``conv_bn_relu``.
+        outcome: ``passed``; ``failed``; ``does not apply``: there is nothing the property could be about; ``skipped``:
+            nothing is annotated, or a step before failed, whose own row says why.
+        why: the numbers, or the reason.
+        seconds: how long it took; what properties share counts for the first of them.
+    """
+
+    quantizer: str
+    property: str
+    model: str
+    outcome: Verdict
+    why: str
+    seconds: float = field(metadata=EXTENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCoverage:
+    """How much of one model is annotated.
+
+    Args:
+        model: its name.
+        pattern: what it shows.
+        ops: how many ops it has.
+        annotated: how many of them ask for a rounded value.
+    """
+
+    model: str
+    pattern: str
+    ops: int
+    annotated: int

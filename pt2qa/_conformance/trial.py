@@ -1,0 +1,177 @@
+"""One quantizer on one model: what properties look at, each part made once for all of them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch.fx import GraphModule
+
+from pt2qa._capture.program import Capture
+from pt2qa._conformance.layout import Layout, layout_of
+from pt2qa._conformance.model import ConformanceModel, Inputs
+from pt2qa._conformance.pattern_exports import patterns_exported_once
+from pt2qa._conformance.programs import Plain, Programs, programs_of
+from pt2qa._conformance.subject import Subject
+from pt2qa._graph.handles import OpName
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.quantization import quantize
+from pt2qa.errors import PluginError, Pt2qaError
+from pt2qa.overrides import Annotations, Edit, OverridePlan
+from pt2qa.overrides.annotations import read_annotations
+from pt2qa.overrides.edited import annotate
+from pt2qa.plugins import QuantizerPlugin
+
+Stage = Literal["prepare", "calibrated", "convert", "lower"]
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A graph after a quantizer's ``annotate``, and what it says."""
+
+    graph: GraphModule = field(repr=False)
+    annotations: Annotations
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """The annotation as text by place."""
+        return layout_of(self.annotations)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A step that ended in an error.
+
+    Attributes:
+        stage: which.
+        why: the error.
+    """
+
+    stage: Stage
+    why: str
+
+
+class Calibration:
+    """Batches for calibration that note how far it came.
+
+    Args:
+        batches: the batches.
+    """
+
+    def __init__(self, batches: Sequence[Inputs]) -> None:
+        self.batches = batches
+        self.given = 0
+        self.done = False
+
+    def __iter__(self) -> Iterator[Inputs]:
+        for batch in self.batches:
+            self.given += 1
+            yield batch
+        self.done = True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One quantizer on one model.
+
+    Attributes:
+        subject: the quantizer.
+        model: the model.
+        others: trials of other models, for properties about what a quantizer remembers.
+    """
+
+    subject: Subject
+    model: ConformanceModel
+    others: Sequence[Trial] = field(default=(), repr=False)
+    _exported: dict[bool, Annotated | Failure] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """The model's graphs."""
+        return programs_of(self.model)
+
+    @property
+    def capture(self) -> Capture:
+        """The model's capture."""
+        return self.programs.captured
+
+    @functools.cached_property
+    def batches(self) -> tuple[Inputs, Inputs]:
+        """Two batches."""
+        return self.model.batches()
+
+    @functools.cached_property
+    def annotated(self) -> Annotated | Failure:
+        """The captured graph, annotated."""
+        return self.annotate()
+
+    def exported(self, *, strict: bool) -> Annotated | Failure:
+        """The graph as ``torch.export`` gives it, annotated."""
+        found = self._exported.get(strict)
+        if found is None:
+            found = self._exported[strict] = self.annotate(self.programs.exported(strict=strict))
+        return found
+
+    @functools.cached_property
+    def pair(self) -> QuantizedPair | Failure:
+        """The captured model, prepared, calibrated and converted."""
+        return self.quantize()
+
+    def annotate(self, program: Plain | None = None, plugin: QuantizerPlugin | None = None) -> Annotated | Failure:
+        """A copy of a graph, annotated.
+
+        Args:
+            program: the graph; without it the capture.
+            plugin: what annotates; without it the quantizer under test.
+        """
+        plugin = self.subject.plugin() if plugin is None else plugin
+        capture = self.capture if program is None else program.capture
+        names: dict[int, OpName] = capture.names if program is None else program.names
+        graph, qat = copy.deepcopy(capture.module()), self.subject.qat
+        try:
+            with patterns_exported_once():
+                graph = annotate(graph, plugin, (), names, qat=qat)
+        except Pt2qaError as error:
+            return Failure("prepare", str(error))
+        return Annotated(graph, read_annotations(graph, plugin, names, qat=qat))
+
+    def quantize(self, *edits: Edit) -> QuantizedPair | Failure:
+        """The captured model, prepared, calibrated and converted.
+
+        Args:
+            edits: changes to what the quantizer annotates.
+        """
+        capture, calibration = self.capture, Calibration(self.batches)
+        overrides = OverridePlan(edits) if edits else None
+        try:
+            with patterns_exported_once():
+                return quantize(
+                    capture,
+                    self.subject.plugin(),
+                    calibration,
+                    qat=self.subject.qat,
+                    overrides=overrides,
+                    progress=False,
+                )
+        except Exception as error:  # torchao's errors at an observer are not pt2qa's; each is an outcome here
+            return Failure(_stage(error, calibration), _text(error))
+
+
+def _stage(error: Exception, calibration: Calibration) -> Stage:
+    """Which step of :func:`pt2qa.quantize` an error is from.
+
+    prepare and convert pass on an error of torchao's, so theirs has a cause; what pt2qa finds by itself has none.
+    """
+    found_by_pt2qa = isinstance(error, Pt2qaError) and error.__cause__ is None
+    if not calibration.given:
+        return "calibrated" if found_by_pt2qa and not isinstance(error, PluginError) else "prepare"
+    if not calibration.done or found_by_pt2qa:
+        return "calibrated"
+    return "lower" if isinstance(error.__cause__, Pt2qaError) else "convert"
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, Pt2qaError) else f"{type(error).__name__}: {str(error) or 'no message'}"

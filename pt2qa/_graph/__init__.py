@@ -1,0 +1,1 @@
+"""What pt2qa knows of fx graphs: handles, names, and which outputs agree."""

@@ -1,0 +1,79 @@
+"""Layer by layer: the reference against the quantized model, all errors in one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from pt2qa._layers.comparison import Comparison, compare
+from pt2qa._layers.report import LayerReport
+from pt2qa._layers.selection import find_blocks, selected_steps
+from pt2qa._metrics import Metric
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.rows import LayerRow
+from pt2qa._simulator.batches import Batch
+from pt2qa.errors import SelectionError
+
+
+def compare_layers(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    isolated: bool = True,
+    prefixes: Sequence[str] = (),
+    ops: Sequence[str] = (),
+    modules: Sequence[str | type] = (),
+    metrics: Mapping[str, Metric] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> LayerReport:
+    """Compares every op's output in the reference and in the quantized model.
+
+    Both run side by side on each batch; a value is compared when it is made and dropped when nothing needs it any more,
+    so memory does not grow with layers or batches.  The outputs of this very run are held against the converted graph,
+    bit for bit, and against the float graph, on the first batch and on each batch of new dtypes, shapes or strides.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+        batches: iterable of batches, read once; batches may differ in size where the capture allows it.
+        isolated: also run every region on the reference's inputs and round every reference value: the columns
+            ``isolated_sqnr`` and ``rounding_sqnr``.  Without, they are nan and the run takes about two thirds.
+        prefixes: module paths (``layer1``) or op names; only ops under them are compared.
+        ops: kinds of op (``conv2d``); only they are compared.
+        modules: module paths (``layer2``), classes or their names (``BasicBlock``): each call of them is also run
+            whole, quantized, on the reference's inputs, and gets a row of its own in ``report.modules``.
+        metrics: more columns: name → a :class:`pt2qa.Metric` in its empty state.
+        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: where stderr is a terminal.
+
+    Returns:
+        The report.  Interrupted with Ctrl-C after at least one batch, it covers the finished batches and says so.
+
+    Raises:
+        BatchError: there is no batch, or one does not fit the captured inputs.
+        SelectionError: a prefix, op type or module matches nothing, or a metric's name is taken.
+        SimulationError: the simulator does not compute what the converted graph computes.
+    """
+    program = pair.program
+    steps, blocks = selected_steps(program, prefixes, ops), find_blocks(program, modules)
+    comparison = Comparison(pair, steps, blocks, isolated, named_metrics(metrics))
+    return compare(comparison, batches, inputs_of, progress, "layers")
+
+
+def named_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
+    """The metrics of a user by name.
+
+    Raises:
+        SelectionError: a name is that of a column, or a metric's ``worse`` is neither ``smaller`` nor ``larger``.
+    """
+    named = dict(metrics or {})
+    taken = {column.name for column in fields(LayerRow)} & named.keys()
+    if taken:
+        raise SelectionError(f"the metric names {sorted(taken)} are columns of the layer table. Choose other names.")
+    for name, metric in named.items():
+        if (worse := getattr(metric, "worse", None)) not in (None, "smaller", "larger"):
+            raise SelectionError(
+                f"the metric {name!r} has worse = {worse!r}. Expected 'smaller' or 'larger', or no such attribute."
+            )
+    return named

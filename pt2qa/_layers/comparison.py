@@ -1,0 +1,496 @@
+"""What a comparison adds up: a row for each value that is compared, batch after batch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from pt2qa._layers.reading import Reading
+from pt2qa._layers.report import LayerReport
+from pt2qa._layers.selection import Block
+from pt2qa._metrics import ErrorSums, Metric, NoiseSums, error_sums, sums_of_row
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.prose import few
+from pt2qa._report.rows import NONFINITE_ALONE, LayerRow
+from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.isolated_check import Isolated
+from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.nonfinite import first_nonfinite, is_empty
+from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.program import QuantParams, Step
+from pt2qa._simulator.verification import Verification
+from pt2qa.errors import BatchError
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """The sums of one row over some values; ``merge`` gives those over both.
+
+    Attributes:
+        clamped, clamped_of: how many values clamps moved, and of how many.
+        dtype, shape: of the first value; None where there was none.
+    """
+
+    sums: ErrorSums = field(default_factory=ErrorSums)
+    isolated: NoiseSums = field(default_factory=NoiseSums)
+    rounding: NoiseSums = field(default_factory=NoiseSums)
+    custom: dict[str, Metric] = field(default_factory=dict)
+    clamped: int = 0
+    clamped_of: int = 0
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+
+    def merge(self, other: _Totals) -> _Totals:
+        return _Totals(
+            self.sums.merge(other.sums),
+            self.isolated.merge(other.isolated),
+            self.rounding.merge(other.rounding),
+            {name: metric.merge(other.custom[name]) for name, metric in self.custom.items()},
+            self.clamped + other.clamped,
+            self.clamped_of + other.clamped_of,
+            other.dtype if self.shape is None else self.dtype,
+            other.shape if self.shape is None else self.shape,
+        )
+
+    @property
+    def broken(self) -> bool:
+        """Whether a value is NaN or infinite on one side only, so that the numbers are nan."""
+        return bool(self.sums.nonfinite) or math.isnan(self.isolated.noise) or math.isnan(self.rounding.noise)
+
+
+@dataclass(slots=True)
+class _Row:
+    """What one row of the table adds up.
+
+    Attributes:
+        name, module, op, handle, part_of, step: as in :class:`pt2qa.LayerRow`.
+        aside: whether it is no row of the table, but a value that rows read.
+        answers_for: as in :class:`pt2qa.LayerRow`.
+        sources: the steps whose values the op's region reads; None stands for inputs of the model.
+        params: of the site where the value is read; None for a raw value.
+        group: number of the group that makes the value isolated; None where nothing in its region is quantized.
+        totals: over the batches that count.
+        apart: over the batches that are set apart.
+        place: the step whose value it compares; None for an output of the model.
+    """
+
+    name: str
+    module: str
+    op: str
+    handle: int
+    params: QuantParams | None
+    group: int | None
+    totals: _Totals
+    apart: _Totals
+    place: Step | None = None
+    part_of: str = ""
+    step: int = -1
+    answers_for: str = ""
+    sources: tuple[int | None, ...] = ()
+    is_block: bool = False
+    aside: bool = False
+    problem: str = ""
+
+    @property
+    def scale(self) -> float:
+        """What one integer step is worth, the largest of several; nan where nothing says so."""
+        return self.params.largest_scale if self.params is not None else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one run of both models on a batch gave; see :class:`pt2qa._simulator.verification.Run`."""
+
+    reference: Any
+    quantized: Any
+    isolated: tuple[Isolated, ...]
+    seen: list[tuple[_Row, _Totals]]
+
+
+class Comparison:
+    """Rows by the step whose value they compare."""
+
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        steps: frozenset[int],
+        blocks: Sequence[Block],
+        isolated: bool,
+        metrics: dict[str, Metric],
+    ) -> None:
+        self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
+        self.asked = {name: _asked(metric) for name, metric in metrics.items()}
+        self.empty = _Totals(custom=dict(metrics))
+        self.batches = self.samples = 0
+        self.set_apart: list[SetApart] = []
+        self.without_tensor: dict[int, str] = {}
+        self.rows: dict[int, list[_Row]] = {}
+        self.module_rows: list[_Row] = []
+        self.outputs: list[_Row] = []
+        quantized_regions = [region for region in self.program.regions if region.sites]
+        self.groups: list[tuple[int, ...]] = [region.steps for region in quantized_regions] if isolated else []
+        self.group_of_region = (
+            {region.index: number for number, region in enumerate(quantized_regions)} if isolated else {}
+        )
+        self.reading = Reading(self.program)
+        self._plan_rows(steps)
+        self._plan_sources()
+        for block in blocks:
+            self._plan_block(block)
+
+    def _plan_rows(self, selected: frozenset[int]) -> None:
+        sites_of: dict[int, list[Step]] = {}
+        for step in self.program.steps:
+            if step.site is not None and step.twin is None:
+                sites_of.setdefault(step.reads[0], []).append(step)
+        for slot, name, handle in zip(
+            self.program.inputs, self.program.input_names, self.program.input_handles, strict=True
+        ):
+            whole = len(selected) == sum(step.site is None for step in self.program.steps)
+            for site in sites_of.get(slot, ()) if whole else ():
+                self._plan(site, name, "", "input", handle, None)
+        for step in self.program.steps:
+            if step.site is None and step.index in selected:
+                group = self.group_of_region.get(step.region)
+                known = self.pair.names.get(step.handle)
+                for place in sites_of.get(step.out, [step]):
+                    row = self._plan(place, step.name, step.module, step.op, step.handle, group)
+                    if known is not None:
+                        row.part_of, row.step = known.part_of, known.step
+
+    def _plan_sources(self) -> None:
+        """What the rows read and no row compares, such as ops that were not selected: its error alone is found."""
+        sources = {
+            source for rows in self.rows.values() for row in rows for source in row.sources if source is not None
+        }
+        for index in sorted(sources - self.rows.keys()):
+            step = self.program.steps[index]
+            row = _Row(step.name, step.module, step.op, step.handle, None, None, _Totals(), _Totals(), aside=True)
+            self.rows[index] = [row]
+
+    def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> _Row:
+        params = self.program.sites[place.site].params if place.site is not None else None
+        row = _Row(name, module, op, handle, params, group, self.empty, self.empty, place)
+        row.answers_for = name if params is not None else self.reading.answers_for(place)
+        row.sources = self.reading.sources(place)
+        self.rows.setdefault(place.index, []).append(row)
+        return row
+
+    def _plan_block(self, block: Block) -> None:
+        """Rows for the values that leave a block."""
+        inside = set(block.steps)
+        group = len(self.groups)
+        self.groups.append(block.steps)
+        read_outside = {
+            slot for step in self.program.steps if step.site is None and step.index not in inside for slot in step.reads
+        }
+        read_outside |= {
+            leaf.number for leaf in pytree.tree_leaves(plain(self.program.outputs)) if hasattr(leaf, "number")
+        }
+        own = {self.program.steps[index].out for index in block.steps}
+        leaving = [
+            step
+            for step in self.program.steps
+            if step.out in read_outside and (step.index in inside or (step.site is not None and step.reads[0] in own))
+        ]
+        for number, step in enumerate(leaving):
+            source = self.program.steps[self.program.producers[step.reads[0]]] if step.site is not None else step
+            name = block.name if len(leaving) == 1 else f"{block.name}[{number}]"
+            row = self._plan(step, name, block.path, block.kind, source.handle, group)
+            row.is_block = True
+            self.module_rows.append(row)
+
+    # -- one batch -----------------------------------------------------------------------------------------------
+
+    def measure(self, values: list[Any]) -> _Measured:
+        """Runs both models on a batch; nothing is added yet, so that a batch can be checked, or run again."""
+        seen: list[tuple[_Row, _Totals]] = []
+
+        def visit(event: Event) -> None:
+            for row in self.rows.get(event.step.index, ()):
+                totals = self._measure(row, event)
+                if totals is not None:
+                    seen.append((row, totals))
+
+        reference, quantized = lockstep(
+            self.pair.simulator,
+            values,
+            visit,
+            groups=self.groups,
+            rounding=self.with_isolated,
+            ranges=True,
+            pieces=not self.metrics,
+        )
+        return _Measured(reference, quantized, tuple(self._isolated(seen)), seen)
+
+    def _isolated(self, seen: Sequence[tuple[_Row, _Totals]]) -> Iterator[Isolated]:
+        """The isolated errors of a batch, whose rows may come in pieces."""
+        noise: dict[int, NoiseSums] = {}
+        for row, totals in seen:
+            noise[id(row)] = noise.get(id(row), NoiseSums()).merge(totals.isolated)
+        for row in {id(row): row for row, _ in seen}.values():
+            if row.place is not None and row.group is not None and noise[id(row)].count:
+                steps = [self.program.steps[index] for index in self.groups[row.group]]
+                yield Isolated(row.name, row.handle, row.place, steps, noise[id(row)])
+
+    def add(self, values: list[Any], measured: _Measured) -> None:
+        """Adds what was measured of a batch; one that is interrupted leaves nothing behind."""
+        seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized)
+        samples = count_samples(values)
+        apart = self._why_apart(values, samples, measured, outputs)
+        for row, totals in (*seen, *((row, totals) for row, totals, _ in outputs)):
+            if apart is None:
+                row.totals = row.totals.merge(totals)
+            else:
+                row.apart = row.apart.merge(totals)
+        if apart is not None:
+            self.set_apart.append(apart)
+        self.batches += 1
+        self.samples += samples
+
+    def _why_apart(
+        self,
+        values: list[Any],
+        samples: int,
+        measured: _Measured,
+        outputs: Sequence[tuple[_Row, _Totals, bool]],
+    ) -> SetApart | None:
+        """Why a batch may be in no number: it is empty, or a value of it is not finite; None for a batch that counts.
+
+        Equal infinities are part of a model (masks), and so are equal NaN that reach no output.
+        """
+        if is_empty(samples, measured.quantized):
+            return SetApart(self.batches, 0, -1, "batch", EMPTY)
+        broken = [row.name for row, totals in measured.seen if totals.broken]
+        broken += [row.name for row, totals, has_nan in outputs if totals.broken or has_nan]
+        if not broken:
+            return None
+        found = first_nonfinite(self.pair.simulator, values)
+        if found is None:
+            return SetApart(self.batches, samples, -1, "isolated", "NaN or infinite", broken[0])
+        return SetApart(self.batches, samples, found.sample, found.side, found.what, found.name, found.origin)
+
+    def _measure(self, row: _Row, event: Event) -> _Totals | None:
+        reference, quantized = event.reference, event.quantized
+        if not isinstance(reference, Tensor) or not isinstance(quantized, Tensor):
+            self.without_tensor[event.step.index] = row.name
+            return None
+        if reference.shape != quantized.shape:
+            row.problem = f"shapes differ: {tuple(reference.shape)} and {tuple(quantized.shape)}"
+            return None
+        others = self._others(row, event, reference)
+        sums, noises = sums_of_row(reference, quantized, tuple(others.values()), event.ranges)
+        noise = dict(zip(others, noises, strict=True))
+        return _Totals(
+            sums,
+            noise.get("isolated", NoiseSums()),
+            noise.get("rounding", NoiseSums()),
+            self._measured(row, reference, quantized, others.get("isolated")),
+            event.clamped or 0,
+            sums.count if event.clamped is not None else 0,
+            str(reference.dtype).removeprefix("torch."),
+            event.shape,
+        )
+
+    def _measured(self, row: _Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
+        """A row's own metrics of one value, each given what it asks for."""
+        scale = None if math.isnan(row.scale) else row.scale
+        known = {"isolated": isolated, "scale": scale}
+        measured = {}
+        for name, metric in () if row.aside else self.metrics.items():
+            update = cast(Callable[..., Metric], metric.update)
+            measured[name] = update(ref, quant, **{key: known[key] for key in self.asked[name]})
+        return measured
+
+    def _others(self, row: _Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
+        """What else is held against the reference: the isolated and the rounded value, where they are asked for."""
+        others: dict[str, Tensor] = {}
+        if row.aside or not (self.with_isolated or row.is_block):
+            return others
+        alone = event.rounded if row.group is None else event.isolated.get(row.group)
+        alone = reference if alone is None and row.group is None else alone
+        if isinstance(alone, Tensor) and alone.shape == reference.shape:
+            others["isolated"] = alone
+        if event.rounded is not None:
+            others["rounding"] = event.rounded
+        return others
+
+    def _measure_outputs(self, reference: Any, quantized: Any) -> list[tuple[_Row, _Totals, bool]]:
+        """The sums of each output that can be compared, and whether it holds NaN."""
+        pairs = list(zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True))
+        if not self.outputs:
+            names = output_names(self.pair.quantized, len(pairs))
+            self.outputs = [_Row(name, "", "output", -1, None, None, self.empty, self.empty) for name in names]
+        measured = []
+        for row, (ref, quant) in zip(self.outputs, pairs, strict=True):
+            if isinstance(ref, Tensor) and isinstance(quant, Tensor) and ref.shape == quant.shape:
+                sums, custom = error_sums(ref, quant), self._measured(row, ref, quant)
+                dtype = str(ref.dtype).removeprefix("torch.")
+                totals = _Totals(sums, custom=custom, dtype=dtype, shape=tuple(ref.shape))
+                measured.append((row, totals, bool(sums.excluded) and bool(ref.isnan().any())))
+            else:
+                row.problem = "not a tensor" if not isinstance(ref, Tensor) else "shapes differ"
+        return measured
+
+    # -- the report ----------------------------------------------------------------------------------------------
+
+    def report(self, notes: Sequence[str]) -> LayerReport:
+        """What was added up so far; ``notes`` come before its own."""
+        rows = [row for place in sorted(self.rows) for row in self.rows[place] if not (row.is_block or row.aside)]
+        # Where no batch counts, what the others show is better than nothing.
+        only_apart = len(self.set_apart) == self.batches
+
+        def numbers(row: _Row) -> _Totals:
+            return row.apart if only_apart else row.totals
+
+        def input_sqnr(row: _Row) -> float:
+            """The smallest SQNR among the values that a row's region reads; nan where one of them has none."""
+            own = (self.rows.get(source, ()) for source in row.sources if source is not None)
+            found = [next((numbers(one).sums.sqnr for one in rows if not one.is_block), math.nan) for rows in own]
+            return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
+
+        missing = [row for row in rows if numbers(row).shape is None and not row.problem]
+        extra = list(notes)
+        if missing:
+            extra.append(f"not compared, no single tensor as output: {few([row.name for row in missing])}")
+        for entry in self.pair.coverage:
+            if entry.carries_arithmetic and entry.quantized < entry.total:
+                extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
+        return LayerReport(
+            rows=tuple(
+                _finish(row, numbers(row), input_sqnr(row))
+                for row in rows
+                if numbers(row).shape is not None or row.problem
+            ),
+            outputs=tuple(_finish(row, numbers(row)) for row in self.outputs),
+            modules=tuple(_finish(row, numbers(row)) for row in self.module_rows),
+            unpaired=self.pair.pairing.unpaired,
+            notes=tuple(dict.fromkeys(extra)),
+            batches=self.batches,
+            samples=self.samples,
+            quantizer=self.pair.quantizer,
+            model=self.pair.model,
+            environment=self.pair.environment,
+            smaller_is_worse=self._metrics_worse("smaller"),
+            larger_is_worse=self._metrics_worse("larger"),
+            set_apart=tuple(self.set_apart),
+        )
+
+    def _metrics_worse(self, way: str) -> tuple[str, ...]:
+        """The user's metrics that say that smaller, or larger, values are the worse ones."""
+        return tuple(name for name, metric in self.metrics.items() if getattr(metric, "worse", None) == way)
+
+
+def compare(
+    comparison: Comparison,
+    batches: Iterable[Any],
+    inputs_of: Callable[[Any], Batch] | None,
+    progress: bool | None,
+    what: str,
+) -> LayerReport:
+    """Runs a comparison over all batches, verifying its own runs; ``what`` names the progress bar.
+
+    Raises:
+        BatchError: there is no batch, or one does not fit the captured inputs.
+        SimulationError: the simulator does not compute what the converted graph computes.
+    """
+    pair = comparison.pair
+    check = Verification(pair.graphs)
+    notes = [*pair.notes, *pair.program.notes]
+    bar = tqdm(
+        read_batches(batches, inputs_of),
+        desc=f"compare {what}",
+        unit="batch",
+        disable=None if progress is None else not progress,
+        leave=False,
+    )
+    try:
+        for batch in bar:
+            values = pair.values(batch)
+            comparison.add(values, check.run(functools.partial(comparison.measure, values), values))
+    except KeyboardInterrupt:
+        if not comparison.batches:
+            raise
+        notes.append(f"interrupted: covers the {comparison.batches} batches that were finished")
+    if not comparison.batches:
+        raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
+    if not comparison.samples and all(apart.what == EMPTY for apart in comparison.set_apart):
+        raise BatchError(f"every batch is empty ({comparison.batches} read). Pass batches with samples.")
+    return comparison.report([*notes, *check.notes])
+
+
+_EXTRAS = ("isolated", "scale")
+"""What a metric is given beside the two tensors where its ``update`` names it."""
+
+
+def _asked(metric: Metric) -> tuple[str, ...]:
+    """Which of the extras a metric names; see :class:`pt2qa.Metric`."""
+    parameters = inspect.signature(metric.update).parameters
+    return tuple(name for name in _EXTRAS if name in parameters)
+
+
+def _finish(row: _Row, totals: _Totals, input_sqnr: float = math.nan) -> LayerRow:
+    sums, params, scale = totals.sums, row.params, row.scale
+    observed_at: Literal["dq", "raw"] = "raw" if params is None else "dq"
+    seen = sums.count > 0
+    alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
+    note = "; ".join(part for part in (row.problem, sums.reason, alone) if part)
+    range_use, excess_lsb = _reach(sums, params)
+    return LayerRow(
+        handle=row.handle,
+        name=row.name,
+        module=row.module,
+        op=row.op,
+        observed_at=observed_at,
+        dtype=totals.dtype if params is None else params.dtype,
+        scale=scale,
+        zero_point=params.single_zero_point if params is not None else math.nan,
+        shape=totals.shape or (),
+        sqnr=sums.sqnr,
+        isolated_sqnr=totals.isolated.sqnr,
+        rounding_sqnr=totals.rounding.sqnr,
+        mse=sums.mse,
+        cosine=sums.cosine,
+        l1=sums.l1,
+        atol=sums.atol,
+        max_lsb=sums.atol / scale if scale > 0 else math.nan,
+        saturation=totals.clamped / totals.clamped_of if totals.clamped_of else math.nan,
+        ref_min=sums.ref_min if seen else math.nan,
+        quant_min=sums.quant_min if seen else math.nan,
+        ref_max=sums.ref_max if seen else math.nan,
+        quant_max=sums.quant_max if seen else math.nan,
+        ref_mean=sums.ref_mean,
+        quant_mean=sums.quant_mean,
+        range_use=range_use,
+        note=note,
+        part_of=row.part_of,
+        step=row.step,
+        answers_for="" if row.is_block else row.answers_for,
+        input_sqnr=input_sqnr,
+        excess_lsb=excess_lsb,
+        custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
+    )
+
+
+def _reach(sums: ErrorSums, params: QuantParams | None) -> tuple[float, float]:
+    """Share of the integers that the reference values span, and how many steps they reach beyond them."""
+    if (
+        params is None
+        or not isinstance(params.scale, float)
+        or not isinstance(params.zero_point, int)
+        or not sums.count
+    ):
+        return math.nan, math.nan
+    low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
+    smallest, largest = sums.ref_min / params.scale, sums.ref_max / params.scale
+    spanned = min(max(round(largest), low), high) - min(max(round(smallest), low), high)
+    return spanned / (high - low), max(largest - high, low - smallest, 0.0)

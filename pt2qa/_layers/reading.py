@@ -1,0 +1,66 @@
+"""Who reads a value as it is, which op answers for its error, and what an op reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from torch.utils import _pytree as pytree
+
+from pt2qa._simulator.outputs import plain
+from pt2qa._simulator.products import PRODUCTS, Read, reads_of, state_of
+from pt2qa._simulator.program import Program, Step
+
+
+class Reading:
+    """What the ops of a program read, and who reads what they make."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.regions = {region.index: region.steps for region in program.regions}
+        self.quantized = {step.index for step, reads in reads_of(program) if _quantizes(step.op, reads)}
+        self.readers: dict[int, list[Step]] = defaultdict(list)
+        for step in program.steps:
+            for slot in step.reads:
+                self.readers[slot].append(step)
+        leaves = pytree.tree_leaves(plain(program.outputs))
+        self.returned = {leaf.number for leaf in leaves if hasattr(leaf, "number")}
+
+    def answers_for(self, op: Step) -> str:
+        """Name of the op whose quantization is to blame for the isolated error of a value that stays in float.
+
+        That is the first op of its region that has rounded weights or multiplies rounded values.  Empty where there is
+        none, since the value's error is that of what the region reads, and where only the region itself reads the
+        value: no kernel ever writes it.
+        """
+        own, readers = self.regions[op.region], self.readers[op.out]
+        if op.out not in self.returned and readers and all(reader.index in own for reader in readers):
+            return ""
+        return next(
+            (step.name for step in map(self.program.steps.__getitem__, own) if step.index in self.quantized), ""
+        )
+
+    def sources(self, step: Step) -> tuple[int | None, ...]:
+        """The steps whose values the region of an op, or of a site's value, reads; None stands for the model's inputs.
+
+        Of twins it is the site that computes the value.
+        """
+        if step.site is not None:
+            made = self._producer(step.reads[0])
+            if made is None or self.program.steps[made].site is not None:
+                return (made,)
+            step = self.program.steps[made]
+        own = self.regions[step.region]
+        slots = (slot for index in own for slot in self.program.steps[index].reads)
+        return tuple(source for source in dict.fromkeys(map(self._producer, slots)) if source not in own)
+
+    def _producer(self, slot: int) -> int | None:
+        index = self.program.producers.get(slot)
+        twin = None if index is None else self.program.steps[index].twin
+        return index if twin is None else self._producer(twin)
+
+
+def _quantizes(op: str, reads: Sequence[Read]) -> bool:
+    """Whether an op has rounded weights, or multiplies rounded values."""
+    weights = any(read.constant and read.rounded for read in reads)
+    return weights or (op in PRODUCTS and state_of(op, reads) != "float")

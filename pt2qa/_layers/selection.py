@@ -1,0 +1,96 @@
+"""Which ops and modules a comparison is about."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from pt2qa._graph.handles import OpName
+from pt2qa._simulator.program import Program, Step
+from pt2qa.errors import SelectionError
+
+Labelled = Step | OpName
+"""What has a name, a module and a kind of op."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One call of a module: the op steps inside it.
+
+    Attributes:
+        name: module path; ``@1`` and so on after it for later calls of the same module.
+        path: module path.
+        kind: class name.
+        steps: op step numbers.
+    """
+
+    name: str
+    path: str
+    kind: str
+    steps: tuple[int, ...]
+
+
+def selected_steps(program: Program, prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
+    """Numbers of the op steps under any of the module paths and of any of the kinds; all where both are empty.
+
+    Raises:
+        SelectionError: a prefix or a kind matches nothing; the message lists near names.
+    """
+    steps = [step for step in program.steps if step.site is None]
+    return frozenset(steps[position].index for position in select(steps, prefixes, ops))
+
+
+def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
+    """Positions of the ops under any of the module paths and of any of the kinds; all where both are empty.
+
+    Raises:
+        SelectionError: a prefix or a kind matches nothing; the message lists near names.
+    """
+    for prefix in prefixes:
+        if not any(_is_under(label, prefix) for label in labels):
+            raise _no_match("module or op", prefix, [name for label in labels for name in (label.module, label.name)])
+    for op in ops:
+        if not any(label.op == op for label in labels):
+            raise _no_match("op type", op, [label.op for label in labels])
+    return frozenset(
+        position
+        for position, label in enumerate(labels)
+        if (not prefixes or any(_is_under(label, prefix) for prefix in prefixes)) and (not ops or label.op in ops)
+    )
+
+
+def find_blocks(program: Program, wanted: Iterable[str | type]) -> list[Block]:
+    """The calls of the modules that are named by path (``layer2``), by class, or by its name (``BasicBlock``).
+
+    Returns:
+        The calls in graph order.
+
+    Raises:
+        SelectionError: a name matches no module; the message lists near names.
+    """
+    blocks: dict[tuple[str, str, str], list[int]] = {}
+    for step in program.steps:
+        if step.site is None:
+            for key, path, kind in step.module_stack:
+                blocks.setdefault((key, path, kind.rpartition(".")[2]), []).append(step.index)
+    found = []
+    for name in (each.__name__ if isinstance(each, type) else each for each in wanted):
+        matches = [block for block in blocks if name in (block[1], block[2])]
+        if not matches:
+            raise _no_match("module path or class", name, [part for block in blocks for part in block[1:]])
+        calls: dict[str, int] = {}
+        for key, path, kind in matches:
+            call = calls[path] = calls.get(path, -1) + 1
+            found.append(Block(f"{path}@{call}" if call else path, path, kind, tuple(blocks[key, path, kind])))
+    return sorted(dict.fromkeys(found), key=lambda block: block.steps)
+
+
+def _is_under(label: Labelled, prefix: str) -> bool:
+    return any(name == prefix or name.startswith((f"{prefix}.", f"{prefix}/")) for name in (label.module, label.name))
+
+
+def _no_match(what: str, given: str, known: Iterable[str]) -> SelectionError:
+    names = sorted({name for name in known if name})
+    near = difflib.get_close_matches(given, names, n=5, cutoff=0.4) or names[:8]
+    return SelectionError(f"no {what} is called {given!r}. Near names: {', '.join(near)}.")

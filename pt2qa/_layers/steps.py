@@ -1,0 +1,58 @@
+"""The parts of a recurrent op that capture took apart: one line of a table, until they are asked for one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+
+from pt2qa._report.prose import counted
+from pt2qa._report.ranking import ranked
+from pt2qa._report.rows import LayerRow
+from pt2qa.errors import ReportError
+
+
+def folded(
+    rows: Sequence[LayerRow], by: str, smallest: Collection[str] = ()
+) -> tuple[tuple[LayerRow, ...], tuple[str, ...]]:
+    """Rows with the parts of each recurrent op in one, which stands where the first of them stood.
+
+    Args:
+        rows: the rows, in any order.
+        by: the column by which the worst part is chosen; the one row has its numbers.
+        smallest: the custom metrics that are worse the smaller they are.
+
+    Returns:
+        The rows, and for each op in the same order what its row stands for.
+    """
+    parts: dict[str, list[LayerRow]] = {}
+    for row in rows:
+        parts.setdefault(row.part_of, []).append(row)
+    result, lines = [], []
+    for row in rows:
+        own = parts[row.part_of]
+        if not row.part_of or len(own) == 1:
+            result.append(row)
+        elif row is own[0]:
+            worst = ranked(LayerRow, own, by, smallest=smallest)[0]
+            name = f"{row.part_of} ({counted(len({part.step for part in own} - {-1}), 'step')})"
+            where = f", step {worst.step}" if worst.step >= 0 else ""
+            result.append(replace(worst, name=name))
+            lines.append(
+                f"{name} stands for {len(own)} rows; its numbers are those of the worst by {by}, {worst.name}{where}: "
+                f'report.opened("{row.part_of}") or pt2qa show --open {row.part_of} shows each'
+            )
+    return tuple(result), tuple(lines)
+
+
+def opened(rows: Sequence[LayerRow], name: str) -> tuple[LayerRow, ...]:
+    """Rows in which the parts of a recurrent op stand for themselves.
+
+    Raises:
+        ReportError: no op of that name was taken apart; the text lists those that were.
+    """
+    known = dict.fromkeys(row.part_of for row in rows if row.part_of)
+    if name not in known:
+        near = get_close_matches(name, known, n=3, cutoff=0) or ["none: capture took no recurrent op apart"]
+        raise ReportError(f"cannot open {name!r}: expected an op that was taken apart, {', '.join(near)}")
+    return tuple(replace(row, part_of="") if row.part_of == name else row for row in rows)

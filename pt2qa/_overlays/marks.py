@@ -1,0 +1,89 @@
+"""Which node of a graph each number of a report belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from pt2qa._capture.program import Capture
+from pt2qa._graph.handles import handle_of, names_of, user_inputs
+from pt2qa._layers.report import LayerReport
+from pt2qa._report.columns import cell, columns_of, custom_names, row_type_of
+from pt2qa._report.diffs.measures import check_name, smaller_is_worse, unit_of
+from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._weights.report import WeightReport
+from pt2qa.errors import ReportError
+
+NodeReport = LayerReport | WeightReport | SensitivityReport
+"""Reports whose rows belong to ops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The numbers of one column, on the nodes of a graph.
+
+    Args:
+        nodes: the graph's inputs and ops by handle, those of nested graphs left out.
+        names: what people call them, by handle.
+        numbers: by handle; the worst, where an op has several rows.  Never nan; inf where nothing differs.
+        column: the column.
+        unit: ``dB`` or empty.
+        small_is_bad: whether small numbers are the worse ones.
+    """
+
+    nodes: dict[int, Node]
+    names: dict[int, str]
+    numbers: dict[int, float]
+    column: str
+    unit: str
+    small_is_bad: bool
+
+    @property
+    def worst(self) -> int:
+        """The handle of the worst number, the first of equals."""
+        choose = min if self.small_is_bad else max
+        return choose(self.numbers, key=lambda handle: self.numbers[handle])
+
+
+def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) -> Marks:
+    """The numbers of a report's column on a graph, handle by handle.
+
+    Raises:
+        ReportError: the report has no such column or no number in it, its rows belong to no ops, or it is about another
+            graph.
+    """
+    if not isinstance(report, NodeReport):
+        raise ReportError(
+            f"got a {type(report).__name__}, which has no numbers of ops; expected a report of layers, weights or "
+            "sensitivities"
+        )
+    columns = columns_of(row_type_of(type(report)))
+    known = [each.name for each in columns if each.type in {"int", "float"}]
+    check_name(f"{type(report).__name__} has no column of numbers", column, [*known, *custom_names(report.rows)])
+    program = graph.program if isinstance(graph, Capture) else graph
+    nodes = {handle: node for node in program.graph.nodes if (handle := handle_of(node)) is not None}
+    # A program that was saved and loaded has lost the handles of its inputs.
+    nodes |= dict(enumerate(user_inputs(program))) if nodes else {}
+    names = {handle: name.name for handle, name in names_of(program).items() if handle in nodes}
+    small_is_bad = bool(smaller_is_worse(report, column))
+    numbers: dict[int, float] = {}
+    for row in report.rows:
+        value = float(cell(row, column))
+        if row.handle not in nodes or isnan(value):
+            continue
+        if row.name != names[row.handle]:
+            raise ReportError(
+                f"the report is not about this graph: handle {row.handle} is {row.name} in the report and "
+                f"{names[row.handle]} in the graph; give the capture that the report was made from"
+            )
+        before = numbers.get(row.handle, value)
+        numbers[row.handle] = min(before, value) if small_is_bad else max(before, value)
+    if not numbers:
+        raise ReportError(
+            f"no row of the report has both a number {column!r} and an op of this graph; give the capture that the "
+            "report was made from"
+        )
+    return Marks(nodes, names, numbers, column, unit_of(report, column), small_is_bad)

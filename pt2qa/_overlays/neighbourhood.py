@@ -1,0 +1,117 @@
+"""A drawing of the ops around one op."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from difflib import get_close_matches
+from pathlib import Path
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from pt2qa._capture.program import Capture
+from pt2qa._overlays.colours import TEXT, colour_of
+from pt2qa._overlays.marks import Marks, NodeReport, marks_of
+from pt2qa._printable import clean
+from pt2qa._report.atomic import write_atomic
+from pt2qa._report.formats import decibel, number
+from pt2qa.errors import ReportError, SelectionError
+
+
+def write_neighbourhood(
+    report: NodeReport,
+    graph: Capture | ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    around: str | None = None,
+    hops: int = 2,
+    column: str = "sqnr",
+) -> None:
+    """Draw the ops around a bad one, coloured by one column of a report: red below 10 dB, green above 40.
+
+    Ops are boxes with their name and number, arrows show where values go, and the op in question has a thick border.  A
+    dashed border says that an op has neighbours beyond the drawing.
+
+    Args:
+        report: layers, weights or sensitivities.
+        graph: the capture that the report is about, or its exported program.
+        path: ``.dot`` for Graphviz's text, ``.svg`` for a drawing, for which Graphviz must be installed.
+        around: name of the op, as reports show it; None for the op with the worst number.
+        hops: how many arrows away an op may be.
+        column: a column of numbers; of an op with several rows the worst is taken.
+
+    Raises:
+        ReportError: as for :func:`pt2qa.write_overlay`; or the path ends in neither; or Graphviz is missing or fails.
+        SelectionError: there is no op of that name, or hops is negative.
+    """
+    suffix = Path(path).suffix
+    if suffix not in {".dot", ".svg"}:
+        raise ReportError(f"cannot draw {path}: expected a path that ends in .dot or .svg, got {suffix or 'no ending'}")
+    if hops < 0:
+        raise SelectionError(f"hops: got {hops}, expected 0 or more")
+    marks = marks_of(report, graph, column)
+    text = _dot(marks, marks.worst if around is None else _handle(marks, around), hops)
+    write_atomic(path, text.encode("utf-8") if suffix == ".dot" else _svg(text, path))
+
+
+def _handle(marks: Marks, name: str) -> int:
+    handles = {each: handle for handle, each in marks.names.items()}
+    if name not in handles:
+        near = get_close_matches(name, handles, n=3, cutoff=0.4) or list(handles)[:3]
+        raise SelectionError(f"the graph has no op {name!r}; near names: {', '.join(near)}")
+    return handles[name]
+
+
+def _dot(marks: Marks, centre: int, hops: int) -> str:
+    handles = {node: handle for handle, node in marks.nodes.items()}
+    shown = {marks.nodes[centre]}
+    for _ in range(hops):
+        shown |= {other for node in shown for other in _neighbours(node, handles)}
+    lines = [
+        "digraph neighbourhood {",
+        '  node [shape=box, style="filled,rounded", fontname="Helvetica", fontsize=11];',
+    ]
+    lines += [
+        _box(marks, handle, handle == centre, shown, handles) for handle, node in marks.nodes.items() if node in shown
+    ]
+    for handle, node in marks.nodes.items():
+        lines += [f"  n{handle} -> n{handles[user]};" for user in node.users if {node, user} <= shown]
+    return "\n".join([*lines, "}", ""])
+
+
+def _neighbours(node: Node, handles: dict[Node, int]) -> set[Node]:
+    return {other for other in (*node.all_input_nodes, *node.users) if other in handles}
+
+
+def _box(marks: Marks, handle: int, is_centre: bool, shown: set[Node], handles: dict[Node, int]) -> str:
+    found = marks.numbers.get(handle)
+    label = [marks.names[handle]]
+    colour = "#ffffff"
+    if found is not None:
+        text = decibel(found) if marks.unit == "dB" else number(found)
+        label.append(f"{marks.column} {text} {marks.unit}".rstrip())
+        colour = colour_of(marks, found)
+    border = "filled,rounded" if _neighbours(marks.nodes[handle], handles) <= shown else "filled,rounded,dashed"
+    width = 3 if is_centre else 1
+    written = "\\n".join(_quoted(line) for line in label)
+    look = f'fillcolor="{colour}", fontcolor="{TEXT}", style="{border}", penwidth={width}'
+    return f'  n{handle} [label="{written}", {look}];'
+
+
+def _quoted(text: str) -> str:
+    return clean(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _svg(text: str, path: str | os.PathLike[str]) -> bytes:
+    program = shutil.which("dot")
+    if program is None:
+        raise ReportError(
+            f"cannot draw {path}: Graphviz's program 'dot' is not on the PATH; install Graphviz "
+            "(apt-get install graphviz), or give a path that ends in .dot"
+        )
+    run = subprocess.run([program, "-Tsvg"], input=text.encode("utf-8"), capture_output=True, check=False)
+    if run.returncode:
+        raise ReportError(f"cannot draw {path}: dot failed: {run.stderr.decode('utf-8', 'replace').strip()}")
+    return run.stdout

@@ -1,0 +1,1 @@
+"""The profiler: what every op of a graph reads and makes."""

@@ -1,0 +1,177 @@
+"""The difference of two profiles: which values moved, how far, and which only one of the two has."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import inf, isnan, nan
+
+from pt2qa._profile.diff_text import diff_summary, diff_table, diff_text
+from pt2qa._profile.histogram import Histogram, transport
+from pt2qa._profile.report import Profile
+from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
+from pt2qa._report.base import Rendering, RowReport
+from pt2qa._report.rows import Environment
+from pt2qa._report.storage import register
+from pt2qa.errors import ReportError
+
+Key = tuple[str, str, str]
+"""Name, role and argument of a row."""
+
+
+@register("profile-diff", schema=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class ProfileDiff(RowReport):
+    """How the values of profile ``b`` differ from those of profile ``a``.
+
+    Tables and texts show each pair of values once, the one that moved most first.
+
+    Args:
+        rows: one for each row of b that a has too, in graph order.
+        only: rows that one of the two has alone.
+        a, b: what the profiles are of.
+        a_batches, a_samples, b_batches, b_samples: how much each was made from.
+        notes: what else the reader must know.
+        model: the model's class name.
+        environment: of profile b.
+    """
+
+    rows: tuple[ProfileShift, ...]
+    only: tuple[ProfileOnly, ...]
+    a: str
+    b: str
+    a_batches: int
+    a_samples: int
+    b_batches: int
+    b_samples: int
+    notes: tuple[str, ...]
+    model: str
+    environment: Environment
+
+    rendering = Rendering(diff_table, diff_summary, diff_text)
+
+    @property
+    def values(self) -> tuple[ProfileShift, ...]:
+        """One row for each pair of values, in graph order: that of the op that makes it, else of the first reader."""
+        keys = {id(row): (row.a_value, row.b_value) for row in self.rows}
+        made = {keys[id(row)]: row for row in reversed(self.rows)}
+        made |= {keys[id(row)]: row for row in reversed(self.rows) if row.role == "output"}
+        return tuple(row for row in self.rows if made[keys[id(row)]] is row)
+
+    def _headline(self) -> str:
+        return f"<ProfileDiff of {self.a} and {self.b}: {len(self.rows)} rows, {len(self.only)} in one only>"
+
+
+def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
+    """What changed from one profile to another: reference to quantized, or calibration to validation data.
+
+    Rows are matched by name, role and argument.  A value that one side quantizes in several ways and the other in one
+    is held against that one.
+
+    Args:
+        a: the profile to measure from; its ranges and standard deviations are the units.
+        b: the other one.
+
+    Raises:
+        ReportError: one of the two is not a profile.
+    """
+    for side, profile in (("a", a), ("b", b)):
+        if not isinstance(profile, Profile):
+            raise ReportError(f"{side}: got {type(profile).__name__}, expected a Profile, as pt2qa.profile returns it")
+    in_a, in_b = _by_key(a), _by_key(b)
+    rows = [
+        _shift(a, in_a[key][min(number, len(in_a[key]) - 1)], b, row)
+        for key, found in in_b.items()
+        if key in in_a
+        for number, row in enumerate(found)
+    ]
+    alone = [ProfileOnly("a", row.name, row.role, row.argument) for key in in_a if key not in in_b for row in in_a[key]]
+    alone += [
+        ProfileOnly("b", row.name, row.role, row.argument) for key in in_b if key not in in_a for row in in_b[key]
+    ]
+    return ProfileDiff(
+        rows=tuple(rows),
+        only=tuple(alone),
+        a=a.title,
+        b=b.title,
+        a_batches=a.batches,
+        a_samples=a.samples,
+        b_batches=b.batches,
+        b_samples=b.samples,
+        notes=_notes(a, b),
+        model=b.model,
+        environment=b.environment,
+    )
+
+
+def _by_key(profile: Profile) -> dict[Key, list[ProfileRow]]:
+    found: dict[Key, list[ProfileRow]] = defaultdict(list)
+    for row in profile.rows:
+        found[row.name, row.role, row.argument].append(row)
+    return found
+
+
+def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
+    notes = []
+    if a.environment.fingerprint != b.environment.fingerprint:
+        notes.append(f"two models: fingerprints {a.environment.fingerprint} and {b.environment.fingerprint}")
+    if not (a.histograms and b.histograms):
+        notes.append("no distances: make both profiles with histograms=True")
+    return tuple(notes)
+
+
+def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> ProfileShift:
+    # A value without a range has no unit to measure by.
+    span = left.max - left.min if left.max > left.min else nan
+    shifts = {name: (getattr(right, name) - getattr(left, name)) / span for name in ("min", "max", "mean", "std")}
+    counted = (a.counted(left), b.counted(right)) if a.histograms and b.histograms else None
+    return ProfileShift(
+        name=right.name,
+        module=right.module,
+        op=right.op,
+        role=right.role,
+        argument=right.argument,
+        a_dtype=left.dtype,
+        b_dtype=right.dtype,
+        distance=nan if counted is None else _distance(*counted, left.std),
+        outside=_outside(left, right, None if counted is None else counted[1]),
+        min_shift=shifts["min"],
+        max_shift=shifts["max"],
+        mean_shift=shifts["mean"],
+        std_shift=shifts["std"],
+        largest_shift=max((abs(shift) for shift in shifts.values() if not isnan(shift)), default=nan),
+        range_ratio=(right.max - right.min) / span,
+        a_min=left.min,
+        b_min=right.min,
+        a_max=left.max,
+        b_max=right.max,
+        a_mean=left.mean,
+        b_mean=right.mean,
+        a_std=left.std,
+        b_std=right.std,
+        a_broken=left.broken,
+        b_broken=right.broken,
+        a_value=left.value,
+        b_value=right.value,
+        handle=left.handle,
+    )
+
+
+def _distance(left: Histogram, right: Histogram, unit: float) -> float:
+    """The Wasserstein-1 distance in this unit; a constant that moved is infinitely far."""
+    moved = transport(left, right)
+    if unit > 0 or isnan(moved):
+        return moved / unit if unit > 0 else nan
+    return inf if moved > 0 else 0.0
+
+
+def _outside(left: ProfileRow, right: ProfileRow, counted: Histogram | None) -> float:
+    """Share of the finite values on the right that lie outside the range on the left."""
+    if right.min >= left.min and right.max <= left.max:
+        return 0.0
+    if right.min > left.max or right.max < left.min:
+        return 1.0
+    if counted is None or not counted.total:
+        return nan
+    inside = counted.spread([max(left.min, right.min), min(left.max, right.max)], right.min, right.max)
+    return 1.0 - float(inside[0]) / counted.total

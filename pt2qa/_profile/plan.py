@@ -1,0 +1,259 @@
+"""What to look at in a graph: the values, each once, and the rows that show them at the ops that make and read them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from pt2qa._capture.aliases import Aliases, written_by
+from pt2qa._graph.handles import OpName, handle_of, op_of, source_line
+from pt2qa._layers.selection import select
+from pt2qa._profile.rows import Role
+from pt2qa._profile.sites import ReadValue, Sites
+from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.program import QuantParams
+
+LAST_AXIS = -1
+CHANNELS_FIRST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value that is measured once a batch, or once for all where no batch changes it.
+
+    Attributes:
+        node: what makes it.
+        reader: the op before which it is measured, because something has written to it since it was made; None where
+            it is measured as soon as it is made.
+        quantize: the node that quantizes it; None where it is not quantized, or was when the graph was made.
+        params: how it is quantized.
+        constant: whether no batch changes it.
+        channels: its channel axis, 1 or -1.
+    """
+
+    node: Node
+    reader: Node | None
+    quantize: Node | None
+    params: QuantParams | None
+    constant: bool
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A row of the report: a value at an op."""
+
+    name: OpName
+    handle: int
+    role: Role
+    argument: str
+    of: str
+    source: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Values to measure, and rows that show them.
+
+    Attributes:
+        values: each once.
+        places: in graph order; each names its value by position.
+        writes: whether the graph changes its inputs or buffers when it runs.
+    """
+
+    values: tuple[Value, ...]
+    places: tuple[Place, ...]
+    writes: bool
+
+
+def make_plan(
+    graph: GraphModule,
+    names: Mapping[Node, OpName],
+    *,
+    prefixes: Sequence[str] = (),
+    ops: Collection[str] = (),
+    parameters: Mapping[tuple[int, str], str] | None = None,
+    with_stack: bool = False,
+) -> Plan:
+    """Plans the profile of a graph, which is not changed.
+
+    Args:
+        graph: captured, prepared or converted.
+        names: what to call its inputs and ops.
+        prefixes: module paths or op names; only ops under them get rows.
+        ops: kinds of op; only they get rows.
+        parameters: what to call the parameters that an op reads, by its handle and the name of its argument.
+        with_stack: whether to look up source lines.
+
+    Raises:
+        SelectionError: a prefix or a kind matches nothing.
+    """
+    return _Planner(graph, names, {} if parameters is None else parameters, with_stack).plan(prefixes, ops)
+
+
+def parameter_names(graph: GraphModule, names: Mapping[Node, OpName]) -> dict[tuple[int, str], str]:
+    """What each op of a float graph reads from its parameters and buffers, by handle and name of the argument."""
+    places = make_plan(graph, names).places
+    fixed = [place for place in places if place.role in ("weight", "bias", "constant")]
+    return {(place.handle, place.argument): place.of for place in fixed if place.handle >= 0}
+
+
+class _Planner:
+    def __init__(
+        self,
+        graph: GraphModule,
+        names: Mapping[Node, OpName],
+        parameters: Mapping[tuple[int, str], str],
+        with_stack: bool,
+    ) -> None:
+        self.graph, self.names, self.parameters, self.with_stack = graph, names, parameters, with_stack
+        self.sites = Sites(graph)
+        self.order = {node: position for position, node in enumerate(graph.graph.nodes)}
+        aliases = Aliases(graph)
+        self.writes = [
+            (self.order[node], frozenset(aliases.group(written)))
+            for node in self.order
+            for written in written_by(node, graph)
+        ]
+        self.constant = self._constants()
+        self.channels = self._channels()
+        self.values: list[Value] = []
+        self.numbers: dict[tuple[Node, Node | None], int] = {}
+        self.places: list[Place] = []
+
+    def plan(self, prefixes: Sequence[str], ops: Collection[str]) -> Plan:
+        nodes = [node for node in self.order if self._is_op(node)]
+        chosen = select([self.names[node] for node in nodes], prefixes, ops)
+        for node in (nodes[position] for position in sorted(chosen)):
+            if node.op != "placeholder" and node.target is not operator.getitem:
+                self._reads(node)
+            self._makes(node)
+        return Plan(tuple(self.values), tuple(self.places), bool(self.writes))
+
+    def _is_op(self, node: Node) -> bool:
+        """Whether a node gets rows: inputs and ops of the model, but not what serves quantization or constants."""
+        if node.op not in ("placeholder", "call_function", "call_method", "call_module") or self.constant[node]:
+            return False
+        source = node.args[0] if node.target is operator.getitem else node
+        serves = isinstance(source, Node) and quant_ops.is_quantization(source)
+        return not serves and not self.sites.is_observer(node) and node.target != "_guards_fn"
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def _reads(self, node: Node) -> None:
+        for argument, leaf in _arguments(node):
+            read = self.sites.read(leaf)
+            origin = self._origin(read.node)
+            role = self._role(argument, read.node, origin)
+            of = self.parameters.get((_handle(node), argument)) if role != "input" else None
+            of = self._called(origin) if of is None else of
+            self._place(node, role, argument, of, self._value(read, self.sites.behind_observers(leaf), node))
+
+    def _makes(self, node: Node) -> None:
+        for read in self.sites.readings(node):
+            self._place(node, "output", "", self.names[node].name, self._value(read, read.node, None))
+
+    def _place(self, node: Node, role: Role, argument: str, of: str, value: int) -> None:
+        source = source_line(node, code=True) if self.with_stack else ""
+        self.places.append(Place(self.names[node], _handle(node), role, argument, of, source, value))
+
+    def _value(self, read: ReadValue, actual: Node, reader: Node | None) -> int:
+        """The number of a value; one that was written to since it was made is another one for its reader."""
+        written = [position for position, group in self.writes if actual in group]
+        stale = reader is not None and any(self.order[actual] < at < self.order[reader] for at in written)
+        key = (actual, reader) if stale else (read.node, None)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.values)
+            constant = self.constant[read.node] and not written
+            self.values.append(Value(*key, read.quantize, read.params, constant, self.channels[read.node]))
+        return self.numbers[key]
+
+    def _role(self, argument: str, node: Node, origin: Node) -> Role:
+        if argument == "weight" or argument == "bias":
+            return "weight" if argument == "weight" else "bias"
+        if not self.constant[node]:
+            return "input"
+        is_parameter = origin.op == "get_attr" and isinstance(_attribute(self.graph, origin), nn.Parameter)
+        return "weight" if is_parameter else "constant"
+
+    def _origin(self, node: Node) -> Node:
+        """The op, input or attribute behind quantization; of a constant the attribute that it is computed from."""
+        while node.op != "get_attr":
+            source = node.args[0] if node.args else None
+            serves = quant_ops.is_quantization(node) or self.sites.is_observer(node)
+            if not isinstance(source, Node) or not (serves or self.constant[node]):
+                return node
+            node = source
+        return node
+
+    def _called(self, origin: Node) -> str:
+        return self.names[origin].name if origin in self.names else str(origin.target)
+
+    # -- properties of nodes -------------------------------------------------------------------------------------
+
+    def _constants(self) -> dict[Node, bool]:
+        """For each node whether no batch changes its value."""
+        found: dict[Node, bool] = {}
+        for node in self.order:
+            fixed = node.op == "get_attr" or (node.op == "call_function" and not op_rules.is_random(node.target))
+            found[node] = fixed and all(found[source] for source in node.all_input_nodes)
+        return found
+
+    def _channels(self) -> dict[Node, int]:
+        """For each node its channel axis: that of the last op before it which knows it; 1 for inputs, as of images."""
+        found: dict[Node, int] = {}
+        for node in self.order:
+            op = "" if node.op in ("placeholder", "get_attr", "output") else op_of(node.target)
+            source = next((each for each in node.all_input_nodes if not self.constant[each]), None)
+            if op.startswith(_LAST_AXIS):
+                found[node] = LAST_AXIS
+            elif op.startswith(_CHANNELS_FIRST) or source is None:
+                found[node] = CHANNELS_FIRST
+            else:
+                found[node] = found[source]
+        return found
+
+
+_LAST_AXIS = (
+    *("linear", "addmm", "mm", "matmul", "bmm", "embedding", "layer_norm", "rms_norm", "lstm", "gru", "rnn"),
+    *("permute", "transpose", "movedim", "scaled_dot_product"),
+)
+"""Beginnings of the names of ops whose output has its channels last, or that moved them away from axis 1."""
+
+_CHANNELS_FIRST = ("conv", "batch_norm", "_native_batch_norm", "group_norm", "instance_norm")
+"""Beginnings of the names of ops whose output has its channels in axis 1."""
+
+
+def _handle(node: Node) -> int:
+    handle = handle_of(node)
+    return -1 if handle is None else handle
+
+
+def _arguments(node: Node) -> Iterator[tuple[str, Node]]:
+    """What a node reads, each with the name of its argument: ``input``, ``tensors[1]``; positions without a schema."""
+    schema = node.target._schema.arguments if isinstance(node.target, OpOverload) else ()
+    names = [argument.name for argument in schema] or [str(position) for position in range(len(node.args))]
+    for name, argument in (*zip(names, node.args, strict=False), *node.kwargs.items()):
+        yield from _leaves(name, argument)
+
+
+def _leaves(name: str, argument: Any) -> Iterator[tuple[str, Node]]:
+    if isinstance(argument, Node):
+        yield name, argument
+    elif isinstance(argument, (list, tuple)):
+        for position, item in enumerate(argument):
+            yield from _leaves(f"{name}[{position}]", item)
+    elif isinstance(argument, dict):
+        for key, item in argument.items():
+            yield from _leaves(f"{name}.{key}", item)
+
+
+def _attribute(graph: GraphModule, node: Node) -> Any:
+    return operator.attrgetter(str(node.target))(graph)

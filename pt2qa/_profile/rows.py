@@ -1,0 +1,187 @@
+"""Rows of a profile: what one op reads or makes, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import nan, sqrt
+from typing import Final, Literal
+
+from pt2qa._report.rows import EXTENDED
+
+Role = Literal["input", "output", "weight", "bias", "constant"]
+
+QUANTILES: Final = {"q0_1": 0.001, "q1": 0.01, "q50": 0.5, "q99": 0.99, "q99_9": 0.999}
+"""The quantiles that a row holds, by column."""
+
+PEAK: Final = 0.999
+"""Share of the values that :attr:`ProfileRow.peak` compares the largest with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One value at one op, over all batches.  Rows of one value, at the op that makes it and those that read it, agree.
+
+    NaN and infinities are counted, and left out of every other number::
+
+        variance = mean((x - mean)**2)        peak = max(|x|) / (magnitude that 99.9 % of the values ≠ 0 stay within)
+
+    Quantiles are the middle of the histogram bin that holds the value of rank ``ceil(share * count)``: within 1.6 % of
+    it.  ``nan`` means "not defined" or "not measured".
+
+    Args:
+        name: the op, e.g. ``layer1.0.conv1/conv2d``; of an input of the model its name.
+        module: the op's module path; empty at the top of the model.
+        op: the op's kind, e.g. ``conv2d``; ``input`` for an input of the model.
+        role: what the value is to the op; ``constant`` is a buffer or a literal that it reads.
+        argument: the op's argument that reads the value, e.g. ``input``, ``other``, ``tensors[1]``; empty for outputs.
+        of: where the value comes from: the op that makes it, or the parameter's name.
+        dtype: the integer type that it is quantized to; the tensor's own type where it is not quantized.
+        scheme: how it is quantized: ``per_tensor``, ``per_channel`` or ``dynamic``; empty where it is not.
+        axis: channel axis of per-channel quantization; -1 without one.
+        scale: real value of one integer step, the largest of several; nan without one.
+        zero_point: the integer that stands for 0.0, a whole number; nan without one or with several.
+        shape: of the first batch's value.
+        count: values in all batches.
+        min, max, mean, variance: of the values as the op reads or makes them, dequantized where they are quantized.
+        q0_1, q1, q50, q99, q99_9: quantiles 0.1 %, 1 %, 50 %, 99 %, 99.9 %.
+        zeros: share of values that are zero, 0..1.
+        nans, infs: how many values are NaN or infinite.
+        saturation: share of values, 0..1, that the clamp moved: outside the integer range after rounding.
+        range_use: share of the integer range, 0..1, that the values span.
+        peak: as above; 1 without outliers, and every doubling leaves one bit less to all but 0.1 % of the values.
+        source: where the model's code calls the op, as ``file:line: code``; empty unless it was asked for.
+        value: number of the value in the report's histograms and channels; rows of one value share it.
+        handle: the op's handle; -1 where it carries none.
+        channels: the axis of the numbers by channel; -1 without them.
+    """
+
+    name: str
+    module: str
+    op: str
+    role: Role
+    argument: str
+    of: str
+    dtype: str
+    scheme: Literal["", "per_tensor", "per_channel", "dynamic"]
+    axis: int
+    scale: float
+    zero_point: float
+    shape: tuple[int, ...]
+    count: int
+    min: float
+    max: float
+    mean: float
+    variance: float
+    q0_1: float
+    q1: float
+    q50: float
+    q99: float
+    q99_9: float
+    zeros: float
+    nans: int
+    infs: int
+    saturation: float
+    range_use: float
+    peak: float
+    source: str
+    value: int = field(default=-1, metadata=EXTENDED)
+    handle: int = field(default=-1, metadata=EXTENDED)
+    channels: int = field(default=-1, metadata=EXTENDED)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, the root of ``variance``."""
+        return sqrt(self.variance) if self.variance >= 0 else nan
+
+    @property
+    def place(self) -> str:
+        """What a table calls the value: ``output``, ``weight``, ``input`` with the argument where that says more."""
+        return place_of(self.role, self.argument)
+
+    @property
+    def broken(self) -> int:
+        """How many values are NaN or infinite."""
+        return self.nans + self.infs
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileShift:
+    """One value in two profiles, ``a`` and ``b``.
+
+    Shifts are in units of the range of a::
+
+        min_shift = (b.min - a.min) / (a.max - a.min)          and so for max, mean and std
+
+    Args:
+        name, module, op, role, argument: as in :class:`ProfileRow`.
+        a_dtype, b_dtype: of the values.
+        distance: how far the values of a have to move on average to become those of b, in standard deviations of a:
+            the Wasserstein-1 distance of the histograms over ``a_std``; nan without histograms.
+        outside: share of the values of b, 0..1, outside the range of a; from the histogram where that is not clear
+            from the range, and nan where there is none.
+        min_shift, max_shift, mean_shift, std_shift: as above; nan where a has no range.
+        largest_shift: the largest of these, without its sign.
+        range_ratio: the range of b over that of a; nan where a has no range.
+        a_min, b_min, a_max, b_max, a_mean, b_mean, a_std, b_std: of the two sides.
+        a_broken, b_broken: values that are NaN or infinite.
+        a_value, b_value: numbers of the values in the two profiles.
+        handle: the op's handle in a.
+    """
+
+    name: str
+    module: str
+    op: str
+    role: Role
+    argument: str
+    a_dtype: str
+    b_dtype: str
+    distance: float
+    outside: float
+    min_shift: float
+    max_shift: float
+    mean_shift: float
+    std_shift: float
+    largest_shift: float
+    range_ratio: float
+    a_min: float
+    b_min: float
+    a_max: float
+    b_max: float
+    a_mean: float
+    b_mean: float
+    a_std: float
+    b_std: float
+    a_broken: int
+    b_broken: int
+    a_value: int = field(default=-1, metadata=EXTENDED)
+    b_value: int = field(default=-1, metadata=EXTENDED)
+    handle: int = field(default=-1, metadata=EXTENDED)
+
+    @property
+    def place(self) -> str:
+        """As :attr:`ProfileRow.place`."""
+        return place_of(self.role, self.argument)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOnly:
+    """A value that one of two profiles has and the other has not.
+
+    Args:
+        side: which one has it.
+        name, role, argument: as in :class:`ProfileRow`.
+    """
+
+    side: Literal["a", "b"]
+    name: str
+    role: Role
+    argument: str
+
+
+def place_of(role: str, argument: str) -> str:
+    """A role with the argument where that says more.
+
+    >>> place_of("input", "input"), place_of("input", "other"), place_of("output", "")
+    ('input', 'input other', 'output')
+    """
+    return role if argument in ("", role, "self") else f"{role} {argument}"

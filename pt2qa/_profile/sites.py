@@ -1,0 +1,125 @@
+"""Where a graph quantizes: what an op really reads, behind observers and quantize-dequantize pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.program import QuantParams
+
+
+@dataclass(frozen=True, slots=True)
+class ReadValue:
+    """A value as an op reads it.
+
+    Attributes:
+        node: the node whose result is measured.
+        quantize: the node that quantizes it; None where nothing does, or where the graph holds integers.
+        params: how it is quantized; None where it is not.
+    """
+
+    node: Node
+    quantize: Node | None = None
+    params: QuantParams | None = None
+
+
+class Sites:
+    """The quantize-dequantize pairs, fake-quantize modules and observers of a graph.
+
+    A value that is quantized in one way for several readers is one value, whatever number of nodes does it.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        self._graph = graph
+        self._modules = dict(graph.named_modules(remove_duplicate=False))
+        self._first: dict[tuple[Any, ...], Node] = {}
+        for node in graph.graph.nodes:
+            if quant_ops.is_dequantize(node):
+                self._first.setdefault(self._identity(node), node)
+
+    def module_of(self, node: Node) -> nn.Module | None:
+        """The module that a node calls; None for other nodes."""
+        return self._modules.get(str(node.target)) if node.op == "call_module" else None
+
+    def is_observer(self, node: Node) -> bool:
+        """Whether a node calls an observer or a fake-quantize module."""
+        return hasattr(self.module_of(node), "calculate_qparams")
+
+    def fake_quantizes(self, node: Node) -> bool:
+        """Whether a node calls a fake-quantize module that is switched on."""
+        enabled = getattr(self.module_of(node), "fake_quant_enabled", None)
+        return isinstance(enabled, Tensor) and bool(enabled.flatten()[0])
+
+    def behind_observers(self, node: Node) -> Node:
+        """The node whose result an argument is: observers hand on what they are given."""
+        while self.is_observer(node) and not self.fake_quantizes(node):
+            node = _source(node)
+        return node
+
+    def read(self, node: Node) -> ReadValue:
+        """What an op reads that has this node as an argument."""
+        node = self.behind_observers(node)
+        if self.fake_quantizes(node):
+            return ReadValue(node, node, _params_of(self.module_of(node)))
+        if quant_ops.is_dequantize(node):
+            return self._dequantized(self._first[self._identity(node)])
+        return ReadValue(node)
+
+    def readings(self, node: Node) -> list[ReadValue]:
+        """The ways in which the result of an op is quantized for its readers; the result itself where it is not."""
+        found: dict[Node, ReadValue] = {}
+        waiting = [(node, user) for user in node.users]
+        while waiting:
+            source, user = waiting.pop(0)
+            reads_it = bool(user.args) and user.args[0] is source
+            if reads_it and (quant_ops.is_dequantize(user) or self.fake_quantizes(user)):
+                read = self.read(user)
+                found.setdefault(read.node, read)
+            elif reads_it and (quant_ops.is_quantize(user) or self.is_observer(user)):
+                waiting += [(user, reader) for reader in user.users]
+        return list(found.values()) or [ReadValue(node)]
+
+    def _dequantized(self, node: Node) -> ReadValue:
+        quantize = _source(node)
+        is_pair = quant_ops.is_quantize(quantize)
+        return ReadValue(
+            node, quantize if is_pair else None, quant_ops.read_params(quantize if is_pair else node, self._constant)
+        )
+
+    def _identity(self, node: Node) -> tuple[Any, ...]:
+        """What two dequantize nodes of one value agree in."""
+        integers = _source(node)
+        if not quant_ops.is_quantize(integers):
+            return integers, None, str(node.args[1:])
+        return _source(integers), integers.target, str(integers.args[1:]), str(node.args[1:])
+
+    def _constant(self, node: Node) -> Any:
+        if node.op != "get_attr":
+            return None
+        found: Any = self._graph
+        for name in str(node.target).split("."):
+            found = getattr(found, name)
+        return found
+
+
+def _source(node: Node) -> Node:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def _params_of(module: Any) -> QuantParams:
+    """How a fake-quantize module rounds."""
+    single = module.scale.numel() == 1
+    return QuantParams(
+        dtype=str(module.dtype).removeprefix("torch."),
+        scale=float(module.scale) if single else module.scale.detach(),
+        zero_point=int(module.zero_point) if single else module.zero_point.detach(),
+        quant_min=int(module.quant_min),
+        quant_max=int(module.quant_max),
+        axis=None if single else int(module.ch_axis),
+    )

@@ -1,0 +1,171 @@
+"""What is known of a value: sums that add up over chunks, batches and ranks.
+
+float32 and narrower float types are summed pairwise in float32 over chunks of half a million elements, around a centre
+near the mean, and in float64 across chunks.  Every other dtype, chunks with NaN or infinities, and sums of squares that
+leave the range of float32 take the exact route: float64 throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pt2qa._metrics import CHUNK, scratch, value_range
+from pt2qa._profile.histogram import SHIFT, Histogram
+
+_PREFIXES = 1 << (32 - SHIFT)
+"""How many values the bits of a float32 have that a bin is told by."""
+
+_SMALLEST_SQUARE_SUM = 1e-24
+"""Below this a float32 sum of squares may have lost elements to underflow; it is computed again in float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and the sum of squared distances from it, of finite values.
+
+    Source:
+        Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+
+    >>> Moments(2, 1.5, 0.5).merge(Moments(1, 3.0, 0.0))
+    Moments(count=3, mean=2.0, squares=2.0)
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def merge(self, other: Moments) -> Moments:
+        """Those of both."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + apart * (other.count / count),
+            self.squares + other.squares + apart * apart * (self.count * (other.count / count)),
+        )
+
+    @property
+    def variance(self) -> float:
+        """Of the population; nan where nothing was seen."""
+        return self.squares / self.count if self.count else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Everything a profile says of a value over the whole tensor.
+
+    ``Statistics()`` is empty; ``a.merge(Statistics())`` equals ``a``; counts, ranges and histograms of chunks merge to
+    exactly those of the whole, moments to rounding.  ``histogram`` is None where none is made.
+
+    >>> seen = Statistics.of(torch.tensor([0.0, 1.0, 5.0, float("nan")]), histogram=True)
+    >>> seen.count, seen.smallest, seen.largest, seen.moments.mean, seen.zeros, seen.nans
+    (4, 0.0, 5.0, 2.0, 1, 1)
+    """
+
+    count: int = 0
+    moments: Moments = field(default_factory=Moments)
+    smallest: float = math.inf
+    largest: float = -math.inf
+    zeros: int = 0
+    nans: int = 0
+    infs: int = 0
+    histogram: Histogram | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, *, histogram: bool) -> Statistics:
+        """Those of a tensor of any dtype, shape and strides; a complex value counts as its two parts.
+
+        Args:
+            x: the tensor.
+            histogram: whether to make the histogram.
+        """
+        total, prefixes, rest = cls(), np.zeros(_PREFIXES, np.int64), Histogram()
+        for chunk in flat_chunks(x):
+            found = _fast(chunk)
+            if found is None:
+                found, exact = _exact(chunk)
+                rest = rest.merge(exact) if histogram else rest
+            elif histogram:
+                prefixes += _prefix_counts(chunk)
+            total = total.merge(found)
+        return replace(total, histogram=Histogram.of_prefixes(prefixes).merge(rest)) if histogram else total
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Those of all values of both."""
+        histograms = [each for each in (self.histogram, other.histogram) if each is not None]
+        return Statistics(
+            self.count + other.count,
+            self.moments.merge(other.moments),
+            min(self.smallest, other.smallest),
+            max(self.largest, other.largest),
+            self.zeros + other.zeros,
+            self.nans + other.nans,
+            self.infs + other.infs,
+            histograms[0].merge(histograms[1]) if len(histograms) == 2 else next(iter(histograms), None),
+        )
+
+
+def flat_chunks(x: Tensor) -> Iterator[Tensor]:
+    """Flat pieces of a tensor, without a copy where it is dense; float16 and bfloat16 come as float32."""
+    x = x.detach()
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    if not x.is_contiguous():
+        # Another order of dimensions, such as channels last, is dense too.
+        x = x.permute(sorted(range(x.dim()), key=lambda axis: x.stride()[axis], reverse=True))
+    for piece in x.reshape(-1).split(CHUNK) if x.numel() else ():
+        yield piece.float() if piece.dtype in (torch.float16, torch.bfloat16) else piece
+
+
+def _fast(x: Tensor) -> Statistics | None:
+    """The float32 route; None where it does not apply or its result cannot be trusted."""
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        return None
+    smallest, largest = value_range(x)
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        return None
+    count = x.numel()
+    total = float(x.sum())
+    centre = float(np.float32(total / count))
+    if not math.isfinite(centre):
+        return None
+    apart = torch.sub(x, centre, out=scratch(count))
+    shift = float(apart.sum())
+    squares = float(apart.square_().sum())
+    if not (math.isfinite(squares) and (squares >= _SMALLEST_SQUARE_SUM or smallest == largest)):
+        return None
+    # Sums of ones are exact in float32 up to 2**24.
+    filled = count if smallest > 0 or largest < 0 else int(torch.sign(x, out=scratch(count)).abs_().sum())
+    moments = Moments(count, centre + shift / count, max(0.0, squares - shift * shift / count))
+    return Statistics(count, moments, smallest, largest, count - filled)
+
+
+def _exact(x: Tensor) -> tuple[Statistics, Histogram]:
+    """The float64 route, which also sorts out NaN and infinities."""
+    count = x.numel()
+    x = x.double()
+    finite = x.isfinite()
+    nans = int(x.isnan().sum())
+    infs = count - nans - int(finite.sum())
+    x = x[finite] if nans or infs else x
+    if not x.numel():
+        return Statistics(count, nans=nans, infs=infs), Histogram()
+    mean = float(x.mean())
+    moments = Moments(x.numel(), mean, float((x - mean).square_().sum()))
+    zeros = int((x == 0).sum())
+    return Statistics(count, moments, float(x.min()), float(x.max()), zeros, nans, infs), Histogram.of(x.cpu().numpy())
+
+
+def _prefix_counts(x: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """How often each prefix of bits occurs in a flat finite float32 tensor; negative values come first."""
+    prefix = torch.bitwise_right_shift(x.view(torch.int32), SHIFT, out=scratch(x.numel()).view(torch.int32))
+    prefix += _PREFIXES // 2
+    return torch.bincount(prefix, minlength=_PREFIXES).numpy()

@@ -1,0 +1,158 @@
+"""What is profiled: the graph of a pair, of a capture, or any other, with names for its ops."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2qa._capture.program import Capture
+from pt2qa._graph.handles import OpName, handle_of, module_of, names_of, op_of
+from pt2qa._quantize.pairing import QuantizedPair, fingerprint
+from pt2qa._report.rows import Environment
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.batches import Batch, as_call, flatten_batch
+from pt2qa.errors import CaptureError, SelectionError
+
+Side = Literal["reference", "quantized"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A graph to profile, and what a report says about it.
+
+    Attributes:
+        graph: what runs.
+        names: what to call its ops and inputs.
+        values: from a batch to the flat inputs of the graph; raises a BatchError where it does not fit.
+        side: ``reference``, ``quantized``, ``float`` or ``graph``.
+        floats: the float graph that the parameters of a quantized one are named by; the graph itself elsewhere.
+        quantizer: as a report calls it; empty where there is none.
+        model: as a report calls it.
+        notes: what a reader of any report about it has to know.
+        environment: versions, and the model's fingerprint.
+    """
+
+    graph: GraphModule
+    names: Mapping[Node, OpName]
+    values: Callable[[Batch], list[Any]]
+    side: str
+    floats: GraphModule
+    quantizer: str
+    model: str
+    notes: tuple[str, ...]
+    environment: Environment
+
+
+def subject_of(given: Any, side: Side | None) -> Subject:
+    """The graph that a user means.
+
+    Args:
+        given: a QuantizedPair, a Capture, an ExportedProgram or a GraphModule: captured, prepared or converted.
+        side: which graph of a pair; None for its reference.
+
+    Raises:
+        CaptureError: it is something else.
+        SelectionError: there is no such side, or what was given has none.
+    """
+    if side not in (None, "reference", "quantized"):
+        raise SelectionError(f"side: got {side!r}, expected 'reference' or 'quantized'")
+    if isinstance(given, QuantizedPair):
+        return _of_pair(given, side or "reference")
+    if side is not None:
+        raise SelectionError(f"side: got {side!r}, but a {type(given).__name__} has no sides; give a QuantizedPair")
+    if isinstance(given, Capture):
+        graph = given.module()
+        notes = (f"not profiled, inside nested graphs: {len(given.unanalysed)} ops",) if given.unanalysed else ()
+        return _of_graph(graph, given.names, "float", given.model, notes, _checked(given, graph))
+    if isinstance(given, ExportedProgram):
+        given = given.module(check_guards=False)
+    if isinstance(given, GraphModule):
+        return _of_graph(given, names_of(given), "graph", type(given).__name__, (), _flat(given))
+    kind = "an eager module" if isinstance(given, nn.Module) else "no graph"
+    raise CaptureError(
+        f"got a {type(given).__name__}, which is {kind}; expected a QuantizedPair, a Capture or a GraphModule. "
+        "Capture a model first: pt2qa.profile(pt2qa.capture(model, example_inputs), batches)."
+    )
+
+
+def _of_pair(pair: QuantizedPair, side: Side) -> Subject:
+    graph = pair.reference if side == "reference" else pair.quantized
+    names = node_names(graph, pair.names)
+    return Subject(
+        graph, names, pair.values, side, pair.reference, pair.quantizer, pair.model, pair.notes, pair.environment
+    )
+
+
+def _of_graph(
+    graph: GraphModule,
+    names: Mapping[int, OpName],
+    side: str,
+    model: str,
+    notes: tuple[str, ...],
+    values: Callable[[Batch], list[Any]],
+) -> Subject:
+    environment = Environment.here(fingerprint(graph))
+    return Subject(graph, node_names(graph, names), values, side, graph, "", model, notes, environment)
+
+
+def _flat(graph: GraphModule) -> Callable[[Batch], list[Any]]:
+    return lambda batch: flatten_batch(graph, batch)
+
+
+def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any]]:
+    def values(batch: Batch) -> list[Any]:
+        capture.check_batch(*as_call(batch, graph))
+        return flatten_batch(graph, batch)
+
+    return values
+
+
+def node_names(graph: GraphModule, known: Mapping[int, OpName]) -> dict[Node, OpName]:
+    """A name for every input and op of a graph: by its handle, and in the same style for nodes without one.
+
+    Args:
+        graph: the graph.
+        known: the names by handle.
+    """
+    found: dict[Node, OpName] = {}
+    uses: Counter[int] = Counter()
+    taken = {name.name for name in known.values()}
+    for node in graph.graph.nodes:
+        if node.op in ("get_attr", "output") or quant_ops.is_quantization(node):
+            continue
+        handle = handle_of(node)
+        if handle is not None and handle in known:
+            name = known[handle]
+            again = uses[handle]
+            uses[handle] += 1
+            # A decomposed op hands its handle to all its parts.
+            found[node] = name if not again else OpName(f"{name.name}:{op_of(node.target)}{again}", *_rest(name))
+        else:
+            found[node] = _unknown(node, found, taken)
+            taken.add(found[node].name)
+    return found
+
+
+def _rest(name: OpName) -> tuple[str, str, str]:
+    return name.module, name.module_type, name.op
+
+
+def _unknown(node: Node, found: Mapping[Node, OpName], taken: set[str]) -> OpName:
+    module, kind = module_of(node)
+    op = "input" if node.op == "placeholder" else op_of(node.target)
+    stem = str(node.target) if node.op == "placeholder" else f"{module}/{op}" if module else op
+    source = node.args[0] if node.target is operator.getitem else None
+    if isinstance(source, Node) and source in found:
+        stem, module, kind = f"{found[source].name}[{node.args[1]}]", found[source].module, found[source].module_type
+    name, ordinal = stem, 0
+    while name in taken:
+        ordinal += 1
+        name = f"{stem}_{ordinal}"
+    return OpName(name, module, kind, op)

@@ -1,0 +1,181 @@
+"""Runs a graph and measures its values as they are made; nothing is kept but numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from pt2qa._metrics import value_range
+from pt2qa._profile.channels import ChannelStatistics
+from pt2qa._profile.plan import Plan, Value
+from pt2qa._profile.statistics import Statistics, flat_chunks
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.program import QuantParams
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of one value after some batches.
+
+    Attributes:
+        statistics: over the whole tensor.
+        dtype: of the tensor.
+        shape: of the first batch's tensor.
+        clamped: how many values the clamp moved; None where that is not known.
+        channels: by channel; None where they were not asked for, or the tensor has none.
+        axis: the channel axis; -1 without one.
+    """
+
+    statistics: Statistics
+    dtype: str
+    shape: tuple[int, ...]
+    clamped: int | None = None
+    channels: ChannelStatistics | None = None
+    axis: int = -1
+
+    def merge(self, later: Seen) -> Seen:
+        """What is known after the batches of both; dtype and shape are the earlier ones."""
+        both = self.channels is not None and later.channels is not None
+        return Seen(
+            self.statistics.merge(later.statistics),
+            self.dtype,
+            self.shape,
+            None if self.clamped is None or later.clamped is None else self.clamped + later.clamped,
+            self.channels.merge(later.channels) if both else None,  # type: ignore[union-attr, arg-type]
+            self.axis,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure of each value beyond its moments: histograms, numbers by channel."""
+
+    histograms: bool
+    per_channel: bool
+
+
+class Watch(Interpreter):
+    """One run of a graph; ``found`` holds what was seen, by the number of the value.
+
+    Args:
+        graph: the graph.
+        plan: what to look at.
+        wanted: what to measure.
+        known: numbers of the constants that were measured before.
+        observes: whether observers see the values, as when the graph runs by itself.
+    """
+
+    def __init__(
+        self, graph: GraphModule, plan: Plan, wanted: Wanted, known: Collection[int], *, observes: bool
+    ) -> None:
+        super().__init__(graph)
+        self.wanted, self.observes = wanted, observes
+        self.found: dict[int, Seen] = {}
+        self._values = plan.values
+        self._before: dict[Node, list[int]] = defaultdict(list)
+        self._after: dict[Node, list[int]] = defaultdict(list)
+        self._quantizing: dict[Node, list[int]] = defaultdict(list)
+        self._clamped: dict[int, int] = {}
+        for number, value in enumerate(plan.values):
+            if value.constant and number in known:
+                continue
+            if value.reader is None:
+                self._after[value.node].append(number)
+            else:
+                self._before[value.reader].append(number)
+            if value.quantize is not None:
+                self._quantizing[value.quantize].append(number)
+
+    def run_node(self, node: Node) -> Any:
+        """Runs a node, and measures what it reads and makes."""
+        if node.op == "call_module" and node.target == "_guards_fn":
+            return None
+        for number in self._before.get(node, ()):
+            self._measure(number, self.env[self._values[number].node])
+        for number in self._quantizing.get(node, ()):
+            count = self._count_clamped(self._values[number], node)
+            if count is not None:
+                self._clamped[number] = count
+        result = super().run_node(node)
+        for number in self._after.get(node, ()):
+            self._measure(number, result)
+        return result
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a module; an observer that must not see the values hands them on."""
+        module = self.fetch_attr(target)
+        if self.observes or not hasattr(module, "calculate_qparams"):
+            return module(*args, **kwargs)
+        if not hasattr(module, "fake_quant_enabled"):
+            return args[0]
+        unobserving = copy.deepcopy(module)
+        unobserving.observer_enabled.zero_()
+        return unobserving(*args, **kwargs)
+
+    def _measure(self, number: int, result: Any) -> None:
+        if not isinstance(result, Tensor):
+            return
+        value = self._values[number]
+        channels = None
+        axis = result.dim() - 1 if value.channels < 0 else value.channels
+        if value.params is not None and value.params.axis is not None:
+            axis = value.params.axis % result.dim()
+        elif value.constant:
+            axis = 0
+        if self.wanted.per_channel and result.dim() > max(axis, 1) and not result.is_complex():
+            channels = ChannelStatistics.of(result, axis)
+        self.found[number] = Seen(
+            Statistics.of(result, histogram=self.wanted.histograms),
+            str(result.dtype).removeprefix("torch."),
+            tuple(result.shape),
+            self._clamped.get(number),
+            channels,
+            axis if channels is not None else -1,
+        )
+
+    def _count_clamped(self, value: Value, node: Node) -> int | None:
+        """How many values the clamp of a quantize node is about to move; None where its parameters are not plain."""
+        source = self.env[node.args[0]]  # type: ignore[index]
+        params = value.params
+        if params is None or params.dynamic:
+            params = quant_ops.read_params(node, self.env.get)
+        return count_clamped(source, params) if isinstance(source, Tensor) else None
+
+
+def count_clamped(x: Tensor, params: QuantParams) -> int | None:
+    """How many values lie outside the integer range after rounding; None where the parameters do not say.
+
+    Args:
+        x: the values before they are quantized.
+        params: how they are quantized.
+    """
+    x = x.detach()
+    scale, zero_point = params.scale, params.zero_point
+    if scale is None or zero_point is None or params.quant_min >= params.quant_max:
+        return None
+    if isinstance(scale, Tensor) and scale.numel() > 1:
+        if params.axis is None or scale.dim() != 1:
+            return None
+        shape = [-1 if axis == params.axis % x.dim() else 1 for axis in range(x.dim())]
+        scale, zero_point = scale.reshape(shape), torch.as_tensor(zero_point).reshape(shape)
+        return _count_outside(x, 1.0 / scale, params.quant_min - zero_point, params.quant_max - zero_point)
+    inverse, zero_point = 1.0 / float(scale), int(zero_point)
+    low, high = params.quant_min - zero_point, params.quant_max - zero_point
+    return sum(_count_outside(chunk, inverse, low, high) for chunk in flat_chunks(x))
+
+
+def _count_outside(x: Tensor, inverse: Any, low: Any, high: Any) -> int:
+    if isinstance(inverse, float) and x.is_floating_point():
+        # Rounding keeps the order of values, so that most tensors need no more than their range.
+        ends = torch.mul(x.new_tensor(value_range(x)), inverse).round_()
+        if ends[0] >= low and ends[1] <= high:
+            return 0
+    steps = torch.mul(x, inverse).round_()
+    return int(((steps < low) | (steps > high)).sum())

@@ -1,0 +1,380 @@
+"""A whole debugging session as one object: each step writes its report to one folder, where the next can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pt2qa._bad_cases.case_metrics import CaseMetric
+from pt2qa._bad_cases.report import BadCases
+from pt2qa._bad_cases.search import find_bad_cases
+from pt2qa._check.analysis import check
+from pt2qa._check.report import Findings
+from pt2qa._layers.analysis import compare_layers
+from pt2qa._layers.report import LayerReport
+from pt2qa._printable import clean
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.analysis import reconfigure
+from pt2qa._reconfigure.report import Reconfiguration
+from pt2qa._reconfigure.target import Target
+from pt2qa._report.atomic import locked, remove_abandoned, write_atomic
+from pt2qa._report.base import Report
+from pt2qa._report.storage import load
+from pt2qa._sensitivity.analysis import sensitivity
+from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._simulator.batches import Batch
+from pt2qa._weights.analysis import compare_weights
+from pt2qa._weights.report import WeightReport
+from pt2qa.errors import BatchError, ReportError
+
+ReportType = TypeVar("ReportType", bound=Report)
+
+BAD_CASES: Final = "bad-cases"
+REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "sensitivity", "reconfiguration")
+"""What a folder may hold, in the order of a session."""
+
+PLAN: Final = "plan.json"
+CONTENTS: Final = "quant-analysis.json"
+"""Names the files that were written here, so that no other file is ever overwritten or removed."""
+
+LOCK: Final = ".quant-analysis.lock"
+"""Is there while a process writes to the folder."""
+
+_TEXT_WIDTH: Final = 120
+
+
+def _files_of(what: str) -> tuple[str, str]:
+    return f"{what}.safetensors", f"{what}.txt"
+
+
+_FILES: Final = frozenset({*(name for what in REPORTS for name in _files_of(what)), PLAN})
+
+
+class QuantAnalysis:
+    """Checks, finds bad cases, compares on them, ranks sites and searches a better configuration, all on one pair.
+
+    Every method calls the function of pt2qa that does the work, writes ``<what>.safetensors`` and ``<what>.txt`` (all
+    rows) to ``out_dir``, and returns the report.  Another process goes on from the folder: :meth:`load_bad_case`,
+    :meth:`reports`.  Several processes may work in one folder at a time.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+        batches: the data: a list, or a loader that starts over each time.
+        out_dir: folder for the reports; it is made when the first one is written.
+        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        post_process: from what the model returns to what counts, for :meth:`auto_find_bad_case` and
+            :meth:`sensitivity`.
+        progress: whether to show progress bars; None: where stderr is a terminal.
+
+    Raises:
+        BatchError: ``batches`` can be gone through only once.
+    """
+
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        batches: Iterable[Any],
+        *,
+        out_dir: str | os.PathLike[str],
+        inputs_of: Callable[[Any], Batch] | None = None,
+        post_process: Callable[[Any], Any] | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        if isinstance(batches, Iterator):
+            raise BatchError(
+                f"batches is a {type(batches).__name__}, which can be gone through only once, but each step needs the "
+                "batches again. Pass a list, or a loader that starts over."
+            )
+        self.pair = pair
+        self.batches = batches
+        self.out_dir = Path(out_dir)
+        self.inputs_of = inputs_of
+        self.post_process = post_process
+        self.progress = progress
+        self.bad_case: BadCases | None = None
+
+    def check(self, **options: Any) -> Findings:
+        """Checks structure, annotation and numbers on all batches: :func:`pt2qa.check`.
+
+        Args:
+            options: ``model``, ``cpu``, ``rules``, ``silence`` and so on of :func:`pt2qa.check`.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        return self._written(
+            "findings",
+            lambda: check(self.pair, batches=self.batches, inputs_of=self.inputs_of, progress=self.progress, **options),
+        )
+
+    # -- bad cases -----------------------------------------------------------------------------------------------
+
+    def auto_find_bad_case(
+        self,
+        batches: Iterable[Any] | None = None,
+        *,
+        metric: str | CaseMetric | Sequence[str | CaseMetric] = "sqnr",
+        k: int = 1,
+        num_steps: int | None = None,
+        targets_of: Callable[[Any], Any] | None = None,
+        feedback: Mapping[str, str] | None = None,
+        batch_axis: int | None = 0,
+    ) -> BadCases:
+        """Searches the data for the samples that lose most, and sets them: :func:`pt2qa.find_bad_cases`.
+
+        Args:
+            batches: items like those of the session's batches, which are taken without; an iterator will do.
+            metric: what ranks samples: a name, a :class:`pt2qa.CaseMetric`, or several.
+            k: cases to keep for each metric and output.
+            num_steps: batches to read at most; None for all.
+            targets_of: from an item to its class targets.
+            feedback: for stateful models, input name → output name.
+            batch_axis: the axis that holds the samples; None to rank batches whole.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        self._claim(*_files_of(BAD_CASES))
+        self.bad_case = find_bad_cases(
+            self.pair,
+            self.batches if batches is None else batches,
+            metric=metric,
+            k=k,
+            num_steps=num_steps,
+            post_process=self.post_process,
+            inputs_of=self.inputs_of,
+            targets_of=targets_of,
+            feedback=feedback,
+            batch_axis=batch_axis,
+            progress=self.progress,
+        )
+        return self.save_bad_case()
+
+    def set_bad_case(self, batch: Batch) -> BadCases:
+        """Sets a batch that is known to be bad: what the model takes.  :meth:`save_bad_case` keeps it.
+
+        Returns:
+            The batch as a report, with its SQNR.
+
+        Raises:
+            BatchError: it does not fit the captured inputs.
+        """
+        self.bad_case = find_bad_cases(
+            self.pair, [batch], post_process=self.post_process, batch_axis=None, progress=self.progress
+        )
+        return self.bad_case
+
+    def save_bad_case(self) -> BadCases:
+        """Writes the bad cases that are set; :meth:`auto_find_bad_case` has done so.
+
+        Raises:
+            ReportError: none is set, or the folder cannot be written.
+        """
+        if self.bad_case is None:
+            raise ReportError("no bad case is set. Call auto_find_bad_case(), set_bad_case(batch) or load_bad_case().")
+        bad_case = self.bad_case
+        return self._written(BAD_CASES, lambda: bad_case)
+
+    def load_bad_case(self, path: str | os.PathLike[str] | None = None) -> BadCases:
+        """Sets the bad cases of a file.
+
+        Args:
+            path: a report of bad cases; None for the one in the folder.
+
+        Raises:
+            ReportError: there is none, or it is damaged or of another kind.
+        """
+        path = self.out_dir / _files_of(BAD_CASES)[0] if path is None else Path(path)
+        loaded = load(path)
+        if not isinstance(loaded, BadCases):
+            raise ReportError(f"{path}: holds a {type(loaded).__name__}; expected bad cases")
+        self.bad_case = loaded
+        return loaded
+
+    # -- analyses ------------------------------------------------------------------------------------------------
+
+    def run(self, index: int | None = None) -> LayerReport:
+        """Compares all layers on the bad cases, or on all batches where none is set: :func:`pt2qa.compare_layers`.
+
+        Args:
+            index: only the bad case with this running number.
+
+        Raises:
+            Pt2qaError: as there; ReportError where there is no such case or the folder cannot be written.
+        """
+        if index is None:
+            return self.compare_per_layer()
+        rows = () if self.bad_case is None else self.bad_case.rows
+        row = next((row for row in rows if row.index == index), None)
+        if self.bad_case is None or row is None:
+            known = ", ".join(map(str, sorted({row.index for row in rows}))) or "none"
+            raise ReportError(f"no bad case has the index {index}; there are: {known}")
+        return self._compared([self.bad_case.batch(row)], None)
+
+    def compare_per_layer(self, **options: Any) -> LayerReport:
+        """Compares layers on the bad cases, or on all batches where none is set.
+
+        Args:
+            options: ``prefixes``, ``ops``, ``modules``, ``isolated``, ``metrics`` of :func:`pt2qa.compare_layers`.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        return self._compared(*self._data(), **options)
+
+    def compare_weights(self) -> WeightReport:
+        """Compares all weights: :func:`pt2qa.compare_weights`.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        return self._written("weights", lambda: compare_weights(self.pair))
+
+    def sensitivity(self, **options: Any) -> SensitivityReport:
+        """Ranks activations and weights on the bad cases, or on all batches where none is set.
+
+        Args:
+            options: ``method``, ``metric`` and so on of :func:`pt2qa.sensitivity`.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        batches, inputs_of = self._data()
+        options = {"post_process": self.post_process, **options}
+        return self._written(
+            "sensitivity",
+            lambda: sensitivity(self.pair, batches, inputs_of=inputs_of, progress=self.progress, **options),
+        )
+
+    def reconfigure(self, *, target: Target | float | str | None = None, **options: Any) -> Reconfiguration:
+        """Searches a configuration that meets a target on all batches: :func:`pt2qa.reconfigure`.
+
+        The plan is written too, as ``plan.json``; the new pair is ``report.pair``.
+
+        Args:
+            target: dB such as ``30``, ``"sqnr>=30"``, or a :class:`pt2qa.Target`.
+            options: ``budget``, ``fallback``, ``calibration`` and so on, as there.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        self._claim(PLAN)
+        report = self._written(
+            "reconfiguration",
+            lambda: reconfigure(
+                self.pair, self.batches, target=target, inputs_of=self.inputs_of, progress=self.progress, **options
+            ),
+        )
+        with self._noted(PLAN):
+            report.plan.save(self.out_dir / PLAN)
+        return report
+
+    # -- the folder ----------------------------------------------------------------------------------------------
+
+    def reports(self) -> dict[str, Report]:
+        """The reports in the folder by what they are, in the order of a session.
+
+        Raises:
+            ReportError: one is damaged.
+        """
+        written = self._contents()
+        files = {what: _files_of(what)[0] for what in REPORTS}
+        return {
+            what: load(self.out_dir / name)
+            for what, name in files.items()
+            if name in written and (self.out_dir / name).exists()
+        }
+
+    def clean(self) -> tuple[Path, ...]:
+        """Removes what was written to the folder, here or by an earlier session, and no other file.
+
+        Returns:
+            The files that were removed.
+
+        Raises:
+            ReportError: the list of what was written is damaged, or the disk refuses.
+        """
+        if not self.out_dir.is_dir():
+            return ()
+        with locked(self.out_dir / LOCK):
+            names = [*sorted(self._contents()), CONTENTS]
+            files = [self.out_dir / name for name in names if (self.out_dir / name).exists()]
+            try:
+                for file in files:
+                    file.unlink()
+            except OSError as error:
+                raise ReportError(f"cannot remove a report: {error}") from error
+            for name in names:
+                remove_abandoned(self.out_dir / name)
+        return tuple(files)
+
+    def _data(self) -> tuple[Iterable[Any], Callable[[Any], Batch] | None]:
+        if self.bad_case is not None:
+            return self.bad_case.batches(), None
+        return self.batches, self.inputs_of
+
+    def _compared(
+        self, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, **options: Any
+    ) -> LayerReport:
+        return self._written(
+            "layers",
+            lambda: compare_layers(self.pair, batches, inputs_of=inputs_of, progress=self.progress, **options),
+        )
+
+    def _written(self, what: str, make: Callable[[], ReportType]) -> ReportType:
+        binary, plain = _files_of(what)
+        self._claim(binary, plain)
+        report = make()
+        with self._noted(binary, plain):
+            report.save(self.out_dir / binary)
+            text = report.text(limit=None, width=_TEXT_WIDTH)
+            write_atomic(self.out_dir / plain, f"{text}\n".encode("utf-8", "backslashreplace"))
+        return report
+
+    def _claim(self, *names: str) -> None:
+        """Notes files as ours before the work begins; a file that is there and is not ours stays as it is."""
+        with self._noted(*names):
+            pass
+
+    @contextmanager
+    def _noted(self, *names: str) -> Iterator[None]:
+        """Notes files as ours, and is alone in the folder, whatever other processes work there, while they are written.
+
+        They are noted again when they are written, since another process may have cleaned the folder in between.
+        """
+        try:
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ReportError(f"cannot create the folder {self.out_dir}: {error.strerror or error}") from error
+        with locked(self.out_dir / LOCK):
+            written = self._contents()
+            for name in names:
+                if name not in written and (self.out_dir / name).exists():
+                    raise ReportError(
+                        f"{self.out_dir / name} was not written by QuantAnalysis, and is not overwritten. Choose "
+                        "another out_dir, or move the file."
+                    )
+            if not written.issuperset(names):
+                contents = json.dumps(sorted({*written, *names}), indent=1)
+                write_atomic(self.out_dir / CONTENTS, f"{contents}\n".encode())
+            yield
+
+    def _contents(self) -> set[str]:
+        file = self.out_dir / CONTENTS
+        if not file.exists():
+            return set()
+        try:
+            names = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ReportError(f"{file}: cannot be read ({error}). Remove it to start anew.") from error
+        # Known names alone: whatever a damaged list says, nothing outside of the folder is touched.
+        if not isinstance(names, list) or not all(isinstance(name, str) and name in _FILES for name in names):
+            raise ReportError(f"{file}: does not list files of QuantAnalysis. Remove it to start anew.")
+        return set(names)
+
+    def __repr__(self) -> str:
+        return clean(f"<QuantAnalysis of {self.pair.model} by {self.pair.quantizer}, reports in {self.out_dir}>")

@@ -1,0 +1,468 @@
+"""A reference and a quantized graph, paired handle by handle."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2qa._capture.program import Capture
+from pt2qa._exclusion import exports
+from pt2qa._graph.agreement import difference
+from pt2qa._graph.handles import OpName, handle_of, input_handles, names_of
+from pt2qa._report.rows import Environment, Unpaired
+from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.batches import Batch, as_call, flatten_batch
+from pt2qa._simulator.lower import lower
+from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
+from pt2qa._simulator.program import Constant, Program, Region, Site
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.verification import Graphs, Verification, bytes_of, simulated
+from pt2qa.errors import PairingError
+
+WEIGHT_MATCH_DB = 3.0
+"""How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """One handle and the nodes that carry it.
+
+    Attributes:
+        handle: the handle.
+        name: what people read.
+        reference: fx node names in the reference graph.
+        quantized: fx node names in the quantized graph.
+    """
+
+    handle: int
+    name: str
+    reference: tuple[str, ...]
+    quantized: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Every handle of both graphs: with its partners, or with the reason why it has none."""
+
+    pairs: tuple[Paired, ...]
+    unpaired: tuple[Unpaired, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.pairs)} ops paired, {len(self.unpaired)} not"]
+        return "\n".join([*lines, *(f"  {u.name} ({u.side}): {u.reason}" for u in self.unpaired)])
+
+
+@dataclass(frozen=True, slots=True)
+class OpCoverage:
+    """How much of one kind of op is quantized.
+
+    Attributes:
+        op: kind, such as ``conv2d``.
+        total: how many the model has.
+        annotated: at how many the quantizer asks for a rounded value; -1 where the graphs came without annotations.
+        quantized: how many compute on quantized values: their weights are rounded, or, where they have none, all that
+            they multiply; of ops that carry no arithmetic, how many read a rounded value.
+    """
+
+    op: str
+    total: int
+    annotated: int
+    quantized: int
+
+    @property
+    def carries_arithmetic(self) -> bool:
+        """Whether one of them in float is worth a note."""
+        return self.op in PRODUCTS
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a pair was quantized, so that it can be quantized again with other settings.
+
+    Attributes:
+        plugin: the quantizer.
+        calibration: the batches; None where they came from an iterator, which is used up.
+        qat: whether it was prepared for quantization-aware training.
+        train: what trained it.
+        inputs_of: from an item of ``calibration`` to a batch.
+        edits: the edits of the override plan that it was given.
+    """
+
+    plugin: Any
+    calibration: Iterable[Any] | None
+    qat: bool = False
+    train: Callable[[GraphModule], None] | None = None
+    inputs_of: Callable[[Any], Batch] | None = None
+    edits: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class QuantizedPair:
+    """What every analysis takes: a reference, its quantized graph, and how their parts belong together.
+
+    Attributes:
+        reference: the float graph after the rewriting that ``prepare`` did (batch norms folded), observers off.
+        quantized: what ``convert_pt2e`` returned.
+        names: what to call each handle of the captured model.
+        quantizer: how the quantizer is called in reports.
+        model: how the model is called in reports.
+        float_graph: the captured graph before ``prepare``, where it is known; it explains what is unpaired.
+        capture: the capture that it was made from, where pt2qa made it; it checks batches.
+        notes: what a reader of any report about this pair has to know.
+        recipe: how it was quantized, where pt2qa did.
+    """
+
+    reference: GraphModule
+    quantized: GraphModule
+    names: Mapping[int, OpName]
+    quantizer: str = "unknown quantizer"
+    model: str = "model"
+    float_graph: GraphModule | None = None
+    capture: Capture | None = None
+    notes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+
+    def __repr__(self) -> str:
+        sites = f"{len(self.sites)} sites in {len(self.regions)} regions"
+        return f"<QuantizedPair of {self.model} by {self.quantizer}: {sites}>"
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The lowered graph that the simulator runs."""
+        return lower(self.quantized, self.reference, self.names)
+
+    @functools.cached_property
+    def simulator(self) -> Simulator:
+        """Runs reference and quantized model, together or with any choice of sites."""
+        return Simulator(self.program)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every place where a value is quantized."""
+        return self.program.sites
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The ops that are quantized as one unit, each with the sites around it."""
+        return self.program.regions
+
+    @functools.cached_property
+    def pairing(self) -> Pairing:
+        """Reference ↔ quantized by handle, with everything that has no partner and why."""
+        return _pair_handles(self)
+
+    @functools.cached_property
+    def coverage(self) -> tuple[OpCoverage, ...]:
+        """By kind of op, how many the quantizer annotated and how many are quantized."""
+        return _coverage(self)
+
+    @functools.cached_property
+    def environment(self) -> Environment:
+        """Versions and the model's fingerprint, for reports."""
+        return Environment.here(fingerprint(self.reference if self.float_graph is None else self.float_graph))
+
+    def values(self, batch: Batch) -> list[Any]:
+        """A batch as the flat inputs of the simulator.
+
+        Raises:
+            BatchError: the batch does not fit what was captured.
+        """
+        if self.capture is not None:
+            self.capture.check_batch(*as_call(batch, self.quantized))
+        return flatten_batch(self.quantized, batch)
+
+    @functools.cached_property
+    def graphs(self) -> Graphs:
+        """Both graphs and the simulator of them, for :class:`~pt2qa._simulator.verification.Verification`."""
+        return Graphs(self.quantized, self.reference, self.simulator)
+
+    def verify(self, batch: Batch) -> tuple[str, ...]:
+        """Checks on a batch that the simulator computes what the graphs compute.
+
+        With every site on, the outputs must equal those of the converted graph bit for bit.  Where the fused ops do
+        not, the converted ops take their place.  With every site off, the outputs must equal the reference graph's, to
+        rounding where the reference was made elsewhere.
+
+        Returns:
+            Notes for the report.
+
+        Raises:
+            SimulationError: the outputs differ; the message names the first op where they do.
+        """
+        check, values = Verification(self.graphs), self.values(batch)
+        check.run(functools.partial(simulated, self.simulator, values), values)
+        return tuple(check.notes)
+
+
+@exports
+def pair(
+    reference: GraphModule | ExportedProgram,
+    quantized: GraphModule | ExportedProgram,
+    *,
+    quantizer: str = "unknown quantizer",
+    model: str = "model",
+) -> QuantizedPair:
+    """Pairs two graphs that somebody else prepared and converted.
+
+    Args:
+        reference: the float graph with handles, such as ``capture.module()``; batch norms that the quantized graph has
+            folded are folded in a copy.  A prepared graph will do: its observers are left out, as torchao's loggers are
+            in both graphs.
+        quantized: what ``convert_pt2e`` returned for a graph with the same handles.
+        quantizer: how to call the quantizer in reports.
+        model: how to call the model in reports.
+
+    Raises:
+        PairingError: one of the graphs carries no handles, they have none in common, nothing is quantized, or constants
+            are those of another model.
+    """
+    float_graph = _as_graph_module("reference", reference)
+    quantized_graph = _as_graph_module("quantized", quantized)
+    counts = [len(_handles(graph)) for graph in (float_graph, quantized_graph)]
+    for side, count in zip(("reference", "quantized"), counts, strict=True):
+        if not count:
+            raise PairingError(
+                f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
+                "capture.module(); handles live in node.meta['custom']['numeric_debug_handle']."
+            )
+    if not _handles(float_graph).keys() & _handles(quantized_graph).keys():
+        raise PairingError("the two graphs have no handle in common. Expected graphs made from one capture.")
+    result = QuantizedPair(
+        reference=_as_prepare_leaves_it(float_graph, quantized_graph),
+        quantized=quantized_graph,
+        names=names_of(float_graph),
+        quantizer=quantizer,
+        model=model,
+        float_graph=float_graph,
+    )
+    _check_constants(result)
+    return result
+
+
+def _check_constants(pair: QuantizedPair) -> None:
+    """Constants that have nothing to do with those of the float graph were made from another model."""
+    for constant in pair.program.constants:
+        # What the graph writes to, such as a counter, went on where the one graph was run more often.
+        known = isinstance(constant.reference, Tensor) and not constant.mutated
+        found = _constant_difference(constant) if known else None
+        if found is None:
+            continue
+        remedy = "Pass a reference and a quantized graph made from one model."
+        what = f"{constant.attribute or 'the constant'} that {constant.reader} reads"
+        if constant.site is not None:
+            site = pair.sites[constant.site]
+            what = f"the quantized {site.kind} of {constant.reader}"
+            if site.params.largest_scale == 1.0:
+                remedy = (
+                    "Its scale is 1.0, as of an observer that saw no value: run batches through the prepared graph "
+                    "before convert_pt2e."
+                )
+        raise PairingError(f"{what} {found}, held against its float value. {remedy}")
+
+
+def _constant_difference(constant: Constant) -> str | None:
+    """How a constant differs from its float value by more than quantization can explain; None where it does not.
+
+    Integers, booleans and the places of NaN and infinities are the same in both graphs.  A float that stays one may
+    differ: a bias is corrected, or trained.
+    """
+    expected = constant.reference
+    actual = constant.quantized.to(expected.dtype)
+    if constant.site is None and expected.is_floating_point():
+        count = int((expected.isfinite() != actual.isfinite()).sum())
+        return f"is NaN or infinite at {count} other places" if count else None
+    return difference(expected, actual, WEIGHT_MATCH_DB)
+
+
+def fingerprint(graph_module: GraphModule) -> str:
+    """Identifies a float model: SHA-256 over its ops and parameters, the first 16 hex digits."""
+    digest = hashlib.sha256()
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function":
+            digest.update(str(node.target).encode())
+    for name, tensor in sorted(graph_module.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(bytes_of(tensor))
+    return digest.hexdigest()[:16]
+
+
+def _as_graph_module(side: str, graph: Any) -> GraphModule:
+    if isinstance(graph, ExportedProgram):
+        graph = graph.module()
+    if isinstance(graph, GraphModule):
+        return _without(graph, _is_logger)
+    raise PairingError(f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram.")
+
+
+def _handles(graph_module: GraphModule) -> dict[int, list[Node]]:
+    found = {handle: [node] for node, handle in input_handles(graph_module).items()}
+    for node in _ops(graph_module):
+        handle = handle_of(node)
+        if handle is not None and not quant_ops.is_quantization(node):
+            found.setdefault(handle, []).append(node)
+    return found
+
+
+def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> GraphModule:
+    """The reference without observers, and with the batch norms folded that the quantized graph has folded."""
+    graph_module = _without(reference, _is_observer)
+    known = _handles(quantized)
+    folded = any(
+        op_rules.op_name(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module)
+    )
+    if not folded:
+        return graph_module
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    class _Annotates_nothing(Quantizer):  # type: ignore[misc]
+        """Leaves ``prepare_pt2e`` with its folding alone."""
+
+        def annotate(self, model: GraphModule) -> GraphModule:
+            return model
+
+        def validate(self, model: GraphModule) -> None:
+            return None
+
+    return prepare_pt2e(copy.deepcopy(graph_module), _Annotates_nothing())  # type: ignore[no-any-return]
+
+
+_BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+def _ops(graph_module: GraphModule) -> Iterable[Node]:
+    return (node for node in graph_module.graph.nodes if node.op == "call_function")
+
+
+def _is_observer(target: str, module: nn.Module) -> bool:
+    return target.startswith("activation_post_process")
+
+
+def _is_logger(target: str, module: nn.Module) -> bool:
+    """Whether torchao's ``prepare_for_propagation_comparison`` put the module in."""
+    return type(module).__name__ == "OutputLogger"
+
+
+def _without(graph_module: GraphModule, is_gone: Callable[[str, nn.Module], bool]) -> GraphModule:
+    """The graph without the calls of some modules that hand on their input; a copy where it has any."""
+    names = {
+        node.name
+        for node in graph_module.graph.nodes
+        if node.op == "call_module" and is_gone(str(node.target), graph_module.get_submodule(str(node.target)))
+    }
+    if not names:
+        return graph_module
+    stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    for node in list(stripped.graph.nodes):
+        if node.name in names:
+            node.replace_all_uses_with(node.args[0])
+            stripped.graph.erase_node(node)
+    stripped.recompile()
+    return stripped
+
+
+def _pair_handles(pair: QuantizedPair) -> Pairing:
+    reference, quantized = _handles(pair.reference), _handles(pair.quantized)
+    pairs = tuple(
+        Paired(
+            handle,
+            pair.names[handle].name,
+            tuple(node.name for node in reference[handle]),
+            tuple(node.name for node in quantized[handle]),
+        )
+        for handle in sorted(reference.keys() & quantized.keys() & set(pair.names))
+    )
+    original = _handles(pair.float_graph) if pair.float_graph is not None else reference
+    unpaired = [
+        Unpaired(handle, name.name, "reference", _reason(original.get(handle, ()), pair, quantized))
+        for handle, name in sorted(pair.names.items())
+        if handle not in quantized or handle not in reference
+    ]
+    float_graph = pair.reference if pair.float_graph is None else pair.float_graph
+    numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not _serves_quantization(node)]
+    strangers = [
+        node for node in _ops(pair.quantized) if handle_of(node) not in pair.names and not _serves_quantization(node)
+    ]
+    unpaired += [_without_name(node, "reference", "carries no handle") for node in numberless]
+    unpaired += [
+        _without_name(
+            node,
+            "quantized",
+            "carries no handle, as ops of the reference do: nothing says which of them it is"
+            if numberless and handle_of(node) is None
+            else "put in by the quantizer, prepare or convert: the captured model has no such op",
+        )
+        for node in strangers
+    ]
+    return Pairing(pairs, tuple(unpaired))
+
+
+def _without_name(node: Node, side: Literal["reference", "quantized"], reason: str) -> Unpaired:
+    handle = handle_of(node)
+    return Unpaired(-1 if handle is None else handle, f"{op_rules.op_name(node.target)} ({node.name})", side, reason)
+
+
+def _serves_quantization(node: Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, Node) and quant_ops.is_quantization(source)
+
+
+def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, list[Node]]) -> str:
+    if not nodes:
+        # Names are given to inputs, ops at the top and ops in nested graphs; the first two have nodes.
+        return "inside a nested graph, which is not analysed"
+    node = nodes[0]
+    source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+    source_handle = handle_of(source) if source is not None else None
+    if op_rules.op_name(node.target) in _BATCH_NORMS and source_handle is not None and source_handle in quantized:
+        return f"folded into {pair.names[source_handle].name}, which is compared after it"
+    if node.op == "placeholder":
+        return "an input that the quantized graph does not have"
+    if not node.users:
+        return "nothing reads it"
+    if not _depends_on_input(node):
+        return "computed from constants alone, once"
+    return "removed by the quantizer, prepare or convert"
+
+
+def _depends_on_input(node: Node) -> bool:
+    seen, open_nodes = {node}, [node]
+    while open_nodes:
+        for source in open_nodes.pop().all_input_nodes:
+            if source.op == "placeholder":
+                return True
+            if source not in seen:
+                seen.add(source)
+                open_nodes.append(source)
+    return False
+
+
+def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
+    """By kind of op, the most frequent first; ops that the captured model does not have are left out."""
+    totals: Counter[str] = Counter()
+    quantized: Counter[str] = Counter()
+    handles = set()
+    for step, reads in reads_of(pair.program):
+        if step.handle in pair.names:
+            handles.add(step.handle)
+            totals[step.op] += 1
+            quantized[step.op] += is_quantized(step.op, reads)
+    annotations = [
+        (op_rules.op_name(node.target), annotation)
+        for node in _ops(pair.quantized)
+        if handle_of(node) in handles and (annotation := node.meta.get("quantization_annotation")) is not None
+    ]
+    annotated = Counter(op for op, annotation in annotations if quant_ops.asks(annotation))
+    return tuple(
+        OpCoverage(op, total, annotated[op] if annotations else -1, quantized[op]) for op, total in totals.most_common()
+    )

@@ -1,0 +1,195 @@
+"""From sensitivities to a configuration that was converted and measured."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pt2qa._capture.program import Capture
+from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._quantize.quantization import quantize
+from pt2qa._reconfigure.candidates import Fallback, applied, holders_of, unintended, units_of
+from pt2qa._reconfigure.costs import costs_of
+from pt2qa._reconfigure.final import Converted, aimed_until_met
+from pt2qa._reconfigure.noises import check_given, noises_of
+from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, stages, target_text, verdict
+from pt2qa._reconfigure.reference import Reference
+from pt2qa._reconfigure.report import Reconfiguration, Stage
+from pt2qa._reconfigure.scoring import Scorer, Tally
+from pt2qa._reconfigure.search import Search, Units
+from pt2qa._reconfigure.start import Start, with_free_edits
+from pt2qa._reconfigure.target import Budget, Target, read_target
+from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._simulator.batches import Batch
+from pt2qa.errors import SelectionError
+from pt2qa.overrides.annotations import Annotations, annotations_of
+from pt2qa.overrides.plan import OBSERVERS, Edit
+from pt2qa.plugins.abilities import levels_of, spell
+
+
+def reconfigure(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    target: Target | float | str | None = None,
+    budget: Budget | Mapping[str, float] | None = None,
+    fallback: Fallback = "float",
+    fuse: bool = True,
+    observers: Sequence[str] = (),
+    sensitivity: SensitivityReport | None = None,
+    calibration: Iterable[Any] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> Reconfiguration:
+    """Finds the cheapest quantizer configuration that meets a target, applies it, and measures it.
+
+    Edits that cost nothing come first: fusions that the backend has and the quantizer leaves apart, and other observers
+    where they are asked for; the model is converted with them.  Then ops leave int8, in the order of the output noise
+    that this takes away for what it costs (:func:`pt2qa.sensitivity`); candidates are scored on the simulator by
+    switching sites.  The plan that is found is prepared, calibrated, converted, and measured.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` returned; it is not changed.
+        batches: what the quality is measured on; a list or a loader that starts over.
+        target: dB of the worst output (``30``, ``"sqnr>=30"``), or a :class:`pt2qa.Target` with a function of yours.
+            None: the best quality within the budget.
+        budget: what may be left out of int8: ``{"macs": 0.2}`` for a fifth of the multiply-accumulates, ``"bytes"`` for
+            the weights' bytes.  Ops that the quantizer leaves in float by itself count.
+        fallback: what ops fall back to: ``float``, or ``int16`` or ``dynamic`` where the quantizer has it.
+        fuse: whether to fuse what the backend can fuse.
+        observers: other observers to try for all activations: ``minmax``, ``histogram``, ``moving_average``; the one
+            that measures best is kept.
+        sensitivity: a report of :func:`pt2qa.sensitivity` for this pair, not grouped; used where no free edit is.
+        calibration: batches for the new calibration; None: those that the pair was calibrated on.
+        inputs_of: from an item of ``batches`` to a batch.
+        progress: whether to show progress bars; None: where stderr is a terminal.
+
+    Returns:
+        The report; ``report.pair`` is the new pair and ``report.plan`` what :func:`pt2qa.quantize` takes as
+        ``overrides``.  Where the target cannot be met it holds the best that was found, and says so.
+
+    Raises:
+        SelectionError: neither target nor budget, a target that cannot be read, a level that the quantizer does not
+            have, or a pair that pt2qa did not quantize.
+        BatchError: there is no batch.
+    """
+    recipe, capture = _recipe(pair, fallback)
+    limits = budget if isinstance(budget, Budget) else Budget(**dict(budget or {}))
+    if target is None and limits == Budget():
+        raise SelectionError("neither target nor budget is given. Pass target=30 (dB), or budget={'macs': 0.2}.")
+    aim = Target(-math.inf) if target is None else read_target(target)
+    _check_observers(observers)
+    if sensitivity is not None:
+        check_given(pair, sensitivity)
+    calibrate_on = recipe.calibration if calibration is None else calibration
+    if calibrate_on is None:
+        raise SelectionError(
+            "the batches that the pair was calibrated on were an iterator, which is used up. "
+            "Pass calibration=, a list or a loader that starts over."
+        )
+    again = functools.partial(
+        quantize,
+        capture,
+        recipe.plugin,
+        calibrate_on,
+        qat=recipe.qat,
+        train=recipe.train,
+        inputs_of=recipe.inputs_of if calibration is None else inputs_of,
+        progress=progress,
+    )
+    reference = Reference(pair, batches, inputs_of)
+    tally = Tally(progress)
+    scorer = Scorer(pair, reference, aim, tally)
+    first = next(iter(reference))
+    notes = list(pair.verify(first.batch))
+    needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
+    before = scorer.quality(scorer.every)
+    start = Start(pair, scorer, annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat), (), before)
+    if needed is None or not before.value >= needed:
+        start = with_free_edits(start, again, fuse, observers, needed)
+    notes += start.pair.verify(first.batch)
+    noises = noises_of(start.scorer, None if start.edits else sensitivity, progress)
+    costs = costs_of(start.pair, first.values)
+    units = tuple(units_of(start.pair, start.annotations, costs, fallback))
+    holders = holders_of(start.pair, start.annotations)
+
+    def edits_of(chosen: Iterable[int]) -> tuple[tuple[Edit, ...], Annotations]:
+        return applied(start.annotations, (units[number].edit for number in chosen))
+
+    def sites_on(chosen: Iterable[int]) -> frozenset[int]:
+        return frozenset(edits_of(chosen)[1].sites_on(start.pair.sites))
+
+    def searched(aimed: float | None) -> Search:
+        # Ops of other levels than float keep their sites; the simulator plays them without.
+        exact = sites_on if fallback == "float" else None
+        return Search(start.scorer, units, holders, noises.of_site, costs, aimed, limits, exact)
+
+    def converted(chosen: Units) -> Converted:
+        plan = start.plan(recipe, edits_of(chosen)[0])
+        new = again(overrides=plan) if chosen else start.pair
+        return Converted(chosen, plan, new, start.scorer.of(new).converted())
+
+    search = searched(needed)
+    found = search.run()
+    final = converted(found.units)
+    if found.met and needed is not None:
+        final, done = aimed_until_met(final, found.quality, needed, searched, converted)
+        notes += done
+    notes += [*noises.notes, *final.pair.verify(first.batch)]
+    notes += unintended(start.pair, final.pair, search.on(final.units), fallback)
+    aside = reference.aside if aim.metric is None else ()
+    result = Result(
+        before=before,
+        after=final.quality,
+        met=search.fits(final.units) and not aside and final.quality.value >= (-math.inf if needed is None else needed),
+        float_macs=search.float_macs(final.units),
+        float_bytes=search.float_bytes(final.units),
+        edits=len(final.plan.edits),
+        scored=tally.count,
+        proof=found.proof,
+        aside=aside,
+    )
+    tally.bar.close()
+    stay, names = search.on(final.units), reference.names
+    simulated = start.scorer.quality(stay)
+    return Reconfiguration(
+        rows=(*free_rows(pair, start), *edit_rows(final.units, search)),
+        curve=tuple(curve(start, found, search)),
+        stages=(
+            *stages("before", before, costs.float_macs, len(pair.sites), names),
+            Stage("simulated", simulated.value, result.float_macs, len(stay)),
+            *stages("converted", final.quality, result.float_macs, len(final.pair.sites), names),
+        ),
+        target=target_text(aim, needed, limits),
+        met=int(result.met),
+        verdict=verdict(aim, needed, limits, result, pair.quantizer, names),
+        evaluations=tally.count,
+        plan_json=final.plan.to_json(),
+        code=spell(recipe.plugin, final.plan, capture.module()),
+        notes=tuple(dict.fromkeys(notes)),
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+    ).with_pair(final.pair)
+
+
+def _check_observers(observers: Sequence[str]) -> None:
+    if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
+        raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
+
+
+def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:
+    """How the pair was made, where it can be made again and its quantizer has the fallback."""
+    recipe = pair.recipe
+    if recipe is None or pair.capture is None:
+        raise SelectionError(
+            "this pair was not made by pt2qa.quantize, so its quantizer cannot be configured again. "
+            "Quantize the capture with pt2qa.quantize(capture, quantizer, calibration)."
+        )
+    levels = levels_of(recipe.plugin)
+    if fallback not in levels:
+        has = ", ".join(level for level in levels if level in ("float", "int16", "dynamic"))
+        raise SelectionError(f"fallback: got {fallback!r}; {recipe.plugin.name} has {has}.")
+    return recipe, pair.capture

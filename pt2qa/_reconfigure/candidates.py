@@ -1,0 +1,79 @@
+"""The edits that a search may choose from, what each of them frees, and what several do together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.costs import Costs
+from pt2qa._reconfigure.ordering import Unit
+from pt2qa.errors import QuantizeError
+from pt2qa.overrides.annotations import Annotations, Edge
+from pt2qa.overrides.plan import Edit
+
+Fallback = Literal["float", "int16", "dynamic"]
+
+
+def holders_of(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
+    """By site, the edges of the annotation that ask for it."""
+    asking = annotations.asking(pair.sites)
+    return {
+        index: frozenset(_unspecified(edge) for point in points if (edge := annotations.edge(point)) is not None)
+        for index, points in asking.items()
+    }
+
+
+def units_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback: Fallback) -> Iterator[Unit]:
+    """Each region's fallback; those that free nothing are left out."""
+    edges = _edges(base)
+    owners = {edge.reader or edge.source for edge in edges}
+    for region in pair.regions:
+        ops = tuple(name for name in region.ops if name in owners)
+        if not ops or any(fallback not in base.ops[name].levels for name in ops if name in base.ops):
+            continue
+        # The simulator plays int16 and dynamic activations as exact ones; what they really cost is measured at the end.
+        frees = edges - _edges(base.with_edits([Edit("float", ops)]))
+        if fallback != "float":
+            frees = frozenset(edge for edge in frees if edge.kind == "activation")
+        if frees:
+            yield Unit(Edit(fallback, ops), frees, costs.of(ops))
+
+
+def applied(base: Annotations, edits: Iterable[Edit]) -> tuple[tuple[Edit, ...], Annotations]:
+    """The edits and the annotation after them; an edit whose work the ones before have done is left out."""
+    made: list[Edit] = []
+    annotations = base
+    for edit in edits:
+        try:
+            annotations = annotations.with_edits([edit])
+        except QuantizeError:
+            if not made:
+                raise
+            continue
+        made.append(edit)
+    return tuple(made), annotations
+
+
+def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallback: Fallback) -> list[str]:
+    """What changed beside what was meant to, as notes."""
+    intended = {(site.kind, site.name) for site in old.sites if site.index in on}
+    got = {(site.kind, site.name) for site in new.sites}
+    too_few = sorted(f"{kind} of {name}" for kind, name in intended - got)
+    too_many = sorted(f"{kind} of {name}" for kind, name in got - intended) if fallback == "float" else []
+    notes = []
+    if too_few:
+        notes.append(f"not meant to leave int8, but did: {', '.join(too_few[:5])} ({len(too_few)})")
+    if too_many:
+        notes.append(f"meant to leave int8, but did not: {', '.join(too_many[:5])} ({len(too_many)})")
+    return notes
+
+
+def _edges(annotations: Annotations) -> frozenset[Edge]:
+    """The edges by who asks for what; how it is rounded may change when an anchor of a shared spec goes."""
+    return frozenset(map(_unspecified, annotations.edges))
+
+
+def _unspecified(edge: Edge) -> Edge:
+    return replace(edge, spec="")

@@ -1,0 +1,80 @@
+"""What it costs to leave an op out of int8."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._sensitivity.flops import count_flops
+from pt2qa._simulator.products import PRODUCTS, constant_role, is_quantized, reads_of
+
+LEAST_COST = 1e-3
+"""The cost of an op without multiplications, as a share of the model: its input and output are converted."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Shares of the model's arithmetic and weights by op name.
+
+    Attributes:
+        macs: share of the multiply-accumulates.
+        bytes: share of the bytes of all weights.
+        float_macs: share of the multiply-accumulates that the quantizer leaves in float by itself.
+        float_bytes: share of the bytes of all weights that the quantizer leaves in float by itself.
+    """
+
+    macs: Mapping[str, float]
+    bytes: Mapping[str, float]
+    float_macs: float
+    float_bytes: float = 0.0
+
+    def of(self, ops: Iterable[str]) -> float:
+        """The cost of ops by which edits are weighed."""
+        names = set(ops)
+        return max(self.macs_of(names), LEAST_COST) if names else 0.0
+
+    def macs_of(self, ops: Collection[str]) -> float:
+        """Share of the multiply-accumulates."""
+        return sum(self.macs.get(name, 0.0) for name in set(ops))
+
+    def bytes_of(self, ops: Collection[str]) -> float:
+        """Share of the bytes of all weights."""
+        return sum(self.bytes.get(name, 0.0) for name in set(ops))
+
+
+def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
+    """The shares of a pair's ops: of the arithmetic, as one run of the reference counts it, and of the weights' bytes.
+
+    Args:
+        pair: the pair.
+        values: the inputs of that run, flat.
+    """
+    flops, _ = count_flops(pair.simulator, values)
+    whole = sum(flops.values())
+    macs: dict[str, float] = {}
+    left = 0.0
+    for step, reads in reads_of(pair.program):
+        share = flops.get(step.index, 0) / whole if whole else 0.0
+        macs[step.name] = macs.get(step.name, 0.0) + share
+        left += share if step.op in PRODUCTS and not is_quantized(step.op, reads) else 0.0
+    sizes: dict[str, float] = {}
+    total = alone = 0.0
+    for constant in pair.program.constants:
+        if not isinstance(constant.reference, Tensor):
+            continue
+        # Biases are float, or int32 as large, whatever the weights are.
+        weight = constant_role(constant.op, constant.argument, constant.is_parameter) == "weight"
+        if not weight and (constant.site is None or pair.sites[constant.site].kind != "weight"):
+            continue
+        size = constant.reference.numel() * constant.reference.element_size()
+        total += size
+        if constant.site is None:
+            alone += size
+        else:
+            sizes[constant.reader] = sizes.get(constant.reader, 0.0) + size
+    shares = {name: size / total for name, size in sizes.items()}
+    return Costs(macs, shares, left, alone / total if total else 0.0)

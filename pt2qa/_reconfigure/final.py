@@ -1,0 +1,83 @@
+"""The last word has the converted graph: aimed higher where it measures less than the simulator, and pruned on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.scoring import Quality
+from pt2qa._reconfigure.search import Search, Units, pruned
+from pt2qa.overrides.plan import OverridePlan
+
+ATTEMPTS = 3
+"""Searches, each with a higher aim, where the converted model measures less than the simulated one."""
+
+SAME = 0.01
+"""How far the converted graph may be from its simulation, in dB, for what was measured there to hold here."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A plan that was applied.
+
+    Attributes:
+        units: what a search chose.
+        plan: the whole plan.
+        pair: prepared, calibrated and converted with it.
+        quality: measured on the converted graph.
+    """
+
+    units: Units
+    plan: OverridePlan
+    pair: QuantizedPair
+    quality: Quality
+
+
+def aimed_until_met(
+    first: Converted,
+    simulated: Quality,
+    needed: float,
+    searched: Callable[[float], Search],
+    converted: Callable[[Units], Converted],
+) -> tuple[Converted, list[str]]:
+    """Aims higher as long as the converted graph misses a target that its simulation met.
+
+    Args:
+        first: what the search gave.
+        simulated: what it measured on the simulator.
+        needed: the target.
+        searched: a search with an aim.
+        converted: applies units and measures the converted graph.
+
+    Returns:
+        The first that meets the target, else the best one; and what was done, for the notes.  Where the simulator was
+        wrong, what meets the target is tried without each of its edits on the converted graph as well.
+    """
+    search, best, aim, notes = searched(needed), first, needed, list[str]()
+    wrong = abs(first.quality.value - simulated.value) > SAME
+    for _ in range(ATTEMPTS - 1):
+        if best.quality.value >= needed or math.isnan(best.quality.value):
+            break
+        notes.append(f"converted, the plan for {aim:.4g} measured {best.quality.value:.4g}; aimed higher")
+        aim += 1.05 * (needed - best.quality.value)
+        search = searched(aim)
+        tried = converted(search.run().units)
+        best = tried if search.fits(tried.units) and tried.quality.rank > best.quality.rank else best
+    if wrong and best.quality.value >= needed:
+        best = _without_needless(best, needed, search, converted)
+    return best, notes
+
+
+def _without_needless(
+    best: Converted, needed: float, search: Search, converted: Callable[[Units], Converted]
+) -> Converted:
+    """What a higher aim took along and the target does not need goes, tried on the converted graph."""
+    known = {best.units: best}
+
+    def enough(units: Units) -> bool:
+        known[units] = converted(units)
+        return known[units].quality.value >= needed
+
+    return known[pruned(best.units, search.units, enough)]

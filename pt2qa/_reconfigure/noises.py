@@ -1,0 +1,109 @@
+"""The noise that each site makes in each output: what the search ranks, predicts and is held against."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.ordering import Noise
+from pt2qa._reconfigure.scoring import Scorer
+from pt2qa._reconfigure.target import Target
+from pt2qa._sensitivity.analysis import sensitivity
+from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa.errors import BatchError, SelectionError
+
+
+@dataclass(frozen=True)
+class Noises:
+    """The noise of all sites.
+
+    Attributes:
+        of_site: by site.
+        notes: what the sensitivity analysis has to say.
+    """
+
+    of_site: Mapping[int, Noise]
+    notes: tuple[str, ...]
+
+
+def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | None) -> Noises:
+    """The noise of each site in each output, measured apart for each output unless ``given`` holds it.
+
+    Args:
+        scorer: the pair, and the data.
+        given: a finished report of the pair by site; of several outputs it holds the sum, and is not used.
+        progress: whether to show progress bars; None: where stderr is a terminal.
+    """
+    pair, reference = scorer.pair, scorer.reference
+    single = len(reference.names) == 1
+    if single and given is not None and len(given.rows) == given.planned:
+        return _together([given])
+    positions = [None] if single or not reference.names else reference.positions
+    try:
+        reports = [
+            sensitivity(
+                pair,
+                reference.batches,
+                post_process=None if position is None else functools.partial(_leaf, position),
+                progress=progress,
+            )
+            for position in positions
+        ]
+    except BatchError:  # quantized, the model is finite on no batch, which is what the search is to mend
+        return _alone(scorer)
+    return _together(reports)
+
+
+def _alone(scorer: Scorer) -> Noises:
+    """The noise of each site where nothing else is quantized, measured on the whole model."""
+    decibels = Scorer(scorer.pair, scorer.reference, Target(0.0), scorer.tally)
+    of_site = {
+        site: tuple(_share(10 ** (-sqnr / 10), 1.0) for sqnr in decibels.quality({site}).outputs)
+        for site in sorted(scorer.every)
+    }
+    return Noises(of_site, ("quantized, the model is finite on no batch, so each site was measured by itself",))
+
+
+def check_given(pair: QuantizedPair, given: SensitivityReport) -> None:
+    """Refuses a report that holds nothing on the sites of a pair.
+
+    Raises:
+        SelectionError: it is grouped, or about another pair.
+    """
+    if given.group != "site":
+        raise SelectionError(f"sensitivity: got rows by {given.group}. Make the report without group=.")
+    about = given.quantizer, given.environment.fingerprint
+    if about != (pair.quantizer, pair.environment.fingerprint) or {row.site for row in given.rows} - {
+        site.index for site in pair.sites
+    }:
+        raise SelectionError(
+            f"sensitivity: the report is about another pair: {given.model}, quantized by {given.quantizer}; expected "
+            f"{pair.model}, quantized by {pair.quantizer}. Leave it out, and it is measured."
+        )
+
+
+def _together(reports: Sequence[SensitivityReport]) -> Noises:
+    sites: dict[int, list[float]] = {}
+    for number, report in enumerate(reports):
+        for row in report.rows:
+            sites.setdefault(row.site, [0.0] * len(reports))[number] = _share(row.noise, report.signal)
+    # With several outputs most sites do not reach every one of them; what all reports say is worth a note.
+    said = [note for note in reports[0].notes if all(note in report.notes for report in reports)]
+    return Noises({site: tuple(noise) for site, noise in sites.items()}, tuple(said))
+
+
+def _share(noise: float, signal: float) -> float:
+    """Noise as a share of the signal; infinite where it is no number, so that such a site is the first to go."""
+    if math.isnan(noise):
+        return math.inf
+    return noise / signal if signal > 0 else noise
+
+
+def _leaf(position: int, outputs: Any) -> Any:
+    return pytree.tree_leaves(outputs)[position]

@@ -1,0 +1,170 @@
+"""What a search found, as the rows and sentences of its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.ordering import Noise
+from pt2qa._reconfigure.report import CurvePoint, EditRow, Stage
+from pt2qa._reconfigure.scoring import Quality
+from pt2qa._reconfigure.search import Found, Search, Units
+from pt2qa._reconfigure.start import Start
+from pt2qa._reconfigure.target import Budget, Target
+from pt2qa._report.prose import counted
+
+
+def free_rows(pair: QuantizedPair, start: Start) -> Iterator[EditRow]:
+    """The edits that cost nothing, with what all of them together were measured to bring the worst output."""
+    known = start.scorer.target.metric is None
+    before, after = (10 ** (-quality.value / 10) for quality in (start.before, start.quality))
+    gain = 1 - after / before if known and before > 0 else math.nan
+    for edit in start.edits:
+        yield EditRow(edit.ops[0], edit.kind, 0.0, gain, len(pair.sites) - len(start.pair.sites), ", ".join(edit.ops))
+
+
+def edit_rows(units: Units, search: Search) -> Iterator[EditRow]:
+    """The edits in the order of the search, each with what it was found to bring the output that was worst then."""
+    whole = search.predicted_noise(())
+    together = [tuple(number for number in choice.units if number in units) for choice in search.choices]
+    together += [(number,) for number in units if not any(number in each for each in together)]
+    taken: list[int] = []
+    for own in together:
+        noise, sites = search.predicted_noise(taken), len(search.predicted_on(taken))
+        taken += own
+        off = sites - len(search.predicted_on(taken))
+        gain = _gain(noise, search.predicted_noise(taken), whole)
+        for number in own:
+            edit = search.units[number].edit
+            macs = search.costs.macs_of(edit.ops) if search.units[number].cost else 0.0
+            yield EditRow(edit.ops[0], edit.kind, macs, gain, off, ", ".join(edit.ops))
+
+
+def _gain(before: Noise, after: Noise, whole: Noise) -> float:
+    """The noise that went from the output that was worst before, as a share of what it had at the start."""
+    worst = max(range(len(before)), key=before.__getitem__)
+    if not whole[worst]:
+        return 0.0
+    return (before[worst] - after[worst]) / whole[worst] if math.isfinite(whole[worst]) else math.nan
+
+
+def curve(start: Start, found: Found, search: Search) -> Iterator[CurvePoint]:
+    """The quality of the worst output against cost: as it was, with the free edits, and choice by choice."""
+    if start.edits:
+        free = search.float_macs(()), search.float_bytes(())
+        yield CurvePoint("none", 0, *free, math.nan, start.before.value)
+    last = start.edits[-1].ops[0] if start.edits else "none"
+    taken: list[int] = []
+    for count in range(len(found.choices) + 1):
+        taken += found.choices[count - 1].units if count else ()
+        predicted = search.predicted(taken) if start.scorer.target.metric is None else math.inf
+        yield CurvePoint(
+            name=search.units[taken[-1]].edit.ops[0] if taken else last,
+            edits=len(start.edits) + len(taken),
+            macs=search.float_macs(taken),
+            bytes=search.float_bytes(taken),
+            predicted=predicted if math.isfinite(predicted) else math.nan,
+            measured=found.measured.get(frozenset(taken), math.nan),
+        )
+
+
+def stages(name: str, quality: Quality, macs: float, sites: int, outputs: Sequence[str]) -> Iterator[Stage]:
+    """What was measured at a stage: the quality, and where there are several outputs the SQNR of each."""
+    yield Stage(name, quality.value, macs, sites)
+    if len(quality.outputs) > 1:
+        for output, sqnr in zip(outputs, quality.outputs, strict=True):
+            yield Stage(f"{name}: {output}", sqnr, macs, sites)
+
+
+def target_text(aim: Target, needed: float | None, budget: Budget) -> str:
+    """The target and the budget in words."""
+    unit = " dB" if aim.metric is None else ""
+    parts = [] if needed is None else [f"{aim.name} ≥ {needed:g}{unit}"]
+    parts += [] if budget.macs is None else [f"at most {100 * budget.macs:g} % of the MACs in float"]
+    parts += [] if budget.bytes is None else [f"at most {100 * budget.bytes:g} % of the weights' bytes in float"]
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the verdict is about.
+
+    Attributes:
+        before, after: what was measured of the pair as it was, and of the converted graph in the end.
+        met: whether the target is reached within the budget, on all of the data.
+        float_macs, float_bytes: shares in float in the end.
+        edits: how many the plan has.
+        scored: how many configurations were scored.
+        proof: why the target cannot be met; empty where something may be left to try.
+        aside: batches that could not be measured on.
+    """
+
+    before: Quality
+    after: Quality
+    met: bool
+    float_macs: float
+    float_bytes: float
+    edits: int
+    scored: int
+    proof: str
+    aside: tuple[str, ...]
+
+
+def verdict(
+    aim: Target, needed: float | None, budget: Budget, result: Result, quantizer: str, names: Sequence[str]
+) -> str:
+    """Met or not, from where to where, at what cost; what is not a number is said before anything else."""
+    unit = " dB" if aim.metric is None else ""
+    before, after = (f"{quality.value:.4g}{unit}{_worst(quality, names)}" for quality in (result.before, result.after))
+    change = f"{aim.name} {before} before, {after} converted and measured"
+    cost = f"{100 * result.float_macs:.3g} % of the MACs in float"
+    exceeded = _exceeded(budget, result)
+    absent = [*result.after.missing]
+    if result.aside:
+        absent.append(
+            f"the float model itself returns NaN on {counted(len(result.aside), 'batch', 'batches')} "
+            f"({'; '.join(result.aside[:3])}), left out of what was measured"
+        )
+    elif math.isnan(result.after.value) and not absent:
+        absent.append(f"{aim.name} is nan")
+    if exceeded:
+        return (
+            f"The budget cannot be kept: {quantizer} by itself leaves {exceeded} in float, and no edit quantizes more; "
+            f"{aim.name} {after} as it is."
+        )
+    if absent:
+        head = "Best within the budget" if needed is None else "The target is not met"
+        return f"{head}: {'; '.join(absent)}; {change}, {cost}."
+    if needed is None:
+        return f"Best within the budget: {change}, {cost}."
+    if not result.edits and result.met:
+        return f"The target is met as it is: {aim.name} {after}."
+    if result.met:
+        return f"The target is met: {change}, {cost}."
+    if result.proof:
+        limit = " within the budget" if budget != Budget() else ""
+        return f"The target cannot be met{limit}: {result.proof}. The best found: {change}, {cost}."
+    tried = counted(result.scored, "configuration")
+    return f"The target is not met by any of {tried} that were tried. The best found: {change}, {cost}."
+
+
+def _worst(quality: Quality, names: Sequence[str]) -> str:
+    """Which output is the worst, where there are several."""
+    if len(quality.outputs) < 2 or quality.missing:
+        return ""
+    return f" ({names[quality.outputs.index(quality.value)]})"
+
+
+def _exceeded(budget: Budget, result: Result) -> str:
+    """What stays in float beyond the budget; empty where the budget is kept."""
+    parts = [
+        f"{100 * share:.3g} % of the {what}"
+        for share, limit, what in (
+            (result.float_macs, budget.macs, "MACs"),
+            (result.float_bytes, budget.bytes, "weights' bytes"),
+        )
+        if limit is not None and share > limit + 1e-9
+    ]
+    return " and ".join(parts)

@@ -1,0 +1,147 @@
+"""What the float model returns on the data: run once, and kept from one configuration to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.batches import Batch, read_batches
+from pt2qa._simulator.outputs import output_names
+from pt2qa._simulator.verification import digest_of
+from pt2qa.errors import BatchError
+
+KEPT_BYTES = 1 << 28
+"""Memory for the float model's outputs, 256 MiB; on batches beyond it the float model runs again each time."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A batch with what the float model makes of it.
+
+    Attributes:
+        batch: as the model takes it.
+        values: the same, flat.
+        outputs: of the float model, the floating-point ones.
+    """
+
+    batch: Batch
+    values: list[Any]
+    outputs: tuple[Tensor, ...]
+
+
+class Reference:
+    """The batches, and the floating-point outputs of a pair's float model on each.
+
+    Batches on which the float model itself returns NaN say nothing about any configuration: they are put aside, and
+    nothing that is measured without them meets a target.
+
+    Args:
+        pair: whose float model it is.
+        batches: what to measure on; must start over each time it is iterated.
+        inputs_of: from an item of ``batches`` to a batch.
+
+    Attributes:
+        names: of the floating-point outputs.
+        positions: of these outputs among all that the model returns, flat.
+        aside: of each batch that was put aside, which one it is and where the NaN is.
+        runs: how often the float model ran.
+
+    Raises:
+        BatchError: there is no batch, or none without NaN.
+    """
+
+    def __init__(self, pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> None:
+        self.pair = pair
+        self.names = tuple[str, ...]()
+        self.positions = tuple[int, ...]()
+        self.aside = tuple[str, ...]()
+        self.runs = 0
+        self._batches, self._inputs_of = batches, inputs_of
+        self._kept: dict[str, tuple[Tensor, ...]] = {}
+        self._skipped: set[str] = set()
+        self._free = KEPT_BYTES
+        usable = 0
+        for number, batch in enumerate(read_batches(batches, inputs_of)):
+            values = pair.values(batch)
+            key = digest_of(values)
+            outputs = self._outputs(key, values)
+            broken = [name for name, leaf in zip(self.names, outputs, strict=True) if bool(leaf.isnan().any())]
+            if broken:
+                self._skipped.add(key)
+                self._kept.pop(key, None)
+                self.aside += (f"batch {number}, {', '.join(broken)}",)
+            else:
+                usable += 1
+        if not self.runs:
+            raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
+        if not usable:
+            raise BatchError(
+                f"the float model returns NaN on every batch ({self.aside[0]}), so there is nothing to compare with. "
+                "Pass batches on which it returns numbers."
+            )
+
+    def __iter__(self) -> Iterator[Item]:
+        """The batches that were not put aside.
+
+        Raises:
+            BatchError: the batches do not start over.
+        """
+        seen = False
+        for batch in read_batches(self._batches, self._inputs_of):
+            seen = True
+            values = self.pair.values(batch)
+            key = digest_of(values)
+            if key not in self._skipped:
+                yield Item(batch, values, self._outputs(key, values))
+        if not seen:
+            raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
+
+    @property
+    def batches(self) -> Iterable[Batch]:
+        """The batches that were not put aside, as other analyses take them."""
+        return _Batches(self)
+
+    def of(self, pair: QuantizedPair) -> Reference:
+        """The same for another pair: this one, unless training made the other pair's float model another model."""
+        trained = pair.recipe is not None and pair.recipe.qat
+        return Reference(pair, self._batches, self._inputs_of) if trained and pair is not self.pair else self
+
+    def floating(self, outputs: Any) -> tuple[Tensor, ...]:
+        """The outputs that are compared, of what a graph returned."""
+        leaves = pytree.tree_leaves(outputs)
+        return tuple(leaves[position] for position in self.positions)
+
+    def _name(self, leaves: list[Any]) -> None:
+        names = output_names(self.pair.quantized, len(leaves))
+        floating = [isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves]
+        self.positions = tuple(position for position, counts in enumerate(floating) if counts)
+        self.names = tuple(names[position] for position in self.positions)
+
+    def _outputs(self, key: str, values: list[Any]) -> tuple[Tensor, ...]:
+        known = self._kept.get(key)
+        if known is not None:
+            return known
+        outputs = self.pair.simulator.run(values, on=False)
+        if not self.runs:
+            self._name(pytree.tree_leaves(outputs))
+        self.runs += 1
+        # Clones: an output may be a view of an input, or of a larger value that would be kept with it.
+        found = tuple(leaf.clone() for leaf in self.floating(outputs))
+        size = sum(leaf.numel() * leaf.element_size() for leaf in found)
+        if size <= self._free:
+            self._free -= size
+            self._kept[key] = found
+        return found
+
+
+class _Batches:
+    def __init__(self, reference: Reference) -> None:
+        self.reference = reference
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (item.batch for item in self.reference)

@@ -1,0 +1,166 @@
+"""Scores of configurations: the simulator with sites switched, nothing prepared anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from pt2qa._metrics import ErrorSums
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.reference import Item, Reference
+from pt2qa._reconfigure.target import Target
+from pt2qa._simulator.batches import as_batch
+from pt2qa._simulator.outputs import structured
+from pt2qa._simulator.verification import graph_outputs
+from pt2qa.errors import SelectionError
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured of a configuration.
+
+    Attributes:
+        value: what the target is about: the SQNR of the worst output in dB, or the user's metric; nan where an output
+            has no SQNR.
+        outputs: SQNR of each floating-point output, in dB; empty for a user's metric.
+        missing: of outputs without a number, which and why.
+    """
+
+    value: float
+    outputs: tuple[float, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> float:
+        """The value for comparisons: what is not a number is worse than any."""
+        return -math.inf if math.isnan(self.value) else self.value
+
+
+class Tally:
+    """How many configurations were scored, over all pairs of a search, with a progress bar.
+
+    Args:
+        progress: whether to show the bar; None: where stderr is a terminal.
+    """
+
+    def __init__(self, progress: bool | None) -> None:
+        self.count = 0
+        self.bar = tqdm(
+            desc="reconfigure", unit="evaluation", disable=None if progress is None else not progress, leave=False
+        )
+
+    def add(self) -> None:
+        """One more."""
+        self.count += 1
+        self.bar.update()
+
+
+class Scorer:
+    """The quality of a pair with any choice of sites on.
+
+    Args:
+        pair: the pair.
+        reference: the data, and what the float model returns on it.
+        target: what is measured.
+        tally: counts the configurations.
+
+    Attributes:
+        every: the indices of all sites.
+
+    Raises:
+        SelectionError: the target is an SQNR, and no output is floating-point.
+    """
+
+    def __init__(self, pair: QuantizedPair, reference: Reference, target: Target, tally: Tally) -> None:
+        if target.metric is None and not reference.names:
+            raise SelectionError(
+                "no output is a floating-point tensor, so there is no SQNR to reach. "
+                "Pass target=pt2qa.Target(at_least, metric=a function of a model)."
+            )
+        self.pair, self.reference, self.target, self.tally = pair, reference, target, tally
+        self.every = frozenset(site.index for site in pair.sites)
+        self._known: dict[frozenset[int], Quality] = {}
+
+    def of(self, pair: QuantizedPair) -> Scorer:
+        """The same for another pair of the model."""
+        return Scorer(pair, self.reference.of(pair), self.target, self.tally)
+
+    def quality(self, on: Collection[int]) -> Quality:
+        """What is measured with these sites on; each configuration is scored once."""
+        sites = frozenset(on)
+        if sites not in self._known:
+            self.tally.add()
+            chosen = True if sites == self.every else sites
+            self._known[sites] = self._measured(
+                SimulatedModel(self.pair, sites), lambda item: self.pair.simulator.run(item.values, on=chosen)
+            )
+        return self._known[sites]
+
+    def converted(self) -> Quality:
+        """What is measured of the pair's converted graph itself."""
+        return self._measured(self.pair.quantized, lambda item: graph_outputs(self.pair.quantized, item.values))
+
+    def of_float(self) -> float:
+        """The user's metric of the float model.
+
+        Raises:
+            SelectionError: it is no number, so that no share of it can be reached.
+        """
+        assert self.target.metric is not None
+        value = float(self.target.metric(SimulatedModel(self.pair, frozenset())))
+        if math.isnan(value):
+            raise SelectionError(
+                f"target: {self.target.name} of the float model is nan, so there is no share of it to reach. "
+                "Return a number, or pass of_float=False."
+            )
+        return value
+
+    def _measured(self, model: Callable[..., Any], run: Callable[[Item], Any]) -> Quality:
+        if self.target.metric is not None:
+            return Quality(float(self.target.metric(model)))
+        names = self.reference.names
+        sums = [ErrorSums() for _ in names]
+        for item in self.reference:
+            outputs = self.reference.floating(run(item))
+            sums = [
+                total.update(ref, _of_shape(name, ref, quant))
+                for name, total, ref, quant in zip(names, sums, item.outputs, outputs, strict=True)
+            ]
+        found = tuple(total.sqnr for total in sums)
+        missing = tuple(_missing(zip(names, sums, strict=True)))
+        return Quality(math.nan if missing else min(found), found, missing)
+
+
+def _of_shape(name: str, reference: Tensor, quantized: Tensor) -> Tensor:
+    if reference.shape != quantized.shape:
+        raise SelectionError(
+            f"{name} has the shape {tuple(reference.shape)} in float and {tuple(quantized.shape)} quantized, so there "
+            "is no SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
+        )
+    return quantized
+
+
+def _missing(sums: Iterator[tuple[str, ErrorSums]]) -> Iterator[str]:
+    for name, total in sums:
+        if math.isnan(total.sqnr):
+            yield f"{name} has no SQNR: {total.reason}"
+
+
+class SimulatedModel:
+    """A model to call: the simulator with some sites on."""
+
+    def __init__(self, pair: QuantizedPair, on: frozenset[int]) -> None:
+        self.pair, self.on = pair, on
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs, nested as the model nests them."""
+        graph_module = self.pair.quantized
+        values = self.pair.values(as_batch(args, kwargs, graph_module))
+        every = len(self.on) == len(self.pair.sites)
+        outputs = self.pair.simulator.run(values, on=True if every else self.on)
+        return structured(graph_module, outputs)

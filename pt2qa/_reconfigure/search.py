@@ -1,0 +1,289 @@
+"""The search for a configuration: the cheapest sites to leave in float until the target is met.
+
+Every configuration is scored on the simulator by switching sites.  Choices come in the order of gain per cost; the
+smallest prefix that meets the target is found by bisection, a knapsack over the same gains may beat it, and every edit
+that is left was tried without.  Where the order does not get there, what else could is tried before giving up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pt2qa._decibels import sqnr
+from pt2qa._reconfigure.costs import Costs
+from pt2qa._reconfigure.ordering import Choice, Noise, Unit, order_choices, sites_off, total_noise
+from pt2qa._reconfigure.scoring import Quality, Scorer
+from pt2qa._reconfigure.target import Budget
+from pt2qa.overrides.annotations import Edge
+
+COST_STEPS = 2000
+"""Steps into which the knapsack cuts the whole model's cost."""
+MARGINS = (0.0, 0.5)
+"""How many dB a knapsack aims above the target: its prediction may miss."""
+SUBSETS = 128
+"""Where the edits have no more subsets than these, all of them are tried before a target is given up."""
+TRIES = 12
+"""How many configurations of a kind are tried before a target is given up where there are more subsets."""
+
+Units = tuple[int, ...]
+"""Positions in the list of units."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        units: the units of the plan, in the order of the search.
+        quality: measured on the simulator.
+        met: whether it meets the target within the budget.
+        choices: all choices in order, for the curve.
+        measured: the quality of all that was scored, by its units.
+        proof: why a target that is not met cannot be; empty where something may be left to try.
+    """
+
+    units: Units
+    quality: Quality
+    met: bool
+    choices: tuple[Choice, ...]
+    measured: Mapping[frozenset[int], float]
+    proof: str
+
+
+class Search:
+    """One search over the edits of a pair.
+
+    Args:
+        scorer: scores configurations.
+        units: all edits.
+        holders: by site, the edges that ask for it.
+        noise: by site, the noise that it causes in each output.
+        costs: shares of ops.
+        needed: the quality to reach; None: the best within the budget.
+        budget: what may be left in float.
+        sites_on: the sites that stay with some units; None: those that an edge is left to ask for.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        units: Sequence[Unit],
+        holders: Mapping[int, frozenset[Edge]],
+        noise: Mapping[int, Noise],
+        costs: Costs,
+        needed: float | None,
+        budget: Budget,
+        sites_on: Callable[[Collection[int]], frozenset[int]] | None = None,
+    ) -> None:
+        self.scorer, self.units, self.holders, self.noise = scorer, units, holders, noise
+        self.costs, self.needed, self.budget = costs, needed, budget
+        self.every = frozenset(site.index for site in scorer.pair.sites)
+        self.outputs = range(len(next(iter(noise.values()), ())))
+        self.choices = order_choices(units, holders, noise)
+        self.on = self.predicted_on if sites_on is None else sites_on
+        self.measured: dict[frozenset[int], float] = {}
+
+    def run(self) -> Found:
+        """Searches; see the module's text."""
+        if not self.fits(()) or self._enough(()):
+            return self._found(())
+        prefixes = self._affordable()
+        if not self._enough(prefixes[-1]):
+            best = self._best(prefixes)
+            if not self._enough(best):
+                # Within a budget alone an edit is needless where the quality is as good without.
+                return self._found(best if self.needed is not None else self._without_needless(best))
+        else:
+            low, high = 0, len(prefixes) - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._enough(prefixes[middle]) else (middle, high)
+            best = prefixes[high]
+        return self._found(self._without_needless(self._cheaper(best)))
+
+    def fits(self, units: Collection[int]) -> bool:
+        """Whether a configuration keeps the budget, and leaves something quantized."""
+        macs, size = self.budget.macs, self.budget.bytes
+        kept = (macs is None or self.float_macs(units) <= macs + 1e-9) and (
+            size is None or self.float_bytes(units) <= size + 1e-9
+        )
+        # A model that stays in float as a whole is no quantized model.
+        return kept and len(self.on(units)) > 0
+
+    def float_macs(self, units: Collection[int]) -> float:
+        """Share of the multiply-accumulates in float, with those that the quantizer leaves there by itself."""
+        return self.costs.float_macs + self.costs.macs_of(self._float_ops(units))
+
+    def float_bytes(self, units: Collection[int]) -> float:
+        """Share of the weights' bytes in float, with those that the quantizer leaves there by itself."""
+        return self.costs.float_bytes + self.costs.bytes_of(self._float_ops(units))
+
+    def predicted_on(self, units: Collection[int]) -> frozenset[int]:
+        """The sites that an edge is left to ask for, with these units."""
+        return self.every - sites_off((self.units[number] for number in units), self.holders)
+
+    def predicted_noise(self, units: Collection[int]) -> Noise:
+        """The noise in each output by the sum over the sites that stay."""
+        return total_noise(self.noise, self.predicted_on(units), self.outputs)
+
+    def predicted(self, units: Collection[int]) -> float:
+        """The SQNR of the worst output by that sum, in dB."""
+        return sqnr(1.0, max(self.predicted_noise(units), default=math.nan))
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _quality(self, units: Collection[int]) -> Quality:
+        quality = self.scorer.quality(self.on(units))
+        self.measured[frozenset(units)] = quality.value
+        return quality
+
+    def _enough(self, units: Collection[int]) -> bool:
+        quality = self._quality(units)
+        return self.needed is not None and quality.value >= self.needed
+
+    def _float_ops(self, units: Collection[int]) -> set[str]:
+        return {op for number in units if self.units[number].cost for op in self.units[number].edit.ops}
+
+    def _cost(self, units: Collection[int]) -> float:
+        return sum(self.units[number].cost for number in units)
+
+    def _affordable(self) -> list[Units]:
+        """The beginnings of the order, without the choices that do not fit into the budget any more."""
+        prefixes: list[Units] = [()]
+        for choice in self.choices:
+            longer = (*prefixes[-1], *choice.units)
+            if self.fits(longer):
+                prefixes.append(longer)
+        return prefixes
+
+    def _without_needless(self, units: Units) -> Units:
+        """Drops edits without which the target is met, or the quality is no worse where there is no target."""
+        bar = self._quality(units).rank if self.needed is None else self.needed
+        return pruned(units, self.units, lambda fewer: self._quality(fewer).rank >= bar)
+
+    def _cheaper(self, units: Units) -> Units:
+        """The knapsack's choices where they cost less than these and meet the target as well."""
+        assert self.needed is not None
+        quality, predicted = self._quality(units), self.predicted_noise(units)
+        if not quality.outputs:
+            return units
+        for margin in MARGINS:
+            # The prediction of each output is scaled to what was measured.
+            allowed = [
+                noise * 10 ** ((db - self.needed - margin) / 10) if noise else 10 ** (-self.needed / 10)
+                for noise, db in zip(predicted, quality.outputs, strict=True)
+            ]
+            for worth in self._worths():
+                other = self._knapsack(worth, allowed)
+                if self._cost(other) < self._cost(units) and self.fits(other) and self._enough(other):
+                    return other
+        return units
+
+    # -- where the order does not reach the target ---------------------------------------------------------------
+
+    def _best(self, prefixes: Sequence[Units]) -> Units:
+        """The best of what else may be worth a try; the first one that meets the target."""
+        best = prefixes[-1]
+        for units in self._others(prefixes):
+            if self.fits(units) and self._quality(units).rank > self._quality(best).rank:
+                best = units
+                if self._enough(best):
+                    break
+        return best
+
+    def _others(self, prefixes: Sequence[Units]) -> Iterator[Units]:
+        longest, everything = prefixes[-1], range(len(self.units))
+        yield self._filled(longest)
+        if self.budget != Budget():
+            for worth in self._worths():
+                yield self._filled(self._knapsack(worth))
+        if self._few:
+            for count in reversed(everything):
+                yield from itertools.combinations(everything, count + 1)
+        else:
+            yield from prefixes[:: -(-len(prefixes) // TRIES)]
+            swapped = [self._filled(tuple(n for n in longest if n != out), out) for out in longest]
+            yield from sorted(swapped, key=self.predicted, reverse=True)[:TRIES]
+
+    def _filled(self, units: Units, but: int = -1) -> Units:
+        """The units, and all others that fit beside them."""
+        in_order = dict.fromkeys([number for choice in self.choices for number in choice.units])
+        for number in (*in_order, *(n for n in range(len(self.units)) if n not in in_order)):
+            if number not in (*units, but) and self.fits((*units, number)):
+                units = (*units, number)
+        return units
+
+    @property
+    def _few(self) -> bool:
+        return 1 << len(self.units) <= SUBSETS
+
+    def _worths(self) -> Iterator[Noise]:
+        """What a decibel of each output may be worth to a knapsack: all outputs alike, or the worst one alone."""
+        start = self.predicted_noise(())
+        yield tuple(1 / noise if noise else 0.0 for noise in start)
+        if len(start) > 1:
+            yield tuple(float(noise == max(start)) for noise in start)
+
+    def _knapsack(self, worth: Noise, allowed: Sequence[float] | None = None) -> Units:
+        """The choices that gain most within the budget, or the cheapest ones that leave no more noise than allowed.
+
+        Args:
+            worth: how much a gain in each output counts.
+            allowed: noise in each output.
+        """
+        by_bytes = self.budget.macs is None and self.budget.bytes is not None
+        spent = self.float_bytes(()) if by_bytes else self.costs.float_macs
+        share = self.budget.bytes if by_bytes else self.budget.macs
+        limit = int((1.0 if share is None else max(0.0, share - spent)) * COST_STEPS)
+        best: list[tuple[float, Units]] = [(0.0, ())] * (limit + 1)
+        for index, choice in enumerate(self.choices):
+            cost = self.float_bytes(choice.units) - spent if by_bytes else choice.cost
+            weight = math.ceil(cost * COST_STEPS)
+            value = sum(each * gain for each, gain in zip(worth, choice.gain, strict=True))
+            for total in range(limit, weight - 1, -1):
+                gain, taken = best[total - weight]
+                if gain + value > best[total][0]:
+                    best[total] = gain + value, (*taken, index)
+        start = self.predicted_noise(())
+
+        def leaves_enough(taken: Units) -> bool:
+            gains = [sum(self.choices[index].gain[output] for index in taken) for output in self.outputs]
+            return allowed is not None and all(
+                noise - gain <= limit for noise, gain, limit in zip(start, gains, allowed, strict=True)
+            )
+
+        cheapest = next((taken for _, taken in best if leaves_enough(taken)), best[-1][1])
+        return tuple(number for index in cheapest for number in self.choices[index].units)
+
+    def _found(self, units: Units) -> Found:
+        quality = self._quality(units)
+        met = self.fits(units) and (self.needed is None or quality.value >= self.needed)
+        return Found(units, quality, met, tuple(self.choices), dict(self.measured), self._proof())
+
+    def _proof(self) -> str:
+        if not self.units:
+            return "no op can be left out of int8 this way"
+        if self._few:
+            return "every choice of edits was scored"
+        return "all edits at once do not reach it" if frozenset(range(len(self.units))) in self.measured else ""
+
+
+def pruned(chosen: Units, units: Sequence[Unit], enough: Callable[[Units], bool]) -> Units:
+    """Drops what is not needed, the dearest first, until each unit that is left was tried without in vain.
+
+    Args:
+        chosen: what is enough.
+        units: all units.
+        enough: whether fewer are.
+    """
+    untried = sorted(chosen, key=lambda number: units[number].cost)
+    while untried:
+        number = untried.pop()
+        fewer = tuple(other for other in chosen if other != number)
+        if enough(fewer):
+            chosen = fewer
+            untried = sorted(chosen, key=lambda number: units[number].cost)
+    return chosen

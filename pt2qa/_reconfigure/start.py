@@ -1,0 +1,93 @@
+"""Where a search starts: the pair as it is, or converted with the edits that cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._reconfigure.scoring import Quality, Scorer
+from pt2qa.errors import QuantizeError
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.fusion import fusions_in
+from pt2qa.overrides.plan import Edit, OverridePlan
+from pt2qa.plugins import describe
+
+Again = Callable[..., QuantizedPair]
+"""Quantizes a capture anew with ``overrides``; see :func:`pt2qa.quantize`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A pair to search from.
+
+    Attributes:
+        pair: the pair.
+        scorer: scores it.
+        annotations: what its quantizer annotates.
+        edits: the free edits that it was made with.
+        before: what was measured of the pair without them.
+    """
+
+    pair: QuantizedPair
+    scorer: Scorer
+    annotations: Annotations
+    edits: tuple[Edit, ...]
+    before: Quality
+
+    @property
+    def quality(self) -> Quality:
+        """What was measured of the pair."""
+        return self.scorer.quality(self.scorer.every)
+
+    def plan(self, recipe: Recipe, edits: Sequence[Edit] = ()) -> OverridePlan:
+        """The plan of the original pair, the free edits, and some more."""
+        return OverridePlan((*recipe.edits, *self.edits, *edits), describe(recipe.plugin), self.pair.model)
+
+
+def with_free_edits(start: Start, again: Again, fuse: bool, observers: Sequence[str], needed: float | None) -> Start:
+    """Converts with all fusions, then with each of the other observers; what measures best is kept.
+
+    Args:
+        start: the pair as it is.
+        again: quantizes it anew with ``overrides``.
+        fuse: whether to fuse.
+        observers: names of observers to try for all activations.
+        needed: the quality to reach; what reaches it needs no further edit.
+    """
+
+    def enough(found: Start) -> bool:
+        return needed is not None and found.quality.value >= needed
+
+    best = start
+    if fuse and not enough(best):
+        best = _better(best, fusions_in(best.annotations), again)
+    fused = best
+    for observer in observers:
+        if not enough(best):
+            tried = _better(fused, _observing(fused.annotations, observer), again)
+            best = tried if tried.quality.rank > best.quality.rank else best
+    return best
+
+
+def _better(start: Start, edits: tuple[Edit, ...], again: Again) -> Start:
+    """The pair with some more edits where its quality is better for them, else the pair as it is."""
+    recipe, scorer = start.pair.recipe, start.scorer
+    if not edits or recipe is None:
+        return start
+    pair = again(overrides=OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), start.pair.model))
+    changed = Start(pair, scorer.of(pair), start.annotations.with_edits(edits), (*start.edits, *edits), start.before)
+    return changed if changed.quality.rank > start.quality.rank else start
+
+
+def _observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
+    """One edit: another observer for all activations that it can watch; none where all have it."""
+    ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
+    if not ops:
+        return ()
+    edit = Edit("observer", ops, observer)
+    try:
+        annotations.with_edits([edit])
+    except QuantizeError:  # every activation has this observer: a fact about the quantizer, not a failure
+        return ()
+    return (edit,)

@@ -1,0 +1,221 @@
+"""What changed between two reports of one kind: rows are found again by name, numbers are held against a tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from math import inf, isnan, nan
+from typing import Any, Final, Literal, get_type_hints
+
+from pt2qa._report.base import Report
+from pt2qa._report.columns import columns_of, row_type_of
+from pt2qa._report.diffs.measures import (
+    Measure,
+    Reading,
+    find_measure,
+    is_ordered,
+    judged_numbers_of,
+    numbers_of,
+    readings,
+    smaller_is_worse,
+    tables_of,
+    unit_of,
+)
+from pt2qa._report.diffs.report import Change, DiffRow, ReportDiff, Status
+from pt2qa._report.formats import shorten
+from pt2qa._report.prose import counted, few
+from pt2qa._report.rows import Environment
+from pt2qa._report.storage import kind_of
+from pt2qa.errors import ReportError
+
+DECIBELS: Final = 0.1
+"""Tolerance in dB where none is given: another batch of calibration data moves more."""
+
+_LONGEST: Final = 60
+
+
+def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | None = None) -> ReportDiff:
+    """What changed from one report to another of the same kind, row by row.
+
+    Rows are found again by name and role; those that share both, by their order.  With ``a`` and ``b`` the measure of
+    a row in the old and the new report, it is worse if ``a - b > tolerance`` where small values are bad (SQNR, cosine),
+    and if ``b - a > tolerance`` where large ones are (errors).
+
+    Args:
+        old: the report to compare with.
+        new: the report to look at.
+        by: the measure: a column of the rows, or ``table.column``, such as ``outputs.sqnr``; None for the usual one:
+            of layers the isolated SQNR (where one report lacks it, the SQNR), of weights that of the worst channel, of
+            sensitivity and bad cases the ``value``, of a reconfiguration ``stages.quality``.
+        tolerance: change up to which a number counts as unchanged, in its own unit; None for 0.1 dB, or no change at
+            all where the measure is not in dB.
+
+    Raises:
+        ReportError: the reports are of two kinds, or measure two things; there is no such measure; the kind has none
+            of its own and ``by`` is not given; or the tolerance is negative or nan.
+
+    >>> from pt2qa.report import Environment, WeightReport
+    >>> nothing = WeightReport((), (), (), "xnnpack", "Net", Environment.here(""))
+    >>> diff(nothing, nothing)
+    <ReportDiff of weights, Net, xnnpack: 0 worse, 0 better of 0 rows>
+    """
+    kinds = [kind_of(report).name for report in (old, new)]
+    if kinds[0] != kinds[1]:
+        raise ReportError(f"cannot compare a report of {kinds[0]} with one of {kinds[1]}: give two of one kind")
+    metrics = [str(getattr(report, "metric", "")) for report in (old, new)]
+    if metrics[0] != metrics[1]:
+        raise ReportError(f"cannot compare by {metrics[0]} with by {metrics[1]}: give two reports with one metric")
+    if tolerance is not None and not 0 <= tolerance < inf:
+        raise ReportError(f"tolerance: got {tolerance}, expected 0 or more, in the unit of what is compared")
+    measure = find_measure((old, new), by)
+    unit = unit_of(new, measure.column)
+    allowed = _tolerance(unit) if tolerance is None else tolerance
+    return ReportDiff(
+        rows=_diff_rows(old, new, measure, allowed),
+        figures=tuple(_figures(old, new, unit, allowed)),
+        changes=tuple(_changes(old, new)),
+        kind=kinds[0],
+        measure=str(measure),
+        worst_is=_worst_is(old, new, measure),
+        unit=unit,
+        tolerance=allowed,
+        notes=tuple(_notes(old, new, measure)),
+        quantizer=str(getattr(new, "quantizer", "")),
+        model=str(getattr(new, "model", "")),
+        environment=new.environment if hasattr(new, "environment") else Environment.here(""),
+    )
+
+
+def _tolerance(unit: str) -> float:
+    return DECIBELS if unit == "dB" else 0.0
+
+
+def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> tuple[DiffRow, ...]:
+    before, after = ({each.key: each for each in readings(report, measure)} for report in (old, new))
+    ordered = is_ordered(new, measure)
+    rows = []
+    for key in _in_order(list(before), list(after)):
+        if key not in before:
+            rows.append(_alone(after[key], "new", ordered))
+        elif key not in after:
+            rows.append(_alone(before[key], "gone", ordered))
+        elif not ordered:
+            rows.append(_compared_texts(before[key], after[key]))
+        else:
+            a, b = before[key], after[key]
+            smaller = smaller_is_worse(new, measure.column, key)
+            if smaller is None:
+                smaller = smaller_is_worse(old, measure.column, key)
+            rows.append(_compared(b.name, b.role, a.number, b.number, smaller, tolerance, (a.note, b.note)))
+    return tuple(rows)
+
+
+def _in_order(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The new keys in their order, each followed by the old ones that are gone from behind it."""
+    kept = set(new)
+    gone: dict[tuple[str, ...] | None, list[tuple[str, ...]]] = {}
+    last = None
+    for key in old:
+        if key in kept:
+            last = key
+        else:
+            gone.setdefault(last, []).append(key)
+    yield from gone.get(None, ())
+    for key in new:
+        yield key
+        yield from gone.get(key, ())
+
+
+def _alone(row: Reading, status: Literal["new", "gone"], ordered: bool) -> DiffRow:
+    if not ordered:
+        return DiffRow(row.name, row.role, status, nan, nan, nan, nan, row.text)
+    before, after = (nan, row.number) if status == "new" else (row.number, nan)
+    return DiffRow(row.name, row.role, status, before, after, nan, nan, row.note)
+
+
+def _compared_texts(a: Reading, b: Reading) -> DiffRow:
+    if a.text == b.text:
+        return DiffRow(b.name, b.role, "unchanged", nan, nan, nan, nan, b.text)
+    note = f"{a.text or 'nothing'} → {b.text or 'nothing'}"
+    return DiffRow(b.name, b.role, "changed", nan, nan, nan, nan, note)
+
+
+def _compared(
+    name: str, role: str, before: float, after: float, smaller: bool | None, tolerance: float, notes: tuple[str, str]
+) -> DiffRow:
+    """Two numbers, of which the smaller, the larger, or nobody knows which is worse.
+
+    Of two infinities the difference is nan, though nothing changed.
+    """
+    change = 0.0 if before == after else after - before
+    loss = -change if smaller else change
+    if isnan(change):
+        lacks = [isnan(value) for value in (before, after)]
+        when = "before and now" if all(lacks) else "before" if lacks[0] else "now"
+        note = f"no number {when}: {notes[1 if lacks[1] else 0] or 'nan'}"
+        return DiffRow(name, role, "unchanged" if all(lacks) else "changed", before, after, nan, nan, note)
+    if smaller is None:
+        alike: Status = "changed" if abs(change) > tolerance else "unchanged"
+        return DiffRow(name, role, alike, before, after, change + 0.0, nan, "")
+    status: Status = "worse" if loss > tolerance else "better" if -loss > tolerance else "unchanged"
+    return DiffRow(name, role, status, before, after, change + 0.0, loss + 0.0, "")
+
+
+def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[DiffRow]:
+    """Numbers of the whole reports; where they are those of an output, each output's."""
+    tables = tables_of(type(new))
+    for name in judged_numbers_of(type(new)):
+        own_unit = unit_of(new, name)
+        allowed = tolerance if own_unit == unit else _tolerance(own_unit)
+        if "outputs" in tables and name in {each.name for each in columns_of(row_type_of(type(new), "outputs"))}:
+            for row in _diff_rows(old, new, Measure("outputs", name), allowed):
+                yield DiffRow(row.name, name, row.status, row.before, row.after, row.change, row.loss, row.note)
+        else:
+            before, after = (float(getattr(report, name)) for report in (old, new))
+            yield _compared(name, "", before, after, smaller_is_worse(new, name), allowed, ("", ""))
+
+
+def _changes(old: Report, new: Report) -> Iterator[Change]:
+    hints, judged = get_type_hints(type(new)), judged_numbers_of(type(new))
+    for name in set(numbers_of(type(new))) - hints.keys() - set(judged):
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(after, int) and before != after:
+            yield Change(name, _shown(before), _shown(after))
+    for name in (each.name for each in fields(new)):  # type: ignore[arg-type]
+        before, after = getattr(old, name), getattr(new, name)
+        if hints[name] in (str, int) and name not in judged and before != after:
+            yield Change(name, _shown(before), _shown(after))
+        elif hints[name] is Environment:
+            parts = ((part.name, getattr(before, part.name), getattr(after, part.name)) for part in fields(Environment))
+            yield from (Change(part, a or "none", b or "none") for part, a, b in parts if a != b)
+
+
+def _shown(value: Any) -> str:
+    """A short text as it is; of JSON or code only its size."""
+    text = str(value)
+    if "\n" in text or text.startswith(("{", "[")):
+        return counted(len(text), "character")
+    return shorten(text, _LONGEST) or "none"
+
+
+def _worst_is(old: Report, new: Report, measure: Measure) -> str:
+    if not is_ordered(new, measure):
+        return ""
+    pairs = ((report, each.key) for report in (new, old) for each in readings(report, measure))
+    ways = {smaller_is_worse(report, measure.column, key) for report, key in pairs} - {None}
+    ways = ways or {smaller_is_worse(new, measure.column)}
+    if ways == {None}:
+        return "unknown"
+    return "either" if len(ways) > 1 else "smallest" if ways == {True} else "largest"
+
+
+def _notes(old: Report, new: Report, measure: Measure) -> Iterator[str]:
+    every = [each for report in (old, new) for each in readings(report, measure)]
+    if shared := list(dict.fromkeys(each.place for each in every if each.key[-1] != "1")):
+        yield f"{counted(len(shared), 'name')} shared by several rows, compared in their order: {few(shared)}"
+    if measure.table != "rows" and "rows" in tables_of(type(new)):
+        first = Measure("rows", columns_of(row_type_of(type(new)))[0].name)
+        before, after = ({each.key: each.place for each in readings(report, first)} for report in (old, new))
+        for what, ours, theirs in (("new", after, before), ("gone", before, after)):
+            if only := [place for key, place in ours.items() if key not in theirs]:
+                yield f"{counted(len(only), 'row')} {what}: {few(only)}"

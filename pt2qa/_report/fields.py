@@ -1,0 +1,284 @@
+"""A report's fields as tensors and JSON text, and back with every field checked.
+
+What a field becomes follows from its type, so that a new report type needs no code here:
+
+=======================  ===========================================================================
+field type               in the file
+=======================  ===========================================================================
+``str``, ``int``,        JSON text under the field's name
+``float``
+``tuple[str, ...]``      a JSON list
+a dataclass of ``str``   a JSON object
+``tuple[Row, ...]``      a table: numbers as tensors ``rows/sqnr`` (float64, int64, bool), text and shapes
+                         as JSON lists ``rows/name``, the names of custom metrics as ``rows/custom``
+``dict[str, ndarray]``   one tensor an entry, ``inputs/<key>``, the keys in order as a JSON list
+=======================  ===========================================================================
+
+What a field, a column or an entry of a record did not have in the schema of the file takes its default
+(:func:`pt2qa._report.columns.since`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from pt2qa._report.columns import (
+    CUSTOM,
+    Column,
+    columns_of,
+    custom_names,
+    from_columns,
+    since_of,
+    takes_custom,
+    to_columns,
+)
+from pt2qa.errors import ReportError
+
+Value = TypeVar("Value")
+Array = npt.NDArray[Any]
+
+_DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.dtype(np.bool_)}
+
+
+@dataclass(slots=True)
+class Source:
+    """What a file holds, handed out field by field; remembers what was asked for.
+
+    Args:
+        path: the file, for error messages.
+        tensors: tensors by name.
+        text: JSON text by name.
+        schema: the version of the fields.
+    """
+
+    path: Path
+    tensors: dict[str, Array]
+    text: dict[str, str]
+    schema: int = 1
+    used: set[str] = field(default_factory=set)
+
+    def error(self, name: str, problem: str) -> ReportError:
+        """The one error of a damaged file: which file, which field, what is wrong, what to do."""
+        return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged, write the report again")
+
+    def array(self, name: str) -> Array:
+        """A tensor by name; an error where there is none."""
+        self.used.add(name)
+        if name not in self.tensors:
+            raise self.error(name, "is missing")
+        return self.tensors[name]
+
+    def json(self, name: str, expected: str, fits: Callable[[Any], bool]) -> Any:
+        """Parsed JSON text by name; an error where it is missing, broken, or not what was expected."""
+        self.used.add(name)
+        if name not in self.text:
+            raise self.error(name, "is missing")
+        try:
+            value = json.loads(self.text[name])
+        except (ValueError, RecursionError) as error:
+            raise self.error(name, f"is not valid JSON ({error})") from error
+        if not fits(value):
+            raise self.error(name, f"holds {_brief(value)}, expected {expected}")
+        return value
+
+    def finish(self) -> None:
+        """An error where the file holds more than was asked for: such a file is not what its header says."""
+        for name in sorted((self.tensors.keys() | self.text.keys()) - self.used):
+            raise self.error(name, "is not a field of this kind of report")
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How fields of one type are written and read."""
+
+    write: Callable[[str, Any, dict[str, Array], dict[str, str]], None]
+    read: Callable[[str, Source], Any]
+
+
+def encode(report: Any) -> tuple[dict[str, Array], dict[str, str]]:
+    """A report's fields as tensors and JSON text."""
+    tensors: dict[str, Array] = {}
+    text: dict[str, str] = {}
+    for name, codec in codecs_of(type(report)).items():
+        codec.write(name, getattr(report, name), tensors, text)
+    return tensors, text
+
+
+def decode(report_type: type[Value], source: Source) -> Value:
+    """The report that :func:`encode` took apart.
+
+    Raises:
+        ReportError: names the file and the field that is missing, of another type or length, or too much.
+    """
+    values = {name: codec.read(name, source) for name, codec in codecs_of(report_type, source.schema).items()}
+    source.finish()
+    try:
+        return report_type(**values)
+    except ReportError as error:
+        raise ReportError(f"{source.path}: {error}") from error
+
+
+def codecs_of(report_type: type[Any], schema: int | None = None) -> dict[str, Codec]:
+    """How each field of a report class is stored.
+
+    Args:
+        report_type: the class.
+        schema: only the fields that this version has; None for all.
+
+    Raises:
+        TypeError: a field is of a type that files cannot hold, or came later and has no default.
+    """
+    hints = get_type_hints(report_type)
+    known = [f.name for f in fields(report_type) if since_of(f) <= (schema or since_of(f))]
+    return {name: _codec(f"{report_type.__name__}.{name}", hints[name]) for name in known}
+
+
+def _codec(where: str, hint: Any) -> Codec:
+    if hint is int:
+        return Codec(_write_json, partial(_read_json, expected="a whole number", fits=_is_int))
+    if hint is float:
+        return Codec(_write_json, partial(_read_json, expected="a number", fits=_is_float))
+    if hint is str:
+        return Codec(_write_json, partial(_read_json, expected="text", fits=_is_text))
+    if hint == tuple[str, ...]:
+        return Codec(_write_json, lambda name, source: tuple(source.json(name, "a list of texts", _is_texts)))
+    if get_origin(hint) is tuple and is_dataclass(row_type := get_args(hint)[0]) and isinstance(row_type, type):
+        return Codec(partial(_write_rows, row_type), partial(_read_rows, row_type))
+    if get_origin(hint) is dict and get_args(hint)[0] is str and get_origin(get_args(hint)[1]) is np.ndarray:
+        return Codec(_write_arrays, _read_arrays)
+    if is_dataclass(hint) and set(get_type_hints(hint).values()) == {str}:
+        return Codec(partial(_write_record, hint), partial(_read_record, hint))
+    raise TypeError(f"{where}: a report file cannot hold {hint}")
+
+
+def _write_json(name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
+    text[name] = json.dumps(value)
+
+
+def _read_json(name: str, source: Source, *, expected: str, fits: Callable[[Any], bool]) -> Any:
+    return source.json(name, expected, fits)
+
+
+def _write_record(record: Any, name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
+    text[name] = json.dumps({f.name: getattr(value, f.name) for f in fields(record)})
+
+
+def _read_record(record: Any, name: str, source: Source) -> Any:
+    names = [f.name for f in fields(record) if since_of(f) <= source.schema]
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, dict) and set(value) == set(names) and _is_texts(list(value.values()))
+
+    return record(**source.json(name, f"texts named {', '.join(names)}", fits))
+
+
+def _write_arrays(name: str, value: dict[str, Array], tensors: dict[str, Array], text: dict[str, str]) -> None:
+    text[name] = json.dumps(list(value))
+    for key, array in value.items():
+        # safetensors writes the bytes behind the array's pointer, so they must lie in order.
+        tensors[f"{name}/{key}"] = np.require(array, requirements="C")
+
+
+def _read_arrays(name: str, source: Source) -> dict[str, Array]:
+    keys = source.json(name, "a list of different texts", _is_names)
+    return {key: source.array(f"{name}/{key}") for key in keys}
+
+
+def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
+    table = to_columns(row_type, rows)
+    if takes_custom(row_type):
+        names = custom_names(rows)
+        text[f"{name}/{CUSTOM}"] = json.dumps(names)
+        for metric in names:
+            key = _spelled(f"{name}/{CUSTOM}/{metric}")
+            if key in tensors:
+                raise ReportError(f"custom metric {metric!r}: another is written alike in a file; give it another name")
+            tensors[key] = np.array(table[f"{CUSTOM}/{metric}"], np.float64)
+    for column in columns_of(row_type):
+        cells = table[column.name]
+        if column.type in _DTYPES:
+            tensors[f"{name}/{column.name}"] = np.array(cells, _DTYPES[column.type])
+        else:
+            text[f"{name}/{column.name}"] = json.dumps(cells)
+
+
+def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:
+    columns = [column for column in columns_of(row_type) if column.since <= source.schema]
+    table = {column.name: _read_cells(name, column, source) for column in columns}
+    if takes_custom(row_type):
+        for metric in source.json(f"{name}/{CUSTOM}", "a list of different texts", _is_names):
+            key = f"{CUSTOM}/{metric}"
+            table[key] = _read_cells(name, Column(key, "float"), source)
+    (first, cells), *others = table.items()
+    for column, values in others:
+        if len(values) != len(cells):
+            got = f"holds {len(values)} values, but {f'{name}/{first}'!r} holds {len(cells)}"
+            raise source.error(f"{name}/{column}", got)
+    try:
+        return from_columns(row_type, table)
+    except ReportError as error:
+        raise source.error(name, f"holds a row that cannot be ({error})") from error
+
+
+def _spelled(name: str) -> str:
+    """The name of a tensor as a file holds it: UTF-8 has no lone surrogates."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
+    key = _spelled(f"{name}/{column.name}")
+    if column.type == "text":
+        choices = set(column.choices)
+        expected = f"a list of {' or '.join(column.choices) or 'texts'}"
+        return list(source.json(key, expected, lambda v: _is_texts(v) and (not choices or choices.issuperset(v))))
+    if column.type == "shape":
+        return [tuple(shape) for shape in source.json(key, "a list of shapes", _is_shapes)]
+    array = source.array(key)
+    if array.dtype != _DTYPES[column.type] or array.ndim != 1:
+        got = f"holds {array.dtype} of shape {array.shape}"
+        raise source.error(key, f"{got}, expected one column of {_DTYPES[column.type]}")
+    numbers: list[Any] = array.tolist()
+    return numbers
+
+
+def _is_int(value: Any) -> bool:
+    # What a float cannot hold cannot be compared with a limit either.
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_names(value: Any) -> bool:
+    return _is_texts(value) and len(set(value)) == len(value)
+
+
+def _is_shapes(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in value)
+
+
+def _is_size(value: Any) -> bool:
+    return _is_int(value) and value >= 0
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,117 @@
+"""A report held against an older one: what became worse than is allowed, and what makes the two hard to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf, isnan, nan
+from typing import Final
+
+from pt2qa._report.diffs.measures import FLAGS
+from pt2qa._report.diffs.report import DiffRow, ReportDiff
+from pt2qa._report.formats import exact, unit
+from pt2qa._report.gating.checks import Item, check_of
+from pt2qa._report.gating.result import GateCheck, limit_text
+from pt2qa._report.prose import counted, few
+
+_CONDITIONS: Final = {
+    "fingerprint": "the baseline is of another float model",
+    "model": "the baseline is of another class of model",
+    "quantizer": "the baseline is of another quantizer",
+    "batches": "the baseline is of another amount of data",
+    "samples": "the baseline is of another amount of data",
+    "steps": "the baseline is of another amount of data",
+    "batches_apart": "the numbers are of other batches than the baseline's",
+    "method": "the baseline was made by another method",
+    "group": "the rows of the baseline stand for something else",
+}
+"""What should be alike, by name of :class:`Change`, and what to say where it is not."""
+
+
+def kept(found: ReportDiff, max_drop: float) -> Iterator[GateCheck]:
+    """Checks that nothing became worse by more than this: the numbers of the whole report, then the rows."""
+    outputs: dict[str, list[DiffRow]] = {}
+    for row in found.figures:
+        if row.role:
+            outputs.setdefault(row.role, []).append(row)
+        else:
+            yield _figure(row, max_drop)
+    for name, rows in outputs.items():
+        yield _table(f"outputs.{name}", unit(name), rows, max_drop)
+    if found.worst_is:
+        yield _table(found.measure, found.unit, found.rows, max_drop)
+
+
+def doubts(found: ReportDiff) -> Iterator[str]:
+    """Why the two reports may not be comparable."""
+    for change in found.changes:
+        if change.name in _CONDITIONS:
+            yield f"{_CONDITIONS[change.name]}: {change.name} {change.before}, now {change.after}"
+    yield from _alone(found, "gone", " of the baseline")
+
+
+def remarks(found: ReportDiff) -> Iterator[str]:
+    """What the checks leave out: new rows, rows without a number; and what else differs."""
+    rows = (*found.figures, *found.rows)
+    yield from _alone(found, "new", "")
+    silent = [f"{row.place} ({row.note})" for row in rows if _is_silent(row) and row.note]
+    if found.worst_is and silent:
+        yield f"{counted(len(silent), 'row')} not compared: {few(silent)}"
+    differ = [change for change in found.changes if change.name not in _CONDITIONS]
+    yield from (f"{change.name}: {change.before}, now {change.after}" for change in differ)
+    yield from found.notes
+
+
+def _alone(found: ReportDiff, status: str, whose: str) -> Iterator[str]:
+    """The rows that one of the two reports alone has."""
+    if names := [row.place for row in (*found.figures, *found.rows) if row.status == status]:
+        yield f"{counted(len(names), 'row')}{whose} {'is' if len(names) == 1 else 'are'} {status}: {few(names)}"
+
+
+def _figure(row: DiffRow, max_drop: float) -> GateCheck:
+    allowed = 0.0 if row.name in FLAGS else max_drop
+    return GateCheck(
+        what=f"drop of {row.name}",
+        limit=f"<= {limit_text(allowed, unit(row.name))}",
+        measured=row.loss,
+        unit=unit(row.name),
+        passed=_is_kept(row, allowed),
+        rows=0,
+        where=(row.note or _change(row, unit(row.name)),),
+    )
+
+
+def _table(measure: str, unit_of_rows: str, rows: Sequence[DiffRow], max_drop: float) -> GateCheck:
+    def place_of(row: DiffRow) -> str:
+        return row.place if row.role != measure.rpartition(".")[2] else row.name
+
+    items = [
+        Item(
+            place=place_of(row),
+            number=row.loss,
+            good=_is_kept(row, max_drop),
+            badness=row.loss,
+            shown=row.note or f"{exact(row.loss, unit_of_rows)}, {_change(row, unit_of_rows)}",
+        )
+        for row in rows
+        if row.status not in {"new", "gone"} and not _is_silent(row)
+    ]
+    if measure.startswith("outputs."):
+        # A layer may be renamed or fused; an output that the baseline has is what the model is for.
+        gone = [place_of(row) for row in rows if row.status == "gone"]
+        items += [Item(place, nan, good=False, badness=inf, shown="is gone") for place in gone]
+    limit = f"<= {limit_text(max_drop, unit_of_rows)}"
+    return check_of(f"drop of {measure}", limit, unit_of_rows, items, nothing="no row has a number in both reports")
+
+
+def _change(row: DiffRow, unit_of_row: str) -> str:
+    return f"from {exact(row.before)} to {exact(row.after, unit_of_row)}"
+
+
+def _is_kept(row: DiffRow, max_drop: float) -> bool:
+    """A number that came is good, one that went is not."""
+    came = isnan(row.before) and not isnan(row.after)
+    return came or row.loss <= max_drop
+
+
+def _is_silent(row: DiffRow) -> bool:
+    return isnan(row.before) and isnan(row.after)

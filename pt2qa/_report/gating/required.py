@@ -1,0 +1,94 @@
+"""A requirement held against a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import getdoc
+from math import isnan
+
+from pt2qa._report.base import Report
+from pt2qa._report.diffs.measures import (
+    Measure,
+    Reading,
+    check_name,
+    columns_in,
+    is_number,
+    numbers_of,
+    readings,
+    tables_of,
+    unit_of,
+)
+from pt2qa._report.formats import exact
+from pt2qa._report.gating.checks import Item, check_of
+from pt2qa._report.gating.requirement import Requirement
+from pt2qa._report.gating.result import GateCheck, limit_text
+from pt2qa._report.prose import few
+from pt2qa.errors import ReportError, SelectionError
+
+
+def required(report: Report, requirement: Requirement) -> GateCheck:
+    """Whether a report meets a requirement.
+
+    Raises:
+        ReportError: there is no such number, table or column; it is a text, or not in dB though the requirement says
+            so.
+        SelectionError: the pattern matches no row.
+    """
+    unit = unit_of(report, requirement.metric)
+    if requirement.unit not in ("", unit):
+        raise ReportError(f"{requirement.subject} is not in {requirement.unit}: leave the unit out")
+    limit = f"{requirement.sign} {limit_text(requirement.value, unit)}"
+    table = requirement.table or ("rows" if requirement.pattern else _table_of(report, requirement.metric))
+    return _of_rows(report, requirement, table, limit, unit) if table else _of_report(report, requirement, limit, unit)
+
+
+def _table_of(report: Report, metric: str) -> str:
+    """The outputs, where the number of a whole report is that of its worst output, else none.
+
+    An output without a number must not hide behind the others.
+    """
+    of_outputs = "outputs" in tables_of(type(report)) and metric in columns_in([report], "outputs")
+    return "outputs" if of_outputs and metric in numbers_of(type(report)) else ""
+
+
+def _of_report(report: Report, requirement: Requirement, limit: str, unit: str) -> GateCheck:
+    kind, metric = type(report), requirement.metric
+    in_rows = "rows" in tables_of(kind) and metric in columns_in([report], "rows")
+    hint = f"for each row write 'rows.{metric}'; " if in_rows else ""
+    check_name(f"a {kind.__name__} has no number", metric, numbers_of(kind), hint)
+    value = float(getattr(report, metric))
+    why = (" ".join((getdoc(getattr(kind, metric)) or "").split()),) if isnan(value) else ()
+    return GateCheck(requirement.subject, limit, value, unit, requirement.holds(value), 0, why)
+
+
+def _of_rows(report: Report, requirement: Requirement, table: str, limit: str, unit: str) -> GateCheck:
+    kind, metric = type(report), requirement.metric
+    check_name(f"a {kind.__name__} has no table", table, tables_of(kind))
+    check_name(f"{kind.__name__}.{table} has no column", metric, columns_in([report], table))
+    measure = Measure(table, metric)
+    if not is_number(report, measure):
+        raise ReportError(f"{requirement.subject}: the column {metric!r} holds text, expected one of numbers")
+    items = [_item(each, requirement, unit) for each in _chosen(readings(report, measure), requirement)]
+    return check_of(requirement.subject, limit, unit, items, nothing=f"the report has no {table}")
+
+
+def _chosen(rows: Sequence[Reading], requirement: Requirement) -> list[Reading]:
+    chosen = [each for each in rows if requirement.matches(each.name)]
+    if rows and not chosen:
+        names = few(list(dict.fromkeys(each.name for each in rows)))
+        pattern = requirement.pattern
+        raise SelectionError(
+            f"{requirement.subject}: the pattern {pattern!r} matches none of the rows, which are {names}"
+        )
+    return chosen
+
+
+def _item(reading: Reading, requirement: Requirement, unit: str) -> Item:
+    number = reading.number
+    good = requirement.holds(number)
+    if requirement.sign == "==":
+        badness = 0.0 if good else abs(number - requirement.value)
+    else:
+        badness = number if requirement.sign.startswith("<") else -number
+    shown = f"no number ({reading.note or 'nan'})" if isnan(number) else exact(number, unit)
+    return Item(reading.place, number, good, badness, shown)

@@ -1,0 +1,99 @@
+"""The page: sections, their data as JSON, styles and scripts in one file."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib.resources import files
+from typing import Any
+
+from pt2qa._printable import clean_lines
+from pt2qa._report.atomic import write_atomic
+from pt2qa._report.base import Report
+from pt2qa._report.html.sections import Section, sections_of
+from pt2qa._report.rows import Environment
+from pt2qa.errors import ReportError
+
+_PACKAGE = "pt2qa._report.html"
+
+
+def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str]) -> None:
+    """Write reports as one HTML file: a page to open in a browser, offline, to attach to a build or to send.
+
+    The verdict comes first, then a section for each report, in the order given: charts, tables to sort and filter, and
+    notes.  A layer report shows histograms of its worst layers where profiles of the same model are among the reports.
+
+    Args:
+        reports: any reports of :mod:`pt2qa`, of one model or of several.
+        path: the file to write; it is written whole or not at all.
+
+    Raises:
+        ReportError: there is no report, one is of a kind that no file holds, or the file cannot be written.
+
+    >>> from pt2qa.report import Environment, WeightReport
+    >>> write_html(WeightReport((), (), (), "xnnpack", "Net", Environment.here("")), "/nowhere/report.html")
+    Traceback (most recent call last):
+    pt2qa.errors.ReportError: cannot write /nowhere/report.html: the folder /nowhere does not exist; create it first
+    """
+    write_atomic(path, html_page(reports).encode("utf-8", "backslashreplace"))
+
+
+def html_page(reports: Report | Sequence[Report]) -> str:
+    """The text of the page that :func:`write_html` writes.
+
+    Raises:
+        ReportError: there is no report, or one is of a kind that no file holds.
+    """
+    # Imported here: reading and printing reports needs no template engine.
+    from jinja2 import Environment as Templates
+    from jinja2 import StrictUndefined
+
+    given = [reports] if isinstance(reports, Report) else list(reports)
+    if not given:
+        raise ReportError("a page needs one report or more, got none")
+    sections = sections_of(given)
+    templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = templates.from_string(_packaged("page.html.jinja"))
+    page = template.render(
+        title=", ".join(dict.fromkeys(section.model for section in sections if section.model)) or "Reports",
+        sections=sections,
+        verdicts=sorted(sections, key=lambda section: section.verdict == "plain"),
+        environments=_environments(sections),
+        facts=[f.name for f in fields(Environment)],
+        data=_packed(_cleaned([{"tables": section.tables, "charts": section.charts} for section in sections])),
+        style=_packaged("page.css"),
+        scripts=[_packaged(name) for name in ("tables.js", "charts.js", "page.js")],
+    )
+    return clean_lines(page)
+
+
+def _packaged(name: str) -> str:
+    return files(_PACKAGE).joinpath(name).read_text(encoding="utf-8")
+
+
+def _packed(data: Any) -> str:
+    """JSON, compressed, as base64: two profiles of 2,000 ops would be 12 MB, and nothing in it can end an element."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
+
+
+def _cleaned(data: Any) -> Any:
+    """The same data with every text cleaned."""
+    if isinstance(data, str):
+        return clean_lines(data)
+    if isinstance(data, dict):
+        return {key: _cleaned(value) for key, value in data.items()}
+    return [_cleaned(item) for item in data] if isinstance(data, list | tuple) else data
+
+
+def _environments(sections: Sequence[Section]) -> list[tuple[Environment, list[Section]]]:
+    """Each environment once, with the reports that were made in it."""
+    found: dict[Environment, list[Section]] = {}
+    for section in sections:
+        if section.environment is not None:
+            found.setdefault(section.environment, []).append(section)
+    return list(found.items())

@@ -1,0 +1,94 @@
+"""The text around the tables: wrapped lines, and lists that say how much they leave out."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pt2qa._printable import clean
+from pt2qa._report.rows import Unpaired
+
+_ORDINAL: Final = re.compile(r"(_\d+)?(:\w+)?$| \(.*\)$")
+"""What tells apart ops of one kind: the ordinal of a name, the part of a decomposed op, the node without a handle."""
+
+_FOLDED: Final = re.compile(r"^folded into \S+?(, which .*)?$")
+"""The reason of a batch norm, which names the op."""
+
+LISTED: Final = 5
+"""Entries that a list shows before it counts the rest."""
+
+
+def wrap(text: str, width: int, *, indent: str = "") -> str:
+    """One paragraph in lines of at most ``width``; further lines are indented."""
+    return "\n".join(textwrap.wrap(clean(text), width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def listed(title: str, entries: Sequence[str], width: int) -> str:
+    """A title and its entries, one a line; the entries past :data:`LISTED` are counted.  Nothing for no entries."""
+    if not entries:
+        return ""
+    lines = [wrap(f"{title}:", width)]
+    lines += [wrap(f"  {entry}", width, indent="    ") for entry in entries[:LISTED]]
+    if len(entries) > LISTED:
+        lines.append(f"  and {len(entries) - LISTED} more")
+    return "\n".join(lines)
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "batch", "batches"), counted(3, "row")
+    ('1 batch', '3 rows')
+    """
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first :data:`LISTED` names in one sentence, and how many there are besides.
+
+    >>> few(["a", "b", "c", "d", "e", "f"])
+    'a, b, c, d, e and 1 more'
+    """
+    rest = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Names grouped by why they are there, the most frequent reason first, each with its count and first name.
+
+    >>> by_reason([("relu", "zero reference"), ("add", "zero reference")])
+    ['zero reference: 2, such as relu']
+    """
+    groups: dict[str, list[str]] = {}
+    for name, reason in found:
+        groups.setdefault(reason or "no reason given", []).append(name)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [f"{reason}: {len(names)}, such as {names[0]}" for reason, names in ordered]
+
+
+def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
+    """One line for each node without a partner; of a long list one for all of one kind with one reason.
+
+    >>> from pt2qa._report.rows import Unpaired
+    >>> checks = [Unpaired(n, f"layer.{n}/_assert_{n}", "reference", "nothing reads it") for n in range(6)]
+    >>> unpaired_entries(checks)
+    ['6 _assert (reference): nothing reads it, such as layer.0/_assert_0']
+    """
+    groups: dict[tuple[str, ...], list[Unpaired]] = {}
+    for number, entry in enumerate(unpaired):
+        kind = _ORDINAL.sub("", entry.name.rpartition("/")[2]) if len(unpaired) > LISTED else str(number)
+        key = (kind, entry.side, _FOLDED.sub("folded into the op before it", entry.reason))
+        groups.setdefault(key, []).append(entry)
+    return [
+        f"{alike[0].name} ({alike[0].side}): {alike[0].reason or 'no reason given'}"
+        if len(alike) == 1
+        else f"{len(alike)} {kind} ({side}): {reason or 'no reason given'}, such as {alike[0].name}"
+        for (kind, side, reason), alike in groups.items()
+    ]
+
+
+def sections(parts: Iterable[str]) -> str:
+    """Parts with a blank line between them, the empty ones left out."""
+    return "\n\n".join(part for part in parts if part)

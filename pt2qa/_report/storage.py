@@ -1,0 +1,225 @@
+"""Report files: one safetensors file each, versioned, written whole or not at all, read with every field checked.
+
+The header names the kind of report, the version of that kind's fields (the schema), the pt2qa that wrote it, and a
+checksum of everything that the file holds: a file that loads says what was written.  Reading unpickles nothing.
+A new kind of report is a frozen dataclass under :func:`register`; how its fields are stored follows from their types
+(:mod:`pt2qa._report.fields`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from pt2qa import __version__
+from pt2qa._report.base import Report
+from pt2qa._report.fields import Array, Source, codecs_of, decode, encode
+from pt2qa.errors import ReportError
+
+ReportType = TypeVar("ReportType", bound=Report)
+
+KIND: Final = "pt2qa.kind"
+SCHEMA: Final = "pt2qa.schema"
+VERSION: Final = "pt2qa.version"
+CHECKSUM: Final = "pt2qa.checksum"
+"""Files that were written before there was one lack it, and are read unchecked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of report that files can hold.
+
+    Args:
+        name: what the file's header says, e.g. ``layers``.
+        schema: version of its fields; raised whenever a field is added, dropped or changes its meaning.
+        report_type: the class of its reports.
+        oldest: the oldest schema that is still read; None for ``schema`` alone.
+    """
+
+    name: str
+    schema: int
+    report_type: type[Report]
+    oldest: int | None = None
+
+
+_KINDS: dict[str, Kind] = {}
+
+
+def register(name: str, *, schema: int, oldest: int | None = None) -> Callable[[type[ReportType]], type[ReportType]]:
+    """Class decorator: files may hold reports of this class, under this kind and schema version.
+
+    A field that comes later has a default and ``metadata=since(schema)``; with ``oldest`` older files still load, and
+    have the default there.
+
+    Args:
+        name: the kind.
+        schema: the version of the fields that is written.
+        oldest: the oldest version that is read; None for ``schema`` alone.
+
+    Raises:
+        TypeError: a field of the class cannot be stored.
+        ValueError: the kind is taken by another class.
+    """
+
+    def enter(report_type: type[ReportType]) -> type[ReportType]:
+        codecs_of(report_type)
+        taken = _KINDS.get(name)
+        # The same class comes again when a notebook reloads its module.
+        if taken is not None and _full_name(taken.report_type) != _full_name(report_type):
+            raise ValueError(f"report kind {name!r} is taken by {_full_name(taken.report_type)}")
+        _KINDS[name] = Kind(name, schema, report_type, oldest)
+        return report_type
+
+    return enter
+
+
+def save(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write a report to one ``.safetensors`` file.  The old file, if there is one, stays until the new one is whole.
+
+    Raises:
+        ReportError: the folder does not exist, or the disk refuses.
+        TypeError: the class is not registered.
+    """
+    # Imported here, as in load: a report that is only shown needs no file format.
+    from safetensors.numpy import save as to_bytes
+
+    from pt2qa._report.atomic import write_atomic
+
+    kind = kind_of(report)
+    tensors, text = encode(report)
+    text = {KIND: kind.name, SCHEMA: str(kind.schema), VERSION: __version__, **text}
+    write_atomic(path, to_bytes(tensors, {**text, CHECKSUM: checksum(tensors, text)}))
+
+
+def checksum(tensors: Mapping[str, Array], text: Mapping[str, str]) -> str:
+    """SHA-256 over all that a file holds, whatever order it is in: names, texts, types, shapes and bytes.
+
+    Args:
+        tensors: by name.
+        text: by name; :data:`CHECKSUM` itself is left out.
+    """
+    digest = sha256()
+    for name, value in sorted(text.items()):
+        if name != CHECKSUM:
+            _digest(digest, name.encode("utf-8", "surrogatepass"), value.encode("utf-8", "surrogatepass"))
+    for name, array in sorted(tensors.items()):
+        _digest(digest, name.encode("utf-8", "surrogatepass"), f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _digest(digest: Any, *parts: bytes) -> None:
+    # With its length before it, no part can run into the next.
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+
+
+def load(path: str | os.PathLike[str]) -> Report:
+    """Read a report of whatever kind the file holds.
+
+    Raises:
+        ReportError: there is no such file, it is not a report, it is damaged, or a newer pt2qa wrote it.  The text
+            names the file and the field.
+
+    >>> load("no-such-report.safetensors")
+    Traceback (most recent call last):
+    pt2qa.errors.ReportError: no-such-report.safetensors: no such file; give a file that report.save() wrote
+    """
+    kind, source = _read(Path(path))
+    report = decode(kind.report_type, source)
+    # Last, since an error that names the damaged field says more.
+    if source.text.get(CHECKSUM, "") not in ("", checksum(source.tensors, source.text)):
+        raise source.error(CHECKSUM, "does not fit what the file holds")
+    return report
+
+
+def _full_name(report_type: type[Report]) -> str:
+    return f"{report_type.__module__}.{report_type.__qualname__}"
+
+
+def kinds() -> tuple[Kind, ...]:
+    """The kinds of report that files can hold."""
+    return tuple(_KINDS.values())
+
+
+def kind_of(report: Report) -> Kind:
+    """The kind that a report is of.
+
+    Raises:
+        ReportError: it is no report.
+        TypeError: its class is not registered.
+    """
+    if not isinstance(report, Report):
+        raise ReportError(f"got a {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
+    for kind in _KINDS.values():
+        if kind.report_type is type(report):
+            return kind
+    raise TypeError(f"{type(report).__name__} is not a registered kind of report; decorate it with register()")
+
+
+def _read(path: Path) -> tuple[Kind, Source]:
+    from safetensors import SafetensorError, safe_open
+
+    if path.is_dir():
+        inside = sorted(file.name for file in path.glob("*.safetensors"))[:3]
+        found = f"such as {', '.join(inside)}" if inside else "but it holds no .safetensors file"
+        raise ReportError(f"{path}: is a folder; give one report in it, {found}")
+    if not path.exists():
+        raise ReportError(f"{path}: no such file; give a file that report.save() wrote")
+    try:
+        with safe_open(path, framework="np") as file:
+            source = Source(path, {}, dict(file.metadata() or {}))
+            # The kind comes first: a foreign file may hold gigabytes of weights, in types that NumPy lacks.
+            kind = _kind_in(source)
+            for name in file.keys():  # noqa: SIM118 - safe_open is no dict
+                source.tensors[name] = _tensor(file, source, name)
+            return kind, source
+    except SafetensorError as error:
+        raise ReportError(f"{path}: damaged, or not a report file: its safetensors header fails ({error})") from error
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _tensor(file: Any, source: Source, name: str) -> Array:
+    try:
+        tensor: Array = file.get_tensor(name)
+    except (TypeError, ValueError, AttributeError) as error:  # a type that NumPy does not have, such as bfloat16
+        raise source.error(name, f"cannot be read ({error})") from error
+    return tensor
+
+
+def _kind_in(source: Source) -> Kind:
+    for name in (KIND, SCHEMA, VERSION):
+        if name not in source.text:
+            raise ReportError(f"{source.path}: a safetensors file, but not a pt2qa report: it has no field {name!r}")
+    source.used.update((KIND, SCHEMA, VERSION, CHECKSUM))
+    name, schema, version = source.text[KIND], source.text[SCHEMA], source.text[VERSION]
+    if name not in _KINDS:
+        known = ", ".join(sorted(_KINDS))
+        raise ReportError(
+            f"{source.path}: field {KIND!r} says {name!r}, written by pt2qa {version}; "
+            f"this is pt2qa {__version__}, which knows {known}; update pt2qa"
+        )
+    kind = _KINDS[name]
+    if not schema.isdecimal() or not schema.isascii() or len(schema) > 9 or int(schema) < 1:
+        raise source.error(SCHEMA, f"says {schema!r:.60}, expected a whole number from 1")
+    source.schema = int(schema)
+    if source.schema > kind.schema:
+        raise ReportError(
+            f"{source.path}: field {SCHEMA!r} says {schema}, written by pt2qa {version}; "
+            f"this is pt2qa {__version__}, which reads up to {kind.schema}; update pt2qa"
+        )
+    oldest = kind.schema if kind.oldest is None else kind.oldest
+    if source.schema < oldest:
+        reads = f"{oldest} to {kind.schema}" if oldest < kind.schema else kind.schema
+        raise ReportError(
+            f"{source.path}: field {SCHEMA!r} says {schema}, written by pt2qa {version}; "
+            f"this is pt2qa {__version__}, which reads {reads}; analyse the model again"
+        )
+    return kind

@@ -1,0 +1,1 @@
+"""What the quantization of each site alone does to the output: estimated for all at once, or measured one by one."""

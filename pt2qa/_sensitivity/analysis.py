@@ -1,0 +1,391 @@
+"""``pt2qa.sensitivity``: what the quantization of each site alone does to the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.prose import counted
+from pt2qa._report.set_apart import EMPTY, SetApart, about_faults
+from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
+from pt2qa._sensitivity.exact import walk_places, whole_model
+from pt2qa._sensitivity.gradients import WithoutGradient
+from pt2qa._sensitivity.ledger import Ledger, covered, make_rows, resumed
+from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
+from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
+from pt2qa._sensitivity.paths import plan_paths
+from pt2qa._sensitivity.places import Group, Place, find_places
+from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, needed, reached_by_most
+from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
+from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
+from pt2qa._sensitivity.set_apart import without_number
+from pt2qa._sensitivity.survey import Survey, survey
+from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.verification import Outputs, Verification, digest_of
+from pt2qa.errors import BatchError, SelectionError
+
+Method = Literal["auto", "projection", "exact"]
+METHODS = ("auto", "projection", "exact")
+
+
+def sensitivity(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    method: Method = "auto",
+    metric: str | Loss = "sqnr",
+    larger_is_worse: bool | None = None,
+    post_process: PostProcess | None = None,
+    group: Group | None = None,
+    projections: int | None = None,
+    resume: SensitivityReport | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> SensitivityReport:
+    """Ranks all activations and weights by the error that each one's quantization alone makes in the output.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+        batches: iterable of batches, read once.  Batches that give no number (empty, or with outputs that are not
+            finite) are set apart, and counted in the report.  Memory of ``projection`` is that of one training step of
+            a batch, without gradients of parameters; smaller batches take less.
+        method: ``projection`` estimates the output noise of all sites at once, to first order in their errors, from
+            random projections of the output (see :mod:`pt2qa._sensitivity.projection`); ``exact`` runs the model with
+            each site alone quantized, from that site on; ``auto`` takes what is estimated to be cheaper (see
+            :mod:`pt2qa._sensitivity.costs`), and ``exact`` where the other cannot be: the notes say which and why.
+        metric: ``sqnr`` (dB); for ``exact`` also ``cosine``, ``l1``, ``atol``, ``kl`` (of the softmax over the last
+            axis, in nats), or a function of the reference's and the quantized outputs that returns a number.
+        larger_is_worse: of a function's numbers; None is True.
+        post_process: from what the model returns to the outputs that count; for ``projection`` it must have a gradient.
+        group: ``region`` or ``module``: one row for all their sites together; ``projection`` adds up their noise.
+        projections: random projections for each batch; the sampling error falls with their square root, the time
+            rises with them.  None: 4, and up to 64 where the ranking is not certain enough (see
+            :mod:`pt2qa._sensitivity.precision`).
+        resume: the report of an interrupted call with the same arguments; what it holds is not measured again.
+        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: where stderr is a terminal.
+
+    Returns:
+        The report.  Interrupted with Ctrl-C it covers the finished batches, or the finished rows of the first batch,
+        and says so.
+
+    Raises:
+        BatchError: there is no batch, none gives a number, or one does not fit the captured inputs.
+        SelectionError: a method, metric or group is unknown, or goes with another method; ``post_process`` has no
+            gradient; ``resume`` is about something else.
+        SimulationError: the simulator does not compute what the converted graph computes, or an op has no gradient.
+    """
+    if method not in METHODS:
+        raise SelectionError(f"there is no method {method!r}; expected one of {', '.join(METHODS)}.")
+    chosen = find_metric(metric, larger_is_worse)
+    if method == "projection" and metric != "sqnr":
+        raise SelectionError(f'method="projection" estimates sqnr alone; for {chosen.name} pass method="exact".')
+    if projections is not None and projections < 1:
+        raise SelectionError(f"projections is {projections}; expected 1 or more.")
+    if method == "auto" and resume is not None and resume.method in METHODS:
+        method = resume.method  # type: ignore[assignment]
+    places = find_places(pair.program, group)
+    expected: dict[str, object] = {
+        "quantizer": pair.quantizer,
+        "fingerprint": pair.environment.fingerprint,
+        "method": method,
+        "metric": chosen.name,
+        "group": group or "site",
+        "planned": len(places),
+    }
+    if method == "projection" and projections is not None:
+        expected["projections"] = projections
+    analysis = _Analysis(
+        pair=pair,
+        places=places,
+        metric=chosen,
+        post_process=post_process,
+        method=method,
+        projections=projections,
+        ledger=resumed(resume, expected),
+        verification=Verification(pair.graphs),
+        bar=tqdm(desc="sensitivity", unit="run", disable=None if progress is None else not progress, leave=False),
+    )
+    try:
+        for number, batch in enumerate(read_batches(batches, inputs_of)):
+            analysis.add(number, batch)
+    except KeyboardInterrupt:
+        if not analysis.ledger.parts:
+            raise
+        analysis.notes.append(_interrupted(analysis))
+    finally:
+        analysis.bar.close()
+    ledger = analysis.ledger
+    if not ledger.data:
+        raise BatchError("no batch to measure on. Pass at least one; an iterator that was read before is empty.")
+    if not ledger.counted:
+        faults = " ".join(about_faults(list(ledger.set_apart.values()), len(ledger.data)))
+        raise BatchError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
+    return analysis.report(group or "site")
+
+
+@dataclass(slots=True)
+class _Analysis:
+    """One analysis under way.
+
+    Attributes:
+        method: what was asked for.
+        projections: how many were asked for; None for as many as the ranking needs.
+        verification: holds the runs of the engines against the graphs.
+        seen: the survey of the first batch that has samples.
+        costs: of both methods, where they were to be compared.
+        projection: what that method has learned; None for the exact method, and before a batch was seen.
+        reached: sites that a gradient reached.
+    """
+
+    pair: QuantizedPair
+    places: tuple[Place, ...]
+    metric: OutputMetric
+    post_process: PostProcess | None
+    method: Method
+    projections: int | None
+    ledger: Ledger
+    bar: Any
+    verification: Verification
+    seen: Survey | None = None
+    costs: Costs | None = None
+    projection: Projection | None = None
+    notes: list[str] = field(default_factory=list)
+    outputs: tuple[str, ...] = ()
+    reached: set[int] = field(default_factory=set)
+
+    def add(self, number: int, batch: Batch) -> None:
+        """Measures what the ledger lacks of a batch."""
+        values = self.pair.values(batch)
+        known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
+        if number < len(self.ledger.data):
+            self.ledger.expect(number, known)
+            if number in self.ledger.set_apart:
+                return
+        if not known.samples:
+            self._set_apart(number, known, SetApart(number, 0, -1, "batch", EMPTY))
+            return
+        missing = [place for place in range(len(self.places)) if not self.ledger.has(place, number)]
+        if self.seen is None:
+            self.notes += [*self.pair.notes, *self.pair.program.notes]
+            self.seen = self._look(values)
+        elif not missing and self.ledger.has(ALL_SITES, number):
+            return
+        if self.projection is None:
+            self._exact(number, values, known, missing)
+            return
+        try:
+            self._projected(number, values, known, missing, self.projection.start(values, number, self.seen))
+        except (PostProcessWithoutGradient, WithoutGradient) as error:
+            if self.method != "auto" or self.ledger.parts:
+                raise
+            self._take_exact(error.reason)
+            self._exact(number, values, known, missing)
+
+    def _look(self, values: list[Any]) -> Survey:
+        """Sees what the first batch takes, and decides about the method."""
+        program = self.pair.program
+        paths = plan_paths(program)
+        seen = survey(self.pair.simulator, values, {path.end.out for path in paths})
+        if self.method != "exact":
+            self.projection = Projection(self.pair, self.post_process, paths)
+        if self.method == "auto" and self.metric.name != "sqnr":
+            self._take_exact(f"the projection estimates sqnr alone, not {self.metric.name}")
+        elif self.method == "auto":
+            self.costs = estimate(program, self.places, paths, seen)
+            count = self.projections or FEWEST
+            if self.costs.exact <= CLEARLY * self.costs.projection(count):
+                self._take_exact(self._compared("exact", count))
+            else:
+                self.notes.append(f'method="auto" took the projection: {self._compared("projection", count)}')
+        return seen
+
+    def _compared(self, first: str, count: int) -> str:
+        """Both costs in words, that of the method that was taken first."""
+        assert self.costs is not None
+        exact = f"{self.costs.in_forwards(self.costs.exact):.3g}"
+        projection = f"{self.costs.in_forwards(self.costs.projection(count)):.3g}"
+        vectors = f"with {counted(count, 'random vector')} about"
+        if first == "exact":
+            return f"for each batch it takes about {exact} float forwards, the projection {vectors} {projection}"
+        return f"for each batch it takes about {projection} float forwards, the exact method about {exact}"
+
+    def _take_exact(self, why: str) -> None:
+        self.projection = None
+        self.notes.append(f'method="auto" took the exact method: {why}')
+
+    def _exact(self, number: int, values: list[Any], known: SensitivityBatch, missing: list[int]) -> None:
+        simulator = self.pair.simulator
+        returned = self.verification.run(lambda: Outputs(*whole_model(simulator, values)), values)
+        reference, quantized = (detached(self._finished(each)) for each in (returned.reference, returned.quantized))
+        if not self._counts(number, values, known, reference, quantized):
+            return
+        self._whole(number, known, reference, quantized)
+
+        def finish(place: int, outputs: Any) -> None:
+            self.ledger.add(self.metric.part(place, number, reference, self._finished(outputs), known.samples))
+            self.bar.update()
+
+        walk_places(simulator, values, self.places, missing, finish)
+
+    def _projected(
+        self, number: int, values: list[Any], known: SensitivityBatch, missing: list[int], started: ProjectedBatch
+    ) -> None:
+        # The reference is what the gradients go back through, in layouts of its own.
+        returned = self.verification.run(
+            lambda: Outputs(started.returned, self.pair.simulator.run(values, on=True)), values
+        )
+        quantized = self._finished(returned.quantized)
+        if not self._counts(number, values, known, started.reference, quantized):
+            return
+        found = self._rounds(started, missing)
+        if found is None:
+            self._exact(number, values, known, missing)
+            return
+        self.reached |= started.reached
+        self._whole(number, replace(known, projections=started.projections), started.reference, quantized)
+        for place, (noise, variance) in found.items():
+            self.ledger.add(SensitivityPart(place, number, noise, variance))
+        self.bar.update()
+
+    def _rounds(self, started: ProjectedBatch, missing: list[int]) -> dict[int, tuple[float, float]] | None:
+        """By place, noise and its variance, from as many vectors as it takes; None where that is dearer than exact."""
+        started.project(FEWEST if self.projections is None else self.projections)
+        while True:
+            found = {place: started.noise(self.places[place].sites) for place in missing}
+            if self.projections is not None:
+                return found
+            wanted = needed(
+                [self.ledger.noise[place] + noise for place, (noise, _) in found.items()],
+                [variance for _, variance in found.values()],
+                [self.ledger.variance[place] for place in found],
+                started.projections,
+                MOST,
+            )
+            if wanted <= started.projections:
+                return found
+            more = wanted - started.projections
+            if self.costs is not None and not self.ledger.parts and self.costs.exact < self.costs.projection(more):
+                self._take_exact(f"the ranking needs {more} more vectors; {self._compared('exact', more)}")
+                return None
+            started.project(more)
+
+    def _counts(self, number: int, values: list[Any], known: SensitivityBatch, reference: Any, quantized: Any) -> bool:
+        """Whether the outputs of both models give numbers; a batch of which they do not is set apart."""
+        apart = without_number(self.pair.simulator, values, reference, quantized, number, known.samples)
+        if apart is not None:
+            self._set_apart(number, known, apart)
+        return apart is None
+
+    def _set_apart(self, number: int, known: SensitivityBatch, apart: SetApart) -> None:
+        self.ledger.data.append(known)
+        self.ledger.set_apart[number] = apart
+
+    def _whole(self, number: int, known: SensitivityBatch, reference: Any, quantized: Any) -> None:
+        """Adds the fully quantized model, or holds it against the report to resume."""
+        self.outputs = float_names(reference)
+        part = self.metric.part(ALL_SITES, number, reference, quantized, known.samples)
+        if number == len(self.ledger.data):
+            self.ledger.data.append(replace(known, signal=signal_of(reference)))
+        if self.ledger.has(ALL_SITES, number):
+            self._check_resumed(number, part)
+        else:
+            self.ledger.add(part)
+
+    def _check_resumed(self, number: int, part: SensitivityPart) -> None:
+        known = self.ledger.parts[ALL_SITES, number]
+        if abs(known.noise - part.noise) > 1e-3 * known.noise:
+            raise SelectionError(
+                f"cannot resume: on batch {number} the quantized model's squared output error is {part.noise:.6g}, "
+                f"in the report {known.noise:.6g}. Pass the same pair and post_process, or start anew without resume."
+            )
+
+    def _finished(self, outputs: Any) -> Any:
+        return finished(self.pair, outputs, self.post_process)
+
+    def report(self, group: str) -> SensitivityReport:
+        """The report of what the ledger holds."""
+        ledger = self.ledger
+        batches = covered(ledger, len(self.places))
+        data = [ledger.data[batch] for batch in batches]
+        whole = [ledger.parts[ALL_SITES, batch] for batch in batches]
+        flops = {} if self.seen is None else self.seen.flops_of_one_sample()
+        return SensitivityReport(
+            rows=make_rows(self.places, ledger, self.metric, flops),
+            outputs=self.outputs,
+            method="exact" if self.projection is None else "projection",
+            metric=self.metric.name,
+            worst_is="smallest" if self.metric.smallest_is_worst else "largest",
+            group=group,
+            projections=0 if self.projection is None else max(batch.projections for batch in data),
+            planned=len(self.places),
+            signal=sum(batch.signal for batch in data),
+            noise=sum(part.noise for part in whole),
+            value=self.metric.value(whole, data),
+            batches=len(batches),
+            samples=sum(batch.samples for batch in data),
+            notes=tuple(dict.fromkeys([*self.notes, *self.verification.notes, *self._method_notes()])),
+            quantizer=self.pair.quantizer,
+            model=self.pair.model,
+            environment=self.pair.environment,
+            data=tuple(ledger.data),
+            parts=tuple(ledger.parts[key] for key in sorted(ledger.parts, key=lambda key: (key[1], key[0]))),
+            set_apart=tuple(ledger.set_apart[number] for number in sorted(ledger.set_apart)),
+        )
+
+    def _method_notes(self) -> list[str]:
+        if self.projection is None:
+            if not self.pair.program.may_share:
+                return ["in-place ops write to values that others share, so every row was a run of the whole model"]
+            return []
+        notes = [*self._precision_notes()]
+        if self.projection.mixed:
+            names = _shortened(list(self.projection.mixed))
+            notes.append(f"no axis of independent samples at {names}: projected for the whole batch at once")
+        if self.projection.cleaned:
+            names = _shortened(list(self.projection.cleaned))
+            notes.append(f"errors that are not finite count as zero at {names}")
+        if self.reached:
+            silent = [place.name for place in self.places if not self.reached.intersection(place.sites)]
+            if silent:
+                notes.append(
+                    f"no gradient leads from {_shortened(silent)} to a floating-point output: counted without noise"
+                )
+        return notes
+
+    def _precision_notes(self) -> list[str]:
+        """How many projections the ranking took, and whether they are enough."""
+        notes = []
+        data = [self.ledger.data[batch] for batch in self.ledger.counted]
+        raised = [batch.projections for batch in data if batch.projections > FEWEST]
+        if self.projections is None and raised:
+            of = f"{len(raised)} of {counted(len(data), 'batch', 'batches')}"
+            notes.append(f"projections: raised to as many as {max(raised)} on {of}, for a ranking that can be trusted")
+        places = range(len(self.places))
+        alike = reached_by_most(
+            *([sums[place] for place in places] for sums in (self.ledger.noise, self.ledger.variance))
+        )
+        if alike < ALIKE:
+            notes.append(
+                f"the sampling error leaves the ranking uncertain: drawn anew, one in ten would agree with it at a "
+                f"Spearman correlation below {alike:.2f}; more batches or projections tell"
+            )
+        return notes
+
+
+def _interrupted(analysis: _Analysis) -> str:
+    done = len(analysis.ledger.finished(len(analysis.places)))
+    if done:
+        batches = "batch that was" if done == 1 else "batches that were"
+        return f"interrupted: covers the {done} {batches} finished; go on with resume=report"
+    return "interrupted in the first batch: covers the rows that were finished; go on with resume=report"
+
+
+def _shortened(names: list[str], most: int = 3) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -1,0 +1,119 @@
+"""What each method will take for a batch, before it is run: the same figure in every run of the same call.
+
+The unit is the floating-point operation.  An op takes its own, and ``ELEMENT`` for each element that it writes, and
+``CALL`` for being called at all.  The constants are those of one CPU core.  Only the ratio
+of both methods counts, and near a tie either will do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import or_
+
+import numpy as np
+import numpy.typing as npt
+
+from pt2qa._sensitivity.gradients import tracked_slots
+from pt2qa._sensitivity.paths import Path
+from pt2qa._sensitivity.places import Place
+from pt2qa._sensitivity.survey import Survey
+from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.program import Program
+
+ELEMENT = 100.0
+"""Of an element that an op writes."""
+
+CALL = 1e6
+"""Of one call from Python."""
+
+BACK = 1.7
+"""Of an op that a gradient goes back through, in times of the op itself."""
+
+CLEARLY = 1.3
+"""How many times dearer the exact method, which makes no error, must be for the projection to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Estimates for one batch, in floating-point operations.
+
+    Attributes:
+        forward: one run of the reference.
+        exact: all places, one by one, and two runs.
+        once: what the projection takes beside its vectors.
+        each: what each vector adds.
+    """
+
+    forward: float
+    exact: float
+    once: float
+    each: float
+
+    def projection(self, projections: int) -> float:
+        """All places at once."""
+        return self.once + projections * self.each
+
+    def in_forwards(self, cost: float) -> float:
+        """How many runs of the reference a cost is."""
+        return cost / self.forward
+
+
+def estimate(program: Program, places: Sequence[Place], paths: Sequence[Path], seen: Survey) -> Costs:
+    """Adds up what either method has to run.
+
+    Args:
+        program: the graph.
+        places: what the exact method runs one by one.
+        paths: what the projection follows.
+        seen: sizes and flops of the first batch.
+    """
+    ops = np.zeros(len(program.steps))
+    rounding = np.zeros(len(program.steps))
+    for step in program.steps:
+        cost = ELEMENT * seen.elements[step.index] + CALL
+        if step.site is None:
+            ops[step.index] = seen.flops[step.index] + cost
+        else:
+            rounding[step.index] = cost
+    forward = float(ops.sum())
+    two_runs = 2 * forward + float(rounding.sum())
+    elements = [seen.elements.get(program.producers.get(slot, -1), 0) for slot in set(slots_in(program.outputs))]
+    outputs = ELEMENT * sum(elements) + CALL
+    if program.may_share:
+        exact = sum(float(ops[steps].sum()) + outputs for steps in _reached(program, places))
+    else:
+        exact = len(places) * (forward + outputs)
+    tracked = tracked_slots(program)
+    back = [step for step in program.steps if step.site is None and step.out in tracked]
+    each = BACK * sum(float(ops[step.index]) for step in back) + outputs
+    once = two_runs
+    for path in paths:
+        run = [path.start, *path.steps]
+        at_end = ELEMENT * seen.elements[path.end.index] + CALL
+        once += sum(float(ops[step.index]) for step in run) + float(rounding[path.start.index]) + at_end
+        each += at_end
+    return Costs(forward, two_runs + forward + exact, once, each)
+
+
+def _reached(program: Program, places: Sequence[Place]) -> Iterator[npt.NDArray[np.bool_]]:
+    """By place, which steps read something that it changes."""
+    readers: dict[int, list[int]] = defaultdict(list)
+    for step in program.steps:
+        for slot in (*step.reads, *step.constants):
+            readers[slot].append(step.index)
+    count = len(program.steps)
+    # Sets of steps as the bits of whole numbers.
+    behind = [0] * count
+    for step in reversed(program.steps):
+        behind[step.index] = 1 << step.index | functools.reduce(or_, (behind[r] for r in readers[step.out]), 0)
+    steps = {step.site: step.index for step in program.steps if step.site is not None}
+    for place in places:
+        found = 0
+        for site in place.sites:
+            starts = [steps[site]] if site in steps else readers[program.sites[site].source]
+            found = functools.reduce(or_, (behind[start] for start in starts), found)
+        packed = np.frombuffer(found.to_bytes(count // 8 + 1, "little"), np.uint8)
+        yield np.unpackbits(packed, bitorder="little", count=count).astype(np.bool_)

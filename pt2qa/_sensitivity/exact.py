@@ -1,0 +1,160 @@
+"""Exact sensitivity: the reference is walked once, and forks at each place with that place alone quantized.
+
+Upstream of a place the perturbed run is the reference, so a fork starts there, and runs only the ops that something
+changed for.  What else they read is the reference's: a value that the walk has passed, or one that lies ahead of it
+(a branch that the place does not reach), which is then computed early, once, and kept until the walk has read it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2qa._sensitivity.places import Place
+from pt2qa._sensitivity.rows import ALL_SITES
+from pt2qa._simulator import op_rules
+from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.simulator import Simulator, bind
+
+Finish = Callable[[int, Any], None]
+"""Takes the number of a place and the graph's outputs with it quantized."""
+
+
+def walk_places(
+    simulator: Simulator, values: Sequence[Any], places: Sequence[Place], wanted: Collection[int], finish: Finish
+) -> Any:
+    """Runs each wanted place alone.
+
+    Memory: two live sets, and the reference's values ahead of the walk that forks asked for.
+
+    Args:
+        simulator: runs single ops.
+        values: the inputs, flat.
+        places: all places.
+        wanted: numbers of those to run; ``ALL_SITES`` forks before the first op, with every site on.
+        finish: takes the outputs of each, in the order of the graph; it must not keep them.
+
+    Returns:
+        What the reference, which the walk ran, returns.
+    """
+    if not simulator.program.may_share:
+        # In-place ops whose writes reach other values: nothing can be taken from another run.
+        for number in sorted(wanted):
+            finish(number, simulator.run(values, on=True if number == ALL_SITES else places[number].sites))
+        return simulator.run(values, on=False)
+    return _Walk(simulator, values).run(places, wanted, finish)
+
+
+def whole_model(simulator: Simulator, values: Sequence[Any]) -> tuple[Any, Any]:
+    """What the reference and the quantized model return, computed by the walk that runs the places."""
+    found: dict[int, Any] = {}
+    reference = walk_places(simulator, values, (), [ALL_SITES], found.__setitem__)
+    return reference, found[ALL_SITES]
+
+
+class _Walk:
+    """The reference's values at one point of the graph, and some ahead of it."""
+
+    def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
+        self.simulator, self.program = simulator, simulator.program
+        self.reference = simulator.environment(values, False)
+        self.known = set(self.program.inputs) | {constant.slot for constant in self.program.constants}
+        self.outputs = frozenset(slots_in(self.program.outputs))
+        self.first_step = _first_steps(self.program)
+        self.constant_of = {c.site: c for c in self.program.constants if c.site is not None}
+        self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
+
+    def run(self, places: Sequence[Place], wanted: Collection[int], finish: Finish) -> Any:
+        on = {number: None if number == ALL_SITES else frozenset(places[number].sites) for number in wanted}
+        starts: dict[int, list[int]] = {}
+        for number in sorted(wanted):
+            starts.setdefault(0 if number == ALL_SITES else self._start(places[number]), []).append(number)
+        with torch.no_grad():
+            for step in self.program.steps:
+                for number in starts.pop(step.index, ()):
+                    finish(number, self._fork(step.index, on[number]))
+                self._value(step.out)
+                for slot in step.releases:
+                    self.reference[slot] = None
+            for numbers in starts.values():
+                for number in numbers:
+                    finish(number, self._fork(len(self.program.steps), on[number]))
+        return bind(self.program.outputs, self.reference)
+
+    def _start(self, place: Place) -> int:
+        """The first step that a place changes."""
+        return min(
+            self.step_of[site]
+            if site in self.step_of
+            else self.first_step.get(self.constant_of[site].slot, len(self.program.steps))
+            for site in place.sites
+        )
+
+    def _value(self, slot: int) -> Any:
+        """A value of the reference; computed now where the walk has not come to it."""
+        open_slots = [slot]
+        while open_slots:
+            top = open_slots[-1]
+            if top in self.known:
+                open_slots.pop()
+                continue
+            step = self.program.steps[self.program.producers[top]]
+            missing = [read for read in step.reads if read not in self.known]
+            if missing:
+                open_slots += missing
+                continue
+            if step.site is None:
+                self.reference[top] = self.simulator.call(step, self.reference, False)
+            else:
+                self.reference[top] = self.reference[step.reads[0]]
+            self.known.add(top)
+        return self.reference[slot]
+
+    def _fork(self, start: int, on: frozenset[int] | None) -> Any:
+        """The graph's outputs with some sites on; None for all, and for constants that have no site of their own."""
+        on_constants = [c for c in self.program.constants if on is None or c.site in on]
+        changed: dict[int, Any] = {constant.slot: constant.quantized for constant in on_constants}
+        constants = frozenset(changed)
+        owned: set[int] = set()
+        for step in self.program.steps[start:]:
+            quantizes = step.site is not None and (on is None or step.site in on)
+            if quantizes or not changed.keys().isdisjoint(step.reads) or not constants.isdisjoint(step.constants):
+                self._run_changed(step, changed, owned, quantizes)
+            for slot in step.releases:
+                changed.pop(slot, None)
+        ahead = {slot: changed[slot] if slot in changed else self._value(slot) for slot in self.outputs}
+        return bind(self.program.outputs, ahead)
+
+    def _run_changed(self, step: Step, changed: dict[int, Any], owned: set[int], quantizes: bool) -> None:
+        """Runs a step of a fork; ``owned`` are the slots whose memory the fork itself made."""
+        source = step.reads[0] if step.reads else -1
+        if step.site is not None and not quantizes:
+            changed[step.out] = changed[source]
+            if source in owned:
+                owned.add(step.out)
+            return
+        own = {slot: changed[slot] if slot in changed else self._value(slot) for slot in (*step.reads, *step.constants)}
+        reuse = step.reuse and source in owned
+        if step.site is None:
+            changed[step.out] = self.simulator.call(step, own, reuse)
+            if op_rules.allocates(step.function):
+                owned.add(step.out)
+        elif step.twin in changed:
+            changed[step.out] = changed[step.twin]
+        else:
+            value: Tensor = own[source]
+            changed[step.out] = self.simulator.site_function(step)(value, out=value if reuse else None)
+            owned.add(step.out)
+
+
+def _first_steps(program: Program) -> dict[int, int]:
+    """Constant slot → the first step that reads it."""
+    first: dict[int, int] = {}
+    for step in program.steps:
+        for slot in step.constants:
+            first.setdefault(slot, step.index)
+    return first

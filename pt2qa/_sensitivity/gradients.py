@@ -1,0 +1,206 @@
+"""One reference forward that remembers how to go back, and the walk back with several gradients at once.
+
+Each op gets an autograd graph of its own, from copies of its inputs that need a gradient to its output.  Going back,
+the gradients of one value are all there at the same time, so that what is measured with them (the error of a site) is
+computed once for all of them and dropped at once, and so are the op's graph and the gradients themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2qa._sensitivity.layouts import laid_out_inputs
+from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.simulator import Simulator, bind
+from pt2qa.errors import SimulationError
+
+
+class WithoutGradient(SimulationError):
+    """An op cannot be followed backwards.
+
+    Attributes:
+        reason: which, and why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f'{reason}. Use method="exact".')
+        self.reason = reason
+
+
+Gradients = list[list[Tensor | None]]
+"""Of one value: for each of its floating-point tensors, one gradient for each vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """An op as it was run: the tensors that it read by slot, and the tensors that it returned."""
+
+    inputs: dict[int, list[Tensor]]
+    outputs: list[Tensor]
+
+
+class GradientRun:
+    """The reference on one batch, and the way back.
+
+    Memory: every value of the reference, as one training step keeps them, without gradients of parameters; going back,
+    the gradients of the live values for each vector.
+
+    Args:
+        simulator: runs the reference.
+        values: the inputs, flat.
+
+    Raises:
+        WithoutGradient: an op cannot be followed backwards.
+    """
+
+    def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
+        self.simulator, self.program = simulator, simulator.program
+        self.tracked = tracked_slots(self.program)
+        self.env = simulator.environment(values, False)
+        for constant in self.program.constants:
+            value = self.env[constant.slot]
+            # Not detach: verification runs the graphs meanwhile, which put back what they write to buffers, and
+            # autograd would take that for a change.
+            self.env[constant.slot] = value.data if isinstance(value, Tensor) else value
+        self._records: dict[int, _Record] = {}
+        self._gradients: dict[int, Gradients] = {}
+        for step in self.program.steps:
+            self._forward(step)
+
+    def outputs(self) -> Any:
+        """What the reference returns; before :meth:`backward`, which drops it."""
+        return bind(self.program.outputs, self.env)
+
+    def _forward(self, step: Step) -> None:
+        if step.site is not None:
+            self.env[step.out] = self.env[step.reads[0]]
+            return
+        reads = [slot for slot in step.reads if slot in self.tracked and float_tensors(self.env[slot])]
+        if not reads:
+            with torch.no_grad():
+                self.env[step.out] = self.simulator.call(step, laid_out_inputs(step, self.env), False)
+            return
+        if step.mutates:
+            raise WithoutGradient(f"{step.name} writes to a value that other ops share, which gradients cannot follow")
+        own = dict(laid_out_inputs(step, self.env))
+        inputs: dict[int, list[Tensor]] = {}
+        for slot in reads:
+            own[slot] = pytree.tree_map_only(Tensor, needing_gradient, own[slot])
+            inputs[slot] = float_tensors(own[slot])
+        with torch.enable_grad(), _named(step):
+            result = self.simulator.call(step, own, False)
+        self.env[step.out] = pytree.tree_map_only(Tensor, Tensor.detach, result)
+        self._records[step.index] = _Record(inputs, float_tensors(result))
+
+    def backward(self, vectors: dict[int, Gradients], visit: Callable[[Step, Gradients], None]) -> None:
+        """Goes back once, with all vectors.
+
+        Args:
+            vectors: gradients at the slots of the outputs, one for each vector.
+            visit: called for every step whose output any gradient reached, the last step first; at a site with the
+                gradients of the rounded value.  ``env`` still has what the step reads.
+        """
+        self._gradients = dict(vectors)
+        for step in reversed(self.program.steps):
+            gradients = self._gradients.pop(step.out, None)
+            if gradients is not None:
+                visit(step, gradients)
+                if step.site is None:
+                    self._through(step, gradients)
+                else:
+                    # A copy of an earlier site hands on its gradient, so that both are one.
+                    self._add(step.reads[0] if step.twin is None else step.twin, gradients)
+            self._records.pop(step.index, None)
+            self.env[step.out] = None
+
+    def _through(self, step: Step, gradients: Gradients) -> None:
+        record = self._records.get(step.index)
+        if record is None:
+            return
+        inputs = [tensor for tensors in record.inputs.values() for tensor in tensors]
+        count = max(len(leaf) for leaf in gradients)
+        found: list[list[Tensor | None]] = [[None] * count for _ in inputs]
+        for vector in range(count):
+            arrived = [
+                (output, leaf[vector])
+                for output, leaf in zip(record.outputs, gradients, strict=True)
+                if leaf[vector] is not None and output.requires_grad
+            ]
+            if not arrived:
+                continue
+            with _named(step):
+                results = torch.autograd.grad(
+                    [output for output, _ in arrived],
+                    inputs,
+                    [gradient for _, gradient in arrived],
+                    retain_graph=vector + 1 < count,
+                    allow_unused=True,
+                )
+            for own, result in zip(found, results, strict=True):
+                own[vector] = result
+        position = 0
+        for slot, tensors in record.inputs.items():
+            self._add(slot, found[position : position + len(tensors)])
+            position += len(tensors)
+
+    def _add(self, slot: int, gradients: Gradients) -> None:
+        if slot not in self.tracked or all(gradient is None for leaf in gradients for gradient in leaf):
+            return
+        known = self._gradients.get(slot)
+        # Gradients may be views of each other, so sums are new tensors.
+        self._gradients[slot] = (
+            gradients
+            if known is None
+            else [
+                [_sum(a, b) for a, b in zip(left, right, strict=True)]
+                for left, right in zip(known, gradients, strict=True)
+            ]
+        )
+
+
+def tracked_slots(program: Program) -> frozenset[int]:
+    """Slots whose gradient is needed: results of sites, results of ops that read a quantized constant, and all that
+    is computed from them.
+    """
+    sites = {constant.slot for constant in program.constants if constant.site is not None}
+    tracked: set[int] = set()
+    for step in program.steps:
+        if step.site is not None or sites.intersection(step.constants) or tracked.intersection(step.reads):
+            tracked.add(step.out)
+    return frozenset(tracked)
+
+
+def float_tensors(value: Any) -> list[Tensor]:
+    """The floating-point tensors in a value."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def needing_gradient(tensor: Tensor) -> Tensor:
+    """The same memory as the beginning of an autograd graph."""
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right
+
+
+class _named:
+    """Says which op could not be differentiated."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
+            raise WithoutGradient(f"{self.step.name} ({self.step.op}) has no gradient here: {error}") from error

@@ -1,0 +1,174 @@
+"""What an analysis has measured so far: sums by place and batch, from which rows are made and an analysis goes on."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from pt2qa._report.set_apart import SetApart
+from pt2qa._sensitivity.metrics import OutputMetric
+from pt2qa._sensitivity.places import Place
+from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa.errors import SelectionError
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Sums by place and batch.
+
+    Attributes:
+        data: the batches, the unfinished one and those that are set apart included.
+        parts: by place and batch.
+        set_apart: by number, batches without numbers.
+        noise: of each place over all batches.
+        variance: of that noise.
+    """
+
+    data: list[SensitivityBatch] = field(default_factory=list)
+    parts: dict[tuple[int, int], SensitivityPart] = field(default_factory=dict)
+    set_apart: dict[int, SetApart] = field(default_factory=dict)
+    noise: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    variance: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, part: SensitivityPart) -> None:
+        """Keeps the sums of one place on one batch, which it has not."""
+        self.parts[part.place, part.batch] = part
+        self.noise[part.place] += part.noise
+        self.variance[part.place] += part.variance
+
+    def has(self, place: int, batch: int) -> bool:
+        """Whether they were measured."""
+        return (place, batch) in self.parts
+
+    @property
+    def counted(self) -> list[int]:
+        """The batches that have numbers."""
+        return [number for number in range(len(self.data)) if number not in self.set_apart]
+
+    def finished(self, places: int) -> list[int]:
+        """The batches that were measured for all places."""
+        wanted = (ALL_SITES, *range(places))
+        return [batch for batch in self.counted if all(self.has(place, batch) for place in wanted)]
+
+    def expect(self, batch: int, known: SensitivityBatch) -> None:
+        """Refuses a batch other than the one that was measured before.
+
+        Raises:
+            SelectionError: it is another one.
+        """
+        if self.data[batch].fingerprint != known.fingerprint:
+            raise SelectionError(
+                f"batch {batch} is not the one that the report to resume was made with. "
+                "Pass the same batches in the same order, or start anew without resume."
+            )
+
+
+def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) -> Ledger:
+    """The ledger of an interrupted analysis, or an empty one.
+
+    Args:
+        report: what the interrupted analysis returned.
+        expected: fields of the report that must be those of this call.
+
+    Raises:
+        SelectionError: the report is about something else.
+    """
+    if report is None:
+        return Ledger()
+    found = {name: getattr(report, name) for name in expected if name != "fingerprint"}
+    found["fingerprint"] = report.environment.fingerprint
+    for name, value in expected.items():
+        if found[name] != value:
+            raise SelectionError(
+                f"cannot resume: the report has {name} {found[name]!r}, this call {value!r}. "
+                "Pass the same pair and arguments, or start anew without resume."
+            )
+    ledger = Ledger(list(report.data), set_apart={apart.batch: apart for apart in report.set_apart})
+    for part in report.parts:
+        ledger.add(part)
+    return ledger
+
+
+def make_rows(
+    places: Sequence[Place], ledger: Ledger, metric: OutputMetric, flops: Mapping[int, float]
+) -> tuple[SensitivityRow, ...]:
+    """The rows of all places that were measured on every finished batch; before that, of those done on the first one.
+
+    Args:
+        places: all places.
+        ledger: what was measured.
+        metric: what ``value`` is.
+        flops: by step, for one sample.
+    """
+    batches = covered(ledger, len(places))
+    data = [ledger.data[batch] for batch in batches]
+    total_flops = sum(flops.values())
+    rows = []
+    for number, place in enumerate(places):
+        parts = [ledger.parts[number, batch] for batch in batches if ledger.has(number, batch)]
+        if not parts or len(parts) < len(batches):
+            continue
+        noise = math.fsum(part.noise for part in parts)
+        own = sum(flops.get(step, 0.0) for step in place.steps)
+        sigma = math.sqrt(math.fsum(part.variance for part in parts))
+        rows.append(
+            SensitivityRow(
+                name=place.name,
+                kind=place.kind,
+                op=place.op,
+                value=metric.value(parts, data),
+                dtype=place.dtype,
+                flops=round(own),
+                flops_share=own / total_flops if total_flops else 0.0,
+                site=place.sites[0] if place.single else -1,
+                handle=place.handle,
+                module=place.module,
+                region=place.region,
+                noise=noise,
+                noise_share=0.0,
+                # Only sqnr is ever estimated; in dB, d(10 log10 noise) = 10 / ln 10 * d noise / noise.
+                error=10 / math.log(10) * sigma / noise if noise > 0 else 0.0,
+                rank=0,
+                near_tie=False,
+            )
+        )
+    return _ranked(_with_shares(rows), metric.smallest_is_worst)
+
+
+def covered(ledger: Ledger, places: int) -> list[int]:
+    """The batches that the rows cover: the finished ones; the first one that counts where it is unfinished."""
+    return ledger.finished(places) or ledger.counted[:1]
+
+
+def _with_shares(rows: list[SensitivityRow]) -> list[SensitivityRow]:
+    total = math.fsum(row.noise for row in rows)
+    return [
+        replace(row, noise_share=row.noise / total if total > 0 else 0.0 if total == 0 else math.nan) for row in rows
+    ]
+
+
+def _ranked(rows: list[SensitivityRow], smallest_is_worst: bool) -> tuple[SensitivityRow, ...]:
+    """Rows with their ranks; a row without a value comes last, equal values go by noise."""
+
+    def badness(row: SensitivityRow) -> tuple[bool, float, float]:
+        missing = math.isnan(row.value)
+        value = 0.0 if missing else row.value
+        return missing, value if smallest_is_worst else -value, -row.noise
+
+    order = sorted(range(len(rows)), key=lambda index: badness(rows[index]))
+    near = [False] * len(rows)
+    for left, right in pairwise(order):
+        if _near(rows[left], rows[right]):
+            near[left] = near[right] = True
+    result = list(rows)
+    for rank, index in enumerate(order, start=1):
+        result[index] = replace(rows[index], rank=rank, near_tie=near[index])
+    return tuple(result)
+
+
+def _near(left: SensitivityRow, right: SensitivityRow) -> bool:
+    return left.value == right.value or abs(left.value - right.value) <= math.hypot(left.error, right.error)

@@ -1,0 +1,153 @@
+"""Metrics of outputs: what one batch adds up to, and the number that all batches give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from pt2qa._decibels import sqnr
+from pt2qa._metrics import ErrorSums, error_sums
+from pt2qa._sensitivity.outputs import float_leaves
+from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart
+from pt2qa.errors import SelectionError
+
+Loss = Callable[[Any, Any], float]
+"""From the reference's and the quantized model's outputs to a number."""
+
+METRICS = ("sqnr", "cosine", "l1", "atol", "kl")
+_SMALLEST_IS_WORST = ("sqnr", "cosine")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMetric:
+    """A metric of outputs.
+
+    Attributes:
+        name: one of :data:`METRICS`, or the name of a loss.
+        loss: the user's loss; None for a metric of pt2qa's.
+        smallest_is_worst: the direction.
+    """
+
+    name: str
+    loss: Loss | None
+    smallest_is_worst: bool
+
+    def part(self, place: int, batch: int, reference: Any, quantized: Any, samples: int) -> SensitivityPart:
+        """The sums of one batch.
+
+        Args:
+            place: the row that it is for.
+            batch: position of the batch.
+            reference: what the model and ``post_process`` return for the reference.
+            quantized: the same with sites on.
+            samples: of the batch; the weight of a user's loss.
+
+        Raises:
+            SelectionError: the outputs differ in number or shape.
+        """
+        sums = ErrorSums()
+        loss = weight = 0.0
+        for ref, quant in paired_leaves(reference, quantized):
+            sums = sums.merge(error_sums(ref, quant))
+            if self.name == "kl" and self.loss is None:
+                divergence, rows = _kl(ref, quant)
+                loss, weight = loss + divergence, weight + rows
+        if self.loss is not None:
+            loss, weight = float(self.loss(reference, quantized)) * samples, float(samples)
+        return SensitivityPart(
+            place=place,
+            batch=batch,
+            noise=math.nan if sums.nonfinite else sums.noise,
+            quant_signal=sums.quant_signal,
+            product=sums.product,
+            absolute=sums.absolute,
+            largest=math.nan if sums.nonfinite else sums.atol_seen,
+            count=sums.count,
+            loss=loss,
+            weight=weight,
+        )
+
+    def value(self, parts: Sequence[SensitivityPart], data: Sequence[SensitivityBatch]) -> float:
+        """The number that the sums of all batches give; nan where it is not defined.
+
+        Formulas are those of :class:`pt2qa._report.LayerRow`; ``kl`` is the mean over rows of
+        ``sum(p_ref * log(p_ref / p_quant))`` with ``p`` the softmax over the last axis, in nats; a loss is the mean
+        over batches, weighted by samples.
+        """
+        if self.loss is not None or self.name == "kl":
+            weight = sum(part.weight for part in parts)
+            return sum(part.loss for part in parts) / weight if weight else math.nan
+        signal = sum(batch.signal for batch in data)
+        noise = sum(part.noise for part in parts)
+        if self.name == "sqnr":
+            return math.inf if noise == 0.0 else sqnr(signal, noise)
+        if math.isnan(noise):
+            return math.nan
+        if self.name == "cosine":
+            scale = math.sqrt(signal) * math.sqrt(sum(part.quant_signal for part in parts))
+            return min(1.0, sum(part.product for part in parts) / scale) if scale else math.nan
+        if self.name == "l1":
+            return sum(part.absolute for part in parts) / max(sum(part.count for part in parts), 1)
+        return max((part.largest for part in parts), default=math.nan)
+
+
+def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetric:
+    """The metric of a name or of a user's loss.
+
+    Raises:
+        SelectionError: there is no such metric, or its direction is fixed.
+    """
+    if callable(metric):
+        name = getattr(metric, "__name__", type(metric).__name__)
+        return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False)
+    if metric not in METRICS:
+        raise SelectionError(
+            f"there is no metric {metric!r}; expected one of {', '.join(METRICS)}, or a function of the reference's "
+            "and the quantized outputs."
+        )
+    if larger_is_worse is not None:
+        raise SelectionError(f"larger_is_worse is for functions; which values of {metric!r} are worse is known.")
+    return OutputMetric(metric, None, metric in _SMALLEST_IS_WORST)
+
+
+def signal_of(reference: Any) -> float:
+    """Sum of the squared reference outputs, where they are finite."""
+    return sum(error_sums(leaf, leaf).signal for leaf in float_leaves(reference))
+
+
+def paired_leaves(reference: Any, quantized: Any) -> list[tuple[Tensor, Tensor]]:
+    """The outputs whose error is measured, side by side.
+
+    Raises:
+        SelectionError: they differ in number or shape.
+    """
+    refs, quants = float_leaves(reference), float_leaves(quantized)
+    shapes = [[tuple(leaf.shape) for leaf in leaves] for leaves in (refs, quants)]
+    if shapes[0] != shapes[1]:
+        raise SelectionError(
+            f"the outputs of the reference have the shapes {shapes[0]}, with sites quantized {shapes[1]}. "
+            "Pass post_process= that returns outputs of fixed shapes, such as scores before a selection."
+        )
+    return list(zip(refs, quants, strict=True))
+
+
+def _kl(reference: Tensor, quantized: Tensor) -> tuple[float, float]:
+    """Sum of the divergences over rows, and how many rows."""
+    ref, quant = (
+        F.log_softmax(leaf.detach().double().reshape(-1, leaf.shape[-1] if leaf.dim() else 1), -1)
+        for leaf in (reference, quantized)
+    )
+    # Rounding may put the divergence of equal rows a little below zero.
+    divergence = F.kl_div(quant, ref, reduction="none", log_target=True).sum(-1).clamp_(min=0)
+    return float(divergence.sum()), float(len(ref))
+
+
+def detached(result: Any) -> Any:
+    """A copy of outputs that shares no memory with what later runs may write to."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), result)

@@ -1,0 +1,128 @@
+"""Where the error of a site is projected: behind the first nonlinear ops that it goes through, not at the site.
+
+A gradient is blind to what an error changes in a nonlinear op: a relu6 that cuts every reference value lets none of a
+large error through in first order, though it does in truth.  So the error is followed exactly through the ops that
+alone read it, up to the second op that carries arithmetic, and projected behind the last nonlinear one of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pt2qa._sensitivity.gradients import float_tensors
+from pt2qa._sensitivity.layouts import laid_out_inputs
+from pt2qa._simulator import op_rules
+from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.products import PRODUCTS
+from pt2qa._simulator.program import Program, Slot, Step
+from pt2qa._simulator.simulator import Simulator
+
+_LINEAR = {
+    *("add", "sub", "mean", "sum", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm", "dropout", "cat", "pad"),
+    *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "select", "slice", "expand"),
+    *("contiguous", "clone", "upsample_nearest2d", "upsample_bilinear2d", "pixel_shuffle"),
+}
+_CURVED = {
+    *("relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"),
+    *("gelu", "prelu", "softmax", "layer_norm", "max_pool2d", "mul", "div", "mish", "softplus"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way of one site's error to the place where it is projected.
+
+    Attributes:
+        site: index of the site.
+        start: the site's step, or that of the op that reads the constant.
+        constant: slot of the constant; None for an activation.
+        steps: the steps after ``start`` that are run with the error, in order.
+    """
+
+    site: int
+    start: Step
+    constant: int | None
+    steps: tuple[Step, ...]
+
+    @property
+    def end(self) -> Step:
+        """The step at whose output the error is projected."""
+        return self.steps[-1] if self.steps else self.start
+
+
+def plan_paths(program: Program) -> tuple[Path, ...]:
+    """A path for each site and each op that reads a quantized constant; a twin has none of its own."""
+    readers: dict[int, list[Step]] = defaultdict(list)
+    for step in program.steps:
+        for slot in step.reads:
+            readers[slot].append(step)
+    alone = {slot: own[0] for slot, own in readers.items() if len(own) == 1}
+    for slot in slots_in(program.outputs):
+        alone.pop(slot, None)
+    for step in program.steps:
+        if step.twin is not None:
+            alone.pop(step.twin, None)
+    site_of = {constant.slot: constant.site for constant in program.constants if constant.site is not None}
+    paths = []
+    for step in program.steps:
+        if step.site is not None and step.twin is None:
+            paths.append(Path(step.site, step, None, _steps_after(step, alone)))
+        for slot in step.constants:
+            if slot in site_of:
+                paths.append(Path(site_of[slot], step, slot, _steps_after(step, alone)))
+    return tuple(paths)
+
+
+def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
+    found: list[Step] = []
+    kept, heavy = 0, start.site is None
+    step = alone.get(start.out)
+    while step is not None and not step.mutates:
+        name = op_rules.op_name(step.function) if step.site is None else ""
+        if step.site is None and name in PRODUCTS:
+            if heavy:
+                break
+            heavy = True
+        elif step.site is None and name not in _LINEAR and name not in _CURVED:
+            break
+        found.append(step)
+        if name in _CURVED:
+            kept = len(found)
+        step = alone.get(step.out)
+    return tuple(found[:kept])
+
+
+def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> list[Tensor]:
+    """How each floating-point tensor of the end of a path changes when the site is quantized.
+
+    Args:
+        path: the site and its steps.
+        simulator: runs single ops.
+        reference: the reference's values by slot.
+    """
+    step = path.start
+    if path.constant is None:
+        changed = simulator.site_function(step)(reference[step.reads[0]], out=None)
+    else:
+        env = {slot: reference[slot] for slot in (*step.reads, *step.constants)}
+        env[path.constant] = simulator.on[path.constant]
+        changed = simulator.call(step, laid_out_inputs(step, env), False)
+    own, slot = path.constant is None or op_rules.allocates(step.function), step.out
+    for step in path.steps:
+        if step.site is None:
+            env = {read: reference[read] for read in (*step.reads, *step.constants)}
+            env[slot] = changed
+            changed = simulator.call(step, laid_out_inputs(step, env), own and _reads_first(step, slot))
+            own = own or op_rules.allocates(step.function)
+        slot = step.out
+    pairs = zip(float_tensors(changed), float_tensors(reference[slot]), strict=True)
+    return [new.sub_(old) if own and isinstance(changed, Tensor) else new - old for new, old in pairs]
+
+
+def _reads_first(step: Step, slot: int) -> bool:
+    """Whether the in-place spelling of a step writes to this slot."""
+    return bool(step.args) and isinstance(step.args[0], Slot) and step.args[0].number == slot

@@ -1,0 +1,142 @@
+"""Places: what a row of a sensitivity report stands for, a site, or the sites of a region or a module together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pt2qa._simulator.program import Program, Site, Step
+from pt2qa.errors import SelectionError
+
+Group = Literal["region", "module"]
+
+GROUPS = ("region", "module")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Sites that are quantized together, and what people read about them.
+
+    Attributes:
+        name, kind, op, dtype, handle, module, region: as in :class:`pt2qa._report.SensitivityRow`.
+        sites: indices in ``pair.sites``, twins included.
+        steps: the ops that make the values or read the weights; their flops are the place's.
+        single: whether it is one site (and its twins), not a group.
+    """
+
+    name: str
+    kind: Literal["activation", "weight"]
+    op: str
+    dtype: str
+    handle: int
+    module: str
+    region: int
+    sites: tuple[int, ...]
+    steps: frozenset[int]
+    single: bool = True
+
+
+def find_places(program: Program, group: Group | None) -> tuple[Place, ...]:
+    """The places of a program in the order of their first site.
+
+    An activation belongs to the op that makes it, a weight to the op that reads it first, so that each site is in one
+    group.  A value that is quantized twice with equal parameters (twins) is one place: its copies cannot differ.
+
+    Raises:
+        SelectionError: there is no such grouping.
+    """
+    if group is not None and group not in GROUPS:
+        raise SelectionError(
+            f"cannot group by {group!r}; expected one of {', '.join(GROUPS)}, or None for single sites."
+        )
+    single = _single_places(program)
+    if group is None:
+        return single
+    members: dict[object, list[Place]] = defaultdict(list)
+    for place in single:
+        if not place.steps:
+            members[place.name].append(place)  # an input of the model belongs to nothing
+        else:
+            members[place.region if group == "region" else (place.module,)].append(place)
+    return tuple(_together(program, places, group) for places in members.values())
+
+
+def _single_places(program: Program) -> tuple[Place, ...]:
+    twins = _twins(program)
+    readers = _constant_readers(program)
+    places = []
+    for site in program.sites:
+        if site.index in twins:
+            continue
+        copies = tuple(copy for copy, first in twins.items() if first == site.index)
+        step = _home(program, site, readers)
+        places.append(
+            Place(
+                name=site.name,
+                kind="activation" if site.kind == "activation" else "weight",
+                op=site.op,
+                dtype=site.params.dtype,
+                handle=site.handle,
+                module=step.module if step is not None else "",
+                region=step.region if step is not None else -1,
+                sites=(site.index, *copies),
+                steps=frozenset() if step is None else frozenset({step.index}),
+            )
+        )
+    return tuple(places)
+
+
+def _twins(program: Program) -> dict[int, int]:
+    """Site → the first site of the same value with the same parameters."""
+    return {
+        step.site: first
+        for step in program.steps
+        if step.site is not None
+        and step.twin is not None
+        and (first := program.steps[program.producers[step.twin]].site) is not None
+    }
+
+
+def _constant_readers(program: Program) -> dict[int, Step]:
+    readers: dict[int, Step] = {}
+    for step in program.steps:
+        for slot in step.constants:
+            readers.setdefault(slot, step)
+    return readers
+
+
+def _home(program: Program, site: Site, readers: dict[int, Step]) -> Step | None:
+    """The op that makes an activation or reads a weight; None for an input of the model."""
+    if site.source == site.result:
+        return readers.get(site.source)
+    producer = program.producers.get(site.source)
+    return None if producer is None else program.steps[producer]
+
+
+def _together(program: Program, places: list[Place], group: Group) -> Place:
+    first = places[0]
+    kind: Literal["activation", "weight"] = "activation" if any(p.kind == "activation" for p in places) else "weight"
+    merged = replace(
+        first,
+        kind=kind,
+        single=False,
+        dtype=", ".join(_distinct(place.dtype for place in places)),
+        sites=tuple(sorted(site for place in places for site in place.sites)),
+        steps=frozenset(step for place in places for step in place.steps),
+    )
+    if not first.steps:
+        return merged
+    if group == "region":
+        region = program.regions[first.region]
+        op = program.steps[region.steps[0]]
+        return replace(merged, name=region.name, op=op.op, handle=op.handle, module=op.module)
+    step = program.steps[min(first.steps)]
+    return replace(
+        merged, name=first.module or "(top level)", op=step.module_type.rpartition(".")[2], handle=-1, region=-1
+    )
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

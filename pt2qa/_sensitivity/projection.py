@@ -1,0 +1,250 @@
+"""Sensitivity of all sites at once, from random projections of the output.
+
+For a small error d at a site the output changes by J d, with J the derivative of the output.  For a random vector v of
+±1, E[(v·J d)²] = |J d|², the squared output error, and v·J d = (Jᵀv)·d is the dot product of d with the gradient of
+v·output: one backward pass gives it for every site.  A site's d is its actual error on the reference's values, followed
+exactly through the first nonlinear ops behind it (:mod:`pt2qa._sensitivity.paths`); for a weight it begins as the
+change of the output of the op that reads it.
+
+Samples of a batch do not depend on each other in most models; then each sample is a measurement of its own, with less
+variance than one for the whole batch (:mod:`pt2qa._sensitivity.samples`).
+
+Source:
+    estimating dᵀJᵀJd with random signs is Hutchinson's trace estimator (Communications in Statistics 18, 1989).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, needing_gradient
+from pt2qa._sensitivity.layouts import has_channels_last
+from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
+from pt2qa._sensitivity.paths import Path, errors_at_end
+from pt2qa._sensitivity.samples import is_apart, marks
+from pt2qa._sensitivity.survey import Survey
+from pt2qa._sensitivity.vectors import left_to_chance, random_signs
+from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.program import Step
+from pt2qa._simulator.simulator import bind
+from pt2qa.errors import SelectionError
+
+
+class PostProcessWithoutGradient(SelectionError):
+    """``post_process`` cannot be followed backwards.
+
+    Attributes:
+        reason: why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f'{reason}. Use torch functions that have one (softmax, not argmax), or method="exact".')
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Projection:
+    """The method on one pair; what it learns from the first batch serves the others.
+
+    Attributes:
+        pair: the pair.
+        post_process: the user's function of the outputs.
+        paths: of all sites.
+        apart: slots at which each sample's error reaches that sample's output alone; None before the first batch.
+        mixed: names of the ops at whose output paths end that are not so; empty for batches of one sample.
+        cleaned: names of ops with errors that are not finite, which count as zero.
+    """
+
+    pair: QuantizedPair
+    post_process: PostProcess | None
+    paths: tuple[Path, ...]
+    apart: frozenset[int] | None = None
+    mixed: tuple[str, ...] = ()
+    cleaned: dict[str, None] = field(default_factory=dict)
+
+    def start(self, values: Sequence[Any], batch: int, seen: Survey) -> ProjectedBatch:
+        """The reference's forward on a batch.
+
+        Args:
+            values: the inputs, flat.
+            batch: its number, which decides about the random vectors.
+            seen: the survey of the first batch.
+
+        Raises:
+            PostProcessWithoutGradient: ``post_process`` cannot be differentiated.
+            WithoutGradient: an op cannot.
+        """
+        started = ProjectedBatch(self, values, batch)
+        if self.apart is None:
+            self._compare_samples(started, seen)
+        return started
+
+    def _compare_samples(self, started: ProjectedBatch, seen: Survey) -> None:
+        samples, env = started.samples, started.run.env
+        ends = {path.end.out for path in self.paths} if samples > 1 else set()
+        with torch.no_grad():
+            others = float_leaves(finished(self.pair, seen.outputs, self.post_process))
+        own = float_leaves(started.reference)
+        same = len(own) == len(others) and all(
+            is_apart(marks(leaf, samples), marks(other, samples)) for leaf, other in zip(own, others, strict=True)
+        )
+        apart = {slot for slot in ends if same and is_apart(marks(env[slot], samples), seen.marks.get(slot))}
+        program = self.pair.program
+        self.apart = frozenset(apart)
+        names = (program.steps[program.producers[slot]].name for slot in sorted(ends - apart))
+        self.mixed = tuple(dict.fromkeys(names))
+
+
+class ProjectedBatch:
+    """One batch: its forward, and rounds of random vectors, of which each but the first runs the forward again.
+
+    Attributes:
+        samples: of the batch.
+        run: the forward under way.
+        returned: what the graph's reference returned, as :class:`GradientRun` computed it.
+        reference: the same as the user sees it.
+        projections: random vectors so far.
+    """
+
+    def __init__(self, projection: Projection, values: Sequence[Any], batch: int) -> None:
+        self.projection, self.values, self.batch = projection, values, batch
+        self.samples = count_samples(list(values))
+        self.projections = 0
+        self._dots: dict[int, list[Tensor]] = defaultdict(list)
+        self._fresh = True
+        self._forward()
+
+    def _forward(self) -> None:
+        """The reference, and the user's outputs with gradients that lead to the slots of the graph's outputs."""
+        pair = self.projection.pair
+        self.run = GradientRun(pair.simulator, self.values)
+        self.returned = self.run.outputs()
+        own = dict(enumerate(self.run.env))
+        self._leaves: dict[int, list[Tensor]] = {}
+        with torch.enable_grad():
+            for slot in sorted(set(slots_in(pair.program.outputs))):
+                own[slot] = pytree.tree_map_only(Tensor, needing_gradient, own[slot])
+                self._leaves[slot] = float_tensors(own[slot])
+                # Copies, so that post_process may write to them.
+                own[slot] = pytree.tree_map_only(Tensor, Tensor.clone, own[slot])
+            result = self._finished(bind(pair.program.outputs, own))
+        self._counted = float_leaves(result)
+        self.reference = pytree.tree_map_only(Tensor, Tensor.detach, result)
+
+    def _finished(self, outputs: Any) -> Any:
+        try:
+            reference = finished(self.projection.pair, outputs, self.projection.post_process)
+        except RuntimeError as error:
+            raise PostProcessWithoutGradient(f"post_process cannot be differentiated ({error})") from error
+        if not all(leaf.requires_grad for leaf in float_leaves(reference)):
+            raise PostProcessWithoutGradient("post_process gives an output without a gradient")
+        return reference
+
+    def project(self, count: int) -> None:
+        """Goes back with so many more vectors.
+
+        Raises:
+            WithoutGradient: an op cannot be differentiated.
+        """
+        if not self._fresh:
+            self._forward()
+        self._fresh = False
+        meter = _Meter(self)
+        self.run.backward(self._vectors(count), meter.visit)
+        for site, dots in meter.dots.items():
+            self._dots[site].append(dots)
+        self.projections += count
+
+    def noise(self, sites: Sequence[int]) -> tuple[float, float]:
+        """The squared output error of sites, added up, and its variance; zero of those that no gradient reached."""
+        found = [self._estimate(torch.cat(self._dots[site])) for site in sites if site in self._dots]
+        return sum(noise for noise, _ in found), sum(variance for _, variance in found)
+
+    @property
+    def reached(self) -> set[int]:
+        """The sites that a gradient reached."""
+        return set(self._dots)
+
+    def _vectors(self, count: int) -> dict[int, Gradients]:
+        """The gradients of v·output at the slots of the graph's outputs."""
+        inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
+        signs = random_signs(self._counted, self.samples, count, self.batch, self.projections)
+        found: list[list[Tensor | None]] = [[] for _ in inputs]
+        for vector in range(count):
+            gradients = torch.autograd.grad(
+                self._counted,
+                inputs,
+                [vectors[vector] for vectors in signs],
+                retain_graph=vector + 1 < count,
+                allow_unused=True,
+            )
+            for column, gradient in zip(found, gradients, strict=True):
+                column.append(gradient)
+        by_leaf = iter(found)
+        by_slot = {slot: [next(by_leaf) for _ in leaves] for slot, leaves in self._leaves.items()}
+        return {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in self.run.tracked}
+
+    def _estimate(self, dots: Tensor) -> tuple[float, float]:
+        """Noise and its variance from dot products of shape (projections, samples or 1).
+
+        The variance is that of the mean over projections, samples being independent.  A single projection has no
+        spread: its dot product is taken to be normal, for which the variance of z² is 2/3 of E[z⁴].
+        """
+        squares = dots.square()
+        count = len(squares)
+        spread = squares.var(0, correction=1) / count if count > 1 else squares.square()[0] * (2 / 3)
+        chance = left_to_chance(self._counted, self.samples, count, apart=dots.shape[1] == self.samples)
+        return float(squares.mean(0).sum()), float(spread.sum()) * chance
+
+
+class _Meter:
+    """Takes the dot products of errors and gradients on the way back."""
+
+    def __init__(self, batch: ProjectedBatch) -> None:
+        self.projection, self.run, self.samples = batch.projection, batch.run, batch.samples
+        self.apart = batch.projection.apart or frozenset()
+        self.dots: dict[int, Tensor] = {}
+        self.paths: dict[int, list[Path]] = defaultdict(list)
+        for path in self.projection.paths:
+            self.paths[path.end.index].append(path)
+
+    def visit(self, step: Step, gradients: Gradients) -> None:
+        """Projects the errors whose paths end at a step."""
+        with torch.no_grad():
+            for path in self.paths.get(step.index, ()):
+                self._add(path, gradients, errors_at_end(path, self.projection.pair.simulator, self.run.env))
+
+    def _add(self, path: Path, gradients: Gradients, errors: list[Tensor]) -> None:
+        """Adds dot products: float64 of shape (projections, samples or 1)."""
+        rows = self.samples if path.end.out in self.apart else 1
+        for leaf, error in zip(gradients, errors, strict=True):
+            dots = _dots(leaf, error, rows)
+            if not bool(dots.isfinite().all()):
+                self.projection.cleaned[path.start.name] = None
+                finite = error.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                dots = _dots(leaf, finite, rows).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            known = self.dots.get(path.site)
+            if known is not None and known.shape != dots.shape:
+                known, dots = known.sum(1, keepdim=True), dots.sum(1, keepdim=True)
+            self.dots[path.site] = dots if known is None else known + dots
+
+
+def _dots(gradients: Sequence[Tensor | None], error: Tensor, rows: int) -> Tensor:
+    """Dot products of each gradient with an error, row by row: float64 of shape (gradients, rows)."""
+    if has_channels_last(error):
+        gradients = [None if gradient is None else gradient.permute(0, 2, 3, 1) for gradient in gradients]
+        error = error.permute(0, 2, 3, 1)
+    right = error.reshape(rows, -1)
+    left = [None if gradient is None else gradient.reshape(rows, -1) for gradient in gradients]
+    # torch.dot writes nothing, and a row of the error stays in the cache from one gradient to the next.
+    dots = [[0.0 if each is None else torch.dot(each[row], right[row]).item() for each in left] for row in range(rows)]
+    return torch.tensor(dots, dtype=torch.float64).T

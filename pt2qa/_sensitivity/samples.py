@@ -1,0 +1,53 @@
+"""Whether the samples of a batch depend on each other, seen from a run in which the first sample is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2qa._simulator.batches import count_samples
+
+
+def with_other_first(values: Sequence[Any]) -> list[Any]:
+    """The inputs with the second sample, backwards, in the place of the first; other samples as they are."""
+    samples = count_samples(list(values))
+    return [_with_other_first(value) if _has_samples(value, samples) else value for value in values]
+
+
+def marks(value: Any, samples: int) -> Tensor | None:
+    """A number for the bits of each sample; None where a value has no axis of samples.
+
+    Equal bits give equal numbers, other bits the same one once in 2³² times, or where they are the same in another
+    order.
+    """
+    if not _has_samples(value, samples) or value.is_complex() or not value.numel():
+        return None
+    return torch.hash_tensor(value.detach().unsqueeze(-1), tuple(range(1, value.dim() + 1)))
+
+
+def is_apart(mark: Tensor | None, other: Tensor | None) -> bool:
+    """Whether a value has an axis of samples of which the first alone changed.
+
+    A first sample that did not change tells nothing, so it counts as not apart.
+
+    Args:
+        mark: of the value from the batch.
+        other: of the same value from the batch with another first sample.
+    """
+    if mark is None or other is None or mark.shape != other.shape:
+        return False
+    return torch.equal(mark[1:], other[1:]) and not torch.equal(mark[0], other[0])
+
+
+def _has_samples(value: Any, samples: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == samples > 1
+
+
+def _with_other_first(value: Tensor) -> Tensor:
+    changed = value.detach().clone()
+    second = value.detach()[1]
+    changed[0] = second.flip(tuple(range(second.dim()))) if second.dim() else second
+    return changed

@@ -1,0 +1,40 @@
+"""Batches whose outputs give no number, and whose fault that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._sensitivity.metrics import paired_leaves
+from pt2qa._simulator.nonfinite import first_nonfinite, unlike
+from pt2qa._simulator.simulator import Simulator
+
+
+def without_number(
+    simulator: Simulator, values: Sequence[Any], reference: Any, quantized: Any, batch: int, samples: int
+) -> SetApart | None:
+    """Why the outputs of a batch give no number; None where they do.
+
+    Args:
+        simulator: runs both models again to find where it begins.
+        values: the inputs, flat.
+        reference: outputs of the reference, as the user sees them.
+        quantized: those of the quantized model.
+        batch: its number.
+        samples: how many it holds.
+
+    Raises:
+        SelectionError: the outputs differ in number or shape.
+    """
+    pairs = paired_leaves(reference, quantized)
+    if not pairs:
+        return SetApart(batch, samples, -1, "batch", EMPTY)
+    broken = next(filter(None, (unlike(ref, quant) for ref, quant in pairs)), None)
+    if broken is None:
+        return None
+    found = first_nonfinite(simulator, values)
+    if found is None:
+        what, side, _ = broken
+        return SetApart(batch, samples, -1, side, what, "post_process")
+    return SetApart(batch, samples, found.sample, found.side, found.what, found.name, found.origin)

@@ -1,0 +1,60 @@
+"""A look at the first batch: what each op computes and how much it returns, and which values keep samples apart."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2qa._sensitivity.flops import count_flops
+from pt2qa._sensitivity.samples import marks, with_other_first
+from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.program import Step
+from pt2qa._simulator.simulator import Simulator
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What one forward of the reference told; its first sample was another one than in the batch.
+
+    Attributes:
+        samples: of the batch.
+        flops: by step; steps of sites are not in it.
+        elements: of a step's value, by step.
+        marks: by slot, of the values that were asked for; see :func:`pt2qa._sensitivity.samples.marks`.
+        outputs: what the graph returned.
+    """
+
+    samples: int
+    flops: dict[int, int]
+    elements: dict[int, int]
+    marks: dict[int, Tensor | None]
+    outputs: Any
+
+    def flops_of_one_sample(self) -> dict[int, float]:
+        """By step."""
+        return {step: count / self.samples for step, count in self.flops.items()}
+
+
+def survey(simulator: Simulator, values: Sequence[Any], marked: Collection[int]) -> Survey:
+    """Runs the reference once.
+
+    Args:
+        simulator: runs it.
+        values: the inputs, flat.
+        marked: slots whose values are marked.
+    """
+    samples = count_samples(list(values))
+    elements: dict[int, int] = {}
+    found: dict[int, Tensor | None] = {}
+
+    def visit(step: Step, value: Any) -> None:
+        elements[step.index] = sum(leaf.numel() for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+        if step.out in marked:
+            found[step.out] = marks(value, samples)
+
+    flops, outputs = count_flops(simulator, with_other_first(values), visit)
+    return Survey(samples, flops, elements, found, outputs)

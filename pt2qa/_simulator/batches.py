@@ -1,0 +1,167 @@
+"""Batches: what users hand over, as the flat list of values that a graph takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2qa._capture.inputs import refusal, without_gradients
+from pt2qa.errors import BatchError
+
+Batch = Any
+"""A tensor, a tuple or list of positional inputs, or a dict of keyword inputs."""
+
+
+def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as the positional and keyword inputs of a graph.
+
+    A dict may name positional inputs too, by the names of forward's parameters, where it names them all.  Tensors that
+    require grad are detached: no run of a batch writes gradients into what the caller gave.
+
+    Raises:
+        BatchError: a dict does not name all positional inputs.
+    """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(batch, Mapping):
+        spec = _call_spec(graph_module)
+        codegen: Any = graph_module.graph._codegen
+        positional = codegen.pytree_info.orig_args[: spec.child(0).num_children] if spec is not None else []
+        missing = [name for name in positional if name not in batch]
+        if missing:
+            known = [*positional, *spec.child(1).context]
+            raise BatchError(
+                f"the batch is a dict with the keys {list(batch)}, without {missing}; the model takes the inputs "
+                f"{known}. Name every input, or pass a tuple of positional inputs."
+            )
+        args = tuple(batch[name] for name in positional)
+        kwargs = {name: value for name, value in batch.items() if name not in positional}
+    else:
+        args = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    return pytree.tree_map_only(Tensor, without_gradients, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any], graph_module: GraphModule) -> Batch:
+    """The inverse of :func:`as_call`: what a call of a graph was given, as a batch."""
+    if not kwargs:
+        return args
+    if not args:
+        return kwargs
+    codegen: Any = graph_module.graph._codegen
+    return {**dict(zip(codegen.pytree_info.orig_args, args, strict=False)), **kwargs}
+
+
+def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[Batch]:
+    """The batches of an iterable of items.
+
+    Raises:
+        BatchError: ``batches`` is one batch and not an iterable of batches.
+    """
+    if isinstance(batches, (Tensor, Mapping, np.ndarray)):
+        raise BatchError(
+            f"batches is a single {type(batches).__name__}; expected an iterable of batches. Pass [batch] for one."
+        )
+    if not isinstance(batches, Iterable):
+        raise BatchError(f"batches is a {type(batches).__name__}; expected an iterable of batches, such as a list.")
+    for item in batches:
+        yield plain_batch(item) if inputs_of is None else inputs_of(item)
+
+
+def plain_batch(batch: Batch) -> Batch:
+    """A batch whose mapping, if it is one, is a dict: what a tokenizer returns is none."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
+    """The values of a batch in the order of the graph's placeholders.
+
+    Raises:
+        BatchError: number, names, nesting, dtype or shape differ from what was captured.
+    """
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    args, kwargs = as_call(batch, graph_module)
+    spec = _call_spec(graph_module)
+    if spec is not None:
+        expected = spec.child(0).num_children, list(spec.child(1).context)
+        kwargs = _ordered(kwargs, expected[1], batch)
+        if len(args) != expected[0]:
+            raise BatchError(
+                f"the batch has {len(args)} positional inputs; the model was captured with {expected[0]} positional "
+                f"inputs and the keywords {expected[1]}. If a batch holds targets too, pass "
+                "inputs_of=lambda item: item[0]."
+            )
+        values, given = pytree.tree_flatten((args, kwargs))
+        if given != spec:
+            raise BatchError(f"the batch is nested as {given}; the model was captured with {spec}.")
+    else:
+        values = pytree.tree_leaves((args, kwargs))
+    if len(values) != len(placeholders):
+        raise BatchError(f"the batch has {len(values)} inputs; the graph takes {len(placeholders)}.")
+    for node, value in zip(placeholders, values, strict=True):
+        _check(node.name, node.meta.get("val"), value)
+    return list(values)
+
+
+def _call_spec(graph_module: GraphModule) -> Any:
+    """The input spec of a graph that takes a tuple of positional and a dict of keyword inputs, else None."""
+    spec: Any = getattr(getattr(graph_module.graph._codegen, "pytree_info", None), "in_spec", None)
+    takes_both = spec is not None and spec.num_children == 2
+    return spec if takes_both and spec.child(0).type is tuple and spec.child(1).type is dict else None
+
+
+def count_samples(values: list[Any]) -> int:
+    """Length of the first axis of the first tensor that has one; 1 where there is none."""
+    return next((int(value.shape[0]) for value in values if isinstance(value, Tensor) and value.dim()), 1)
+
+
+def _ordered(kwargs: dict[str, Any], expected: list[str], batch: Batch) -> dict[str, Any]:
+    if set(kwargs) != set(expected):
+        raise BatchError(
+            f"the batch has the keyword inputs {sorted(kwargs)}; the model was captured with {expected}. "
+            "A dict is read as keyword inputs; pass a tuple for positional ones."
+        )
+    return {name: kwargs[name] for name in expected}
+
+
+def _check(name: str, captured: Any, value: Any) -> None:
+    if not isinstance(captured, Tensor):
+        return
+    reason = refusal(f"input {name!r}", value)
+    if reason is not None:
+        raise BatchError(f"{reason}.")
+    if not isinstance(value, Tensor):
+        raise BatchError(
+            f"input {name!r} is a {type(value).__name__}; expected a tensor of shape {tuple(captured.shape)}."
+        )
+    if value.dtype != captured.dtype:
+        raise BatchError(f"input {name!r} has dtype {value.dtype}; the model was captured with {captured.dtype}.")
+    if value.device.type != captured.device.type:
+        raise BatchError(f"input {name!r} is on {value.device}; the model was captured on {captured.device}.")
+    static = [size if isinstance(size, int) else None for size in captured.shape]
+    fits = len(static) == value.dim() and all(
+        want in (None, got) for want, got in zip(static, value.shape, strict=True)
+    )
+    if not fits:
+        shape = tuple(size if isinstance(size, int) else str(size) for size in captured.shape)
+        raise BatchError(
+            f"input {name!r} has shape {tuple(value.shape)}; the model was captured for {shape}. To run other sizes, "
+            'capture with dynamic_shapes, for example {"x": {0: torch.export.Dim("batch")}}.'
+        )
+
+
+def snapshot_buffers(graph_module: torch.nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers, for graphs whose forward writes to them."""
+    return {name: buffer.clone() for name, buffer in graph_module.named_buffers()}
+
+
+def restore_buffers(graph_module: torch.nn.Module, saved: dict[str, Tensor]) -> None:
+    """Puts the copies back."""
+    with torch.no_grad():
+        for name, buffer in graph_module.named_buffers():
+            buffer.copy_(saved[name])

@@ -1,0 +1,116 @@
+"""The float values of constants, looked up in the reference graph by handle and argument position."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.handles import handle_of
+from pt2qa._simulator import op_rules
+
+Path = tuple[int | str, ...]
+"""Where an argument stands: ``(1,)`` is the second one, ``(0, 2)`` the third item of the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatConstant:
+    """A constant of the reference graph.
+
+    Attributes:
+        value: the tensor; several of an op with several outputs.
+        attribute: qualified name of the parameter or buffer it comes from.
+        is_parameter: whether that is a Parameter.
+    """
+
+    value: Any
+    attribute: str
+    is_parameter: bool
+
+
+def attribute_of(root: torch.nn.Module, path: str) -> Any:
+    """The attribute at a dotted path."""
+    return functools.reduce(getattr, path.split("."), root)
+
+
+class FloatConstants:
+    """Answers: what does an op read at this argument, in the reference graph?  Ops are found by handle."""
+
+    def __init__(self, reference: GraphModule) -> None:
+        self._root = reference
+        self._readers: dict[int | str, list[Node]] = defaultdict(list)
+        self._values: dict[Node, FloatConstant | None] = {}
+        for node in reference.graph.nodes:
+            key = _reader_key(node)
+            if key is not None:
+                self._readers[key].append(node)
+
+    def lookup(self, reader: Node, path: Path, like: Tensor) -> FloatConstant | None:
+        """The constant, where all counterparts of ``reader`` with one of the shape of ``like`` there have the same.
+
+        Args:
+            reader: an op of the quantized graph, or its output node.
+            path: where among its arguments.
+            like: what the quantized graph has there.
+        """
+        key, found = _reader_key(reader), []
+        for node in self._readers.get(key, []) if key is not None else []:
+            argument = _argument(node, path)
+            constant = self._evaluate(argument) if isinstance(argument, Node) else None
+            if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
+                found.append(constant)
+        return found[0] if found and all(other.value is found[0].value for other in found) else None
+
+    def _evaluate(self, node: Node) -> FloatConstant | None:
+        if node not in self._values:
+            self._values[node] = self._compute(node)
+        return self._values[node]
+
+    def _compute(self, node: Node) -> FloatConstant | None:
+        if node.op == "get_attr":
+            value = attribute_of(self._root, str(node.target))
+            if not isinstance(value, Tensor):
+                return None
+            return FloatConstant(value, str(node.target), isinstance(value, torch.nn.Parameter))
+        if node.op == "call_module" and len(node.all_input_nodes) == 1:
+            return self._evaluate(node.all_input_nodes[0])
+        if (
+            node.op != "call_function"
+            or op_rules.is_random(node.target)
+            or op_rules.mutates_first_argument(node.target)
+        ):
+            return None
+        inputs = {arg: self._evaluate(arg) for arg in node.all_input_nodes}
+        known = [constant for constant in inputs.values() if constant is not None]
+        if not known or len(known) != len(inputs):
+            return None
+        function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: inputs[arg].value)  # type: ignore[union-attr]
+        with torch.no_grad():
+            value = function(*args, **kwargs)
+        if not isinstance(value, Tensor | list | tuple):
+            return None
+        return FloatConstant(value, known[0].attribute, any(constant.is_parameter for constant in known))
+
+
+def _reader_key(node: Node) -> int | str | None:
+    """By what a reader of constants is found in the other graph; None where it is not."""
+    if node.op == "output":
+        return "output"
+    return handle_of(node) if node.op == "call_function" else None
+
+
+def _argument(node: Node, path: Path) -> Any:
+    part: Any = node.kwargs if path and isinstance(path[0], str) else node.args
+    for key in path:
+        try:
+            part = part[key]
+        except (IndexError, KeyError, TypeError):
+            return None
+    return part

@@ -1,0 +1,137 @@
+"""Quantize-dequantize in one pass over memory, equal in every bit to the ``quantized_decomposed`` pair.
+
+The pair computes ``q = clamp(round(x * (1/s)) + zp, qmin, qmax)`` as an integer tensor and ``(q - zp) * s`` from it:
+seven passes over memory, two of them conversions.  Here ``round(x * (1/s))`` is clamped to ``qmin - zp .. qmax - zp``
+and scaled, which needs no integer tensor; every step is exact in float32 as long as the clamp bounds are.  Three
+details keep the bits equal:
+
+* rounding comes before the zero point, so ties go to the same even integer;
+* NaN becomes integer 0 in the pair, so it becomes ``-zp`` here;
+* the pair never returns a negative zero, so the last step adds 0.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pt2qa._metrics import CHUNK, Range, scratch, value_range
+from pt2qa._simulator.strides import after_rounding, flat, is_plain
+
+_EXACT_BOUND = 1 << 23
+"""Integers up to this, and their sums with a zero point, are exact in float32."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of the values that a site rounds, and what it finds out.
+
+    Attributes:
+        source: their range before rounding, where it is known beforehand.
+        count: whether to count those that the clamp moves.
+        clamped: how many of them the clamp moved.
+        range: their range after rounding; None until there is one.
+    """
+
+    source: Range | None = None
+    count: bool = True
+    clamped: int = 0
+    range: Range | None = None
+
+
+def is_exact(quant_min: int, quant_max: int, zero_point: int) -> bool:
+    """Whether :func:`quantize_dequantize` is exact for these parameters (int8, uint8 and int16 are, int32 is not)."""
+    return max(abs(quant_min), abs(quant_max), abs(zero_point)) * 2 <= _EXACT_BOUND
+
+
+def quantize_dequantize(
+    x: Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    out: Tensor | None = None,
+    seen: Seen | None = None,
+) -> Tensor:
+    """``dequantize(quantize(x))`` with one scale for the whole tensor.
+
+    Args:
+        x: float32 tensor of any shape and strides.
+        scale: width of one integer step, in the unit of ``x``; positive.
+        zero_point: the integer that stands for 0.0.
+        quant_min: smallest integer.
+        quant_max: largest integer.
+        out: float32 tensor of the shape of ``x`` to write to, ``x`` itself where nobody reads it again; a new one is
+            made where it has not the strides that the pair gives.
+        seen: where given, what the values were is written to it; finding out costs about what it saves.
+
+    Returns:
+        float32 tensor of the shape of ``x`` and with the strides that the pair gives.
+
+    >>> quantize_dequantize(torch.tensor([0.26, 9.0, -9.0]), 0.5, 0, -8, 7)
+    tensor([ 0.5000,  3.5000, -4.0000])
+    """
+    low, high = quant_min - zero_point, quant_max - zero_point
+    strides = after_rounding(x)
+    if out is None or out.stride() != strides:
+        out = x.new_empty_strided(x.shape, strides)
+    inverse = 1.0 / scale
+    zero = x.new_zeros(())
+    for source, target in _flat_chunks(x, out):
+        steps = _step_range(source, inverse, seen.source) if seen is not None and source.numel() else None
+        torch.mul(source, inverse, out=target)
+        target.round_()
+        # A NaN or a value to clamp shows in the range, so that most tensors need no pass for them.
+        if steps is None or not (low <= steps[0] and steps[1] <= high):
+            if steps is None or np.isnan(steps[0]):
+                target.nan_to_num_(nan=-zero_point)
+            if seen is not None and seen.count:
+                seen.clamped += _count_outside(target, low, high, steps)
+            target.clamp_(low, high)
+        torch.add(zero, target, alpha=scale, out=target)
+        if seen is not None and steps is not None:
+            found = value_range(target) if np.isnan(steps[0]) else _dequantized(steps, low, high, scale)
+            seen.range = found if seen.range is None else _union(seen.range, found)
+    return out
+
+
+def _step_range(x: Tensor, inverse: float, known: Range | None) -> Range:
+    """Smallest and largest of the rounded steps before the clamp: rounding keeps the order of values."""
+    smallest, largest = value_range(x) if known is None else known
+    with np.errstate(over="ignore"):
+        return _rounded(smallest, inverse), _rounded(largest, inverse)
+
+
+def _rounded(value: float, inverse: float) -> float:
+    return float(np.rint(np.float32(value) * np.float32(inverse)))
+
+
+def _dequantized(steps: Range, low: int, high: int, scale: float) -> Range:
+    smallest, largest = (float(np.float32(min(max(step, low), high)) * np.float32(scale)) + 0.0 for step in steps)
+    return smallest, largest
+
+
+def _union(left: Range, right: Range) -> Range:
+    return min(left[0], right[0]), max(left[1], right[1])
+
+
+def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> int:
+    """How many of the rounded values the clamp will move; ``found`` is their range, nan where it is not known."""
+    # Float passes: comparisons make booleans, which cost more to write and to count.  Sums of ones are exact.
+    smallest, largest = found if found is not None else (np.nan, np.nan)
+    flat = steps.reshape(-1)
+    beyond = scratch(flat.numel())
+    above = 0.0 if largest <= high else float(torch.sub(flat, high, out=beyond).clamp_(0, 1).sum())
+    below = 0.0 if smallest >= low else float(torch.sub(flat, low, out=beyond).clamp_(-1, 0).sum())
+    return int(above - below)
+
+
+def _flat_chunks(x: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Chunks of both tensors; tensors of another layout than one dense block are taken whole."""
+    if x.numel() <= CHUNK or x.stride() != out.stride() or not is_plain(x):
+        return [(x, out)]
+    return list(zip(flat(x).split(CHUNK), flat(out).split(CHUNK), strict=True))

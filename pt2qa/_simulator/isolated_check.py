@@ -1,0 +1,183 @@
+"""Isolated errors, held against the graphs: a region of the converted graph on values of the reference graph.
+
+The outputs of a run do not show whether the regions that it ran beside itself are right.  So some of them are run once
+more, node by node as the converted graph has them, on values that the reference graph made, and their errors must be
+those that the engine found.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.handles import handle_of
+from pt2qa._metrics import NoiseSums, error_sums
+from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.float_constants import attribute_of
+from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.strides import copied
+from pt2qa.errors import SimulationError
+
+CHECKED = 4
+"""Regions to check for each batch: what they cost is a small share of the two graphs."""
+
+TOLERANCE = 1e-4
+"""Relative, of noise: the engine adds up in float32 where that is exact enough."""
+
+TOLERANCE_TO_ROUNDING = 0.1
+"""The same where the two references agree to rounding alone: values at a tie fall to the other side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """An isolated error that an engine found.
+
+    Attributes:
+        name: of the op.
+        handle: of the op.
+        place: the step at which the value is seen: the op, or a site behind it.
+        inside: the steps of the ops that were run together.
+        noise: the error against the reference's value.
+    """
+
+    name: str
+    handle: int
+    place: Step
+    inside: Collection[Step]
+    noise: NoiseSums
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How to run one again: nodes of the converted graph in order, and where the values come from."""
+
+    found: Isolated
+    nodes: tuple[Node, ...]
+    sources: dict[Node, Node]
+    reference: Node
+
+
+class IsolatedCheck:
+    """The check of some isolated errors on one batch; ``keep`` sees the values of the reference graph."""
+
+    def __init__(
+        self,
+        quantized: GraphModule,
+        reference: GraphModule,
+        program: Program,
+        found: Sequence[Isolated],
+        seed: int,
+    ) -> None:
+        self.root = quantized
+        planner = _Planner(quantized, reference, program)
+        self.plans: list[_Plan] = []
+        # Far apart, and from another place of the graph for other data, so that many batches check many regions.
+        start, stride = seed % max(len(found), 1), max(len(found) // CHECKED, 1)
+        rotated = [*found[start:], *found[:start]]
+        for each in (rotated[number] for offset in range(stride) for number in range(offset, len(rotated), stride)):
+            plan = planner.plan(each) if len(self.plans) < CHECKED else None
+            if plan is not None:
+                self.plans.append(plan)
+        self.wanted = {node for plan in self.plans for node in (*plan.sources.values(), plan.reference)}
+        self.values: dict[Node, Any] = {}
+
+    def keep(self, node: Node, value: Any) -> None:
+        """Keeps a value of the reference graph that a region reads."""
+        if node in self.wanted:
+            self.values[node] = copied(value) if isinstance(value, Tensor) else value
+
+    def check(self, *, exact: bool) -> None:
+        """Runs the regions; ``exact``: whether both references agree bit for bit.
+
+        Raises:
+            SimulationError: an error is another one.
+        """
+        tolerance = TOLERANCE if exact else TOLERANCE_TO_ROUNDING
+        for plan in self.plans:
+            sums, noise = error_sums(self.values[plan.reference], self._run(plan)), plan.found.noise.noise
+            expected = math.nan if sums.nonfinite else sums.noise
+            both_nan = math.isnan(expected) and math.isnan(noise)
+            if not both_nan and not abs(noise - expected) <= tolerance * max(noise, expected) + 1e-13 * sums.signal:
+                raise SimulationError(
+                    f"the isolated error of {plan.found.name} has a squared sum of {noise:.6g}; the nodes of the "
+                    f"converted graph, run on the reference's values, give {expected:.6g}. The numbers would be "
+                    "wrong, so none are given. Please report the model that shows this."
+                )
+
+    def _run(self, plan: _Plan) -> Any:
+        env: dict[Node, Any] = {node: self.values[source] for node, source in plan.sources.items()}
+        with torch.no_grad():
+            for node in plan.nodes:
+                if node.op == "get_attr":
+                    env[node] = attribute_of(self.root, str(node.target))
+                    continue
+                writes = op_rules.mutates_first_argument(node.target)
+                arguments: Any = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                (first, *rest), kwargs = arguments
+                function: Callable[..., Any] = node.target  # type: ignore[assignment]
+                env[node] = function(copied(first) if writes else first, *rest, **kwargs)
+        return env[plan.nodes[-1]]
+
+
+class _Planner:
+    """Finds for a region of the converted graph what it reads in the reference graph."""
+
+    def __init__(self, quantized: GraphModule, reference: GraphModule, program: Program) -> None:
+        self.nodes = {node.name: node for node in quantized.graph.nodes}
+        self.position = {node: number for number, node in enumerate(quantized.graph.nodes)}
+        # All else is a constant of the quantized model, or quantization.
+        ops = {step.node for step in program.steps if step.site is None}
+        self.values = {node for node in quantized.graph.nodes if node.op == "placeholder" or node.name in ops}
+        inputs = ([n for n in graph.graph.nodes if n.op == "placeholder"] for graph in (quantized, reference))
+        self.inputs = dict(zip(*inputs, strict=True))
+        self.by_handle: dict[int, list[Node]] = {}
+        for node in reference.graph.nodes:
+            handle = handle_of(node)
+            if handle is not None:
+                self.by_handle.setdefault(handle, []).append(node)
+
+    def plan(self, found: Isolated) -> _Plan | None:
+        """None where a value that the region reads cannot be told for certain."""
+        reference = self._only(found.handle)
+        inside = {self.nodes[step.node] for step in found.inside}
+        needed, sources, open_nodes = set[Node](), dict[Node, Node](), [self.nodes[found.place.node]]
+        while open_nodes:
+            node = open_nodes.pop()
+            if node in needed or node in sources:
+                continue
+            if node in inside or node not in self.values or _serves_quantization(node):
+                if node.op not in ("call_function", "get_attr"):
+                    return None
+                needed.add(node)
+                open_nodes += node.all_input_nodes
+                continue
+            handle = handle_of(node)
+            source = self.inputs.get(node) or (None if handle is None else self._only(handle))
+            # Who reads a value that another op overwrites depends on the order of both.
+            overwritten = len(node.users) > 1 and any(_writes_to(user, node) for user in node.users)
+            if source is None or overwritten:
+                return None
+            sources[node] = source
+        if reference is None or not needed:
+            return None
+        return _Plan(found, tuple(sorted(needed, key=self.position.__getitem__)), sources, reference)
+
+    def _only(self, handle: int) -> Node | None:
+        nodes = self.by_handle.get(handle, [])
+        return nodes[0] if len(nodes) == 1 else None
+
+
+def _serves_quantization(node: Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, Node) and quant_ops.is_quantization(source)
+
+
+def _writes_to(user: Node, node: Node) -> bool:
+    return op_rules.mutates_first_argument(user.target) and bool(user.args) and user.args[0] is node

@@ -1,0 +1,90 @@
+"""How long each value is needed: what a step may drop, and what it may overwrite."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from pt2qa._simulator import op_rules
+from pt2qa._simulator.program import Slot, Step
+
+
+def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) -> None:
+    """Writes ``releases``, ``reuse`` and ``reuse_all_on`` into the steps.
+
+    Args:
+        steps: in order.
+        outputs: what the graph returns, with slots in it.
+        given: slots of inputs and constants; their memory belongs to somebody else.
+    """
+    # A twin reads its elder's result where both are on.
+    last = {slot: step.index for step in steps for slot in (*step.reads, step.twin) if slot is not None}
+    last.update(dict.fromkeys(slots_in(outputs), len(steps)))
+    releases: dict[int, list[int]] = defaultdict(list)
+    for slot, index in last.items():
+        releases[index].append(slot)
+    for step in steps:
+        step.releases = tuple(releases[step.index])
+        if step.out not in last:
+            step.releases += (step.out,)
+    # With a site off its result is its source; with it on, it is fresh memory, shared with its twin.
+    overwrite = _overwritable(
+        steps, last, given, [(step.out, step.reads[0]) for step in steps if step.site is not None]
+    )
+    overwrite_all_on = _overwritable(
+        steps, last, given, [(step.out, step.twin) for step in steps if step.twin is not None]
+    )
+    for step in steps:
+        if step.in_place is not None or step.site is not None:
+            step.reuse = step.index in overwrite
+            step.reuse_all_on = step.index in overwrite_all_on
+
+
+def slots_in(template: Any) -> list[int]:
+    """The slots inside a template, in order, repeats included."""
+    if isinstance(template, Slot):
+        return [template.number]
+    if isinstance(template, slice):
+        template = (template.start, template.stop, template.step)
+    if isinstance(template, dict):
+        template = tuple(template.values())
+    if isinstance(template, (list, tuple)):
+        return [slot for item in template for slot in slots_in(item)]
+    return []
+
+
+def _written_slot(step: Step) -> int:
+    """The slot that the in-place spelling of a step writes to; -1 where its first argument is no slot."""
+    first = step.args[0] if step.args else None
+    return first.number if isinstance(first, Slot) else -1
+
+
+def _overwritable(
+    steps: Sequence[Step], last: dict[int, int], given: Collection[int], shared: Iterable[tuple[int, int]]
+) -> set[int]:
+    """Steps whose first input shares memory with nothing that is read later and with nothing that was given."""
+    parents: dict[int, int] = {}
+
+    def root(slot: int) -> int:
+        while parents.get(slot, slot) != slot:
+            slot = parents[slot]
+        return slot
+
+    for left, right in shared:
+        parents[root(left)] = root(right)
+    for step in steps:
+        if step.site is None and (step.mutates or op_rules.may_share_memory(step.function)):
+            for slot in (*step.reads, *step.constants):
+                parents[root(slot)] = root(step.out)
+    last_of_family: dict[int, int] = defaultdict(int)
+    for slot, index in last.items():
+        last_of_family[root(slot)] = max(last_of_family[root(slot)], index)
+    foreign = {root(slot) for slot in given}
+    found = set()
+    for step in steps:
+        family = root(_written_slot(step))
+        read_once = [root(slot) for slot in step.reads].count(family) == 1
+        if read_once and family not in foreign and last_of_family[family] == step.index:
+            found.add(step.index)
+    return found

@@ -1,0 +1,340 @@
+"""Reference and quantized model side by side: every value is shown when it is made and dropped when it is read up.
+
+Large values go through memory as seldom as possible: the pointwise ops after an op, and the site after them, run piece
+by piece, so that a piece is still in the cache when it is rounded and measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2qa._metrics import CHUNK, Range, value_range
+from pt2qa._simulator import op_rules
+from pt2qa._simulator.fused import Seen
+from pt2qa._simulator.program import Step
+from pt2qa._simulator.simulator import Simulator, bind
+from pt2qa._simulator.site_functions import is_elementwise
+from pt2qa._simulator.strides import flat, is_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one step made, while all of it is still in memory.
+
+    Large values may come in flat pieces, one event each; ``shape`` is the shape of the whole.
+
+    Attributes:
+        step: an op, or an activation site.
+        reference: value in the reference run; at a site the value before rounding.
+        quantized: value in the quantized run; at a site the value after rounding.
+        isolated: by group number, the value when the group runs quantized on the reference's inputs.
+        rounded: at a site, the reference value rounded; None elsewhere.
+        shape: shape of the reference value; () where it is no tensor.
+        clamped: at a fused site, how many values of the quantized run the clamp moved; None elsewhere.
+        ranges: of ``reference`` and ``quantized``, where rounding needed them; empty elsewhere.
+    """
+
+    step: Step
+    reference: Any
+    quantized: Any
+    isolated: dict[int, Any] = field(default_factory=dict)
+    rounded: Tensor | None = None
+    shape: tuple[int, ...] = ()
+    clamped: int | None = None
+    ranges: tuple[Range, ...] = ()
+
+
+Visit = Callable[[Event], None]
+
+
+def lockstep(
+    simulator: Simulator,
+    values: Sequence[Any],
+    visit: Visit,
+    *,
+    groups: Sequence[Collection[int]] = (),
+    rounding: bool = False,
+    ranges: bool = False,
+    pieces: bool = False,
+) -> tuple[Any, Any]:
+    """Runs the reference and the quantized model side by side.
+
+    Args:
+        simulator: both models.
+        values: the inputs, flat.
+        visit: called for every step, in graph order; it must not keep or change the tensors.
+        groups: sets of op step numbers that are also run quantized on the reference's inputs.
+        rounding: whether to round every site's reference value too (groups need it, it is then on).
+        ranges: whether to find the ranges at fused sites and to count the values that each clamp moves.
+        pieces: whether large values may come in pieces; the pieces of steps that are run together alternate.
+
+    Returns:
+        The outputs of the reference and of the quantized model.
+    """
+    return _Lockstep(simulator, groups, rounding or bool(groups), ranges, pieces).run(values, visit)
+
+
+class _Lockstep:
+    """The state of one side-by-side run."""
+
+    def __init__(
+        self, simulator: Simulator, groups: Sequence[Collection[int]], rounding: bool, ranges: bool, pieces: bool
+    ) -> None:
+        self.simulator, self.program = simulator, simulator.program
+        self.rounding, self.ranges, self.pieces = rounding, ranges, pieces
+        self.groups = [frozenset(group) for group in groups]
+        self.groups_of: dict[int, list[int]] = defaultdict(list)
+        for number, group in enumerate(self.groups):
+            for index in sorted(group):
+                self.groups_of[index].append(number)
+        self.site_source = {site.result: site.source for site in self.program.sites if site.result != site.source}
+        self.isolated: dict[tuple[int, int], Any] = {}
+        self.rounded: dict[int, Tensor] = {}
+        self.allocating = {step.index for step in self.program.steps if op_rules.allocates(step.function)}
+        self.drop_isolated, self.drop_rounded = self._lifetimes()
+        self.read_inside = {key for keys in self.drop_isolated.values() for key in keys}
+        self.reference: list[Any] = []
+        self.quantized: list[Any] = []
+
+    def _inside(self, group: int, slot: int) -> bool:
+        """Whether a slot's value is made within a group (through a site or not)."""
+        producer = self.program.producers.get(self.site_source.get(slot, slot))
+        return producer is not None and producer in self.groups[group]
+
+    def _lifetimes(self) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[int]]]:
+        last_isolated: dict[tuple[int, int], int] = {}
+        last_rounded: dict[int, int] = {}
+        for step in self.program.steps:
+            for slot in step.reads:
+                if step.site is not None:
+                    for group in self._groups_of_producer(slot):
+                        last_isolated[group, slot] = step.index
+                    last_rounded.setdefault(step.out, step.index)
+                    continue
+                for group in self.groups_of.get(step.index, ()):
+                    if self._inside(group, slot):
+                        last_isolated[group, slot] = step.index
+                    elif slot in self.site_source:
+                        last_rounded[slot] = step.index
+        drop_isolated: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        drop_rounded: dict[int, list[int]] = defaultdict(list)
+        for key, index in last_isolated.items():
+            drop_isolated[index].append(key)
+        for slot, index in last_rounded.items():
+            drop_rounded[index].append(slot)
+        return drop_isolated, drop_rounded
+
+    def _groups_of_producer(self, slot: int) -> Sequence[int]:
+        producer = self.program.producers.get(slot)
+        return () if producer is None else self.groups_of.get(producer, ())
+
+    def run(self, values: Sequence[Any], visit: Visit) -> tuple[Any, Any]:
+        environment = self.simulator.environment
+        self.reference, self.quantized = environment(values, False), environment(values, True)
+        done = -1
+        with torch.no_grad():
+            for step in self.program.steps:
+                if step.index > done:
+                    done = self._advance(step, visit)
+                for slot in step.releases:
+                    self.reference[slot] = self.quantized[slot] = None
+                for key in self.drop_isolated.get(step.index, ()):
+                    self.isolated.pop(key, None)
+                for slot in self.drop_rounded.get(step.index, ()):
+                    self.rounded.pop(slot, None)
+            return bind(self.program.outputs, self.reference), bind(self.program.outputs, self.quantized)
+
+    def _advance(self, step: Step, visit: Visit) -> int:
+        """Runs a step, and those after it that go through the same pieces of memory; gives the last one's number."""
+        if step.site is not None:
+            source = step.reads[0]
+            groups = [group for group in self._groups_of_producer(source) if (group, source) in self.isolated]
+            isolated = {group: self.isolated[group, source] for group in groups}
+            self._round_all(step, (), self.reference[source], self.quantized[source], isolated, visit)
+            return step.index
+        ref, quant, isolated = self._op(step)
+        splits = ref is not quant and self._splits([ref, quant, *isolated.values()])
+        ops = self._pointwise_after(step) if splits else []
+        end = ops[-1] if ops else step
+        self.reference[end.out], self.quantized[end.out] = ref, quant
+        for group, value in isolated.items():
+            self._keep(group, end, value)
+        if not ops:
+            visit(Event(step, ref, quant, isolated, shape=tuple(ref.shape) if isinstance(ref, Tensor) else ()))
+            return step.index
+        site = self._site_after(end)
+        if site is not None:
+            self._round_all(site, [step, *ops], ref, quant, isolated, visit)
+            return site.index
+        for ref_piece, quant_piece, *alone in _pieces([ref, quant, *isolated.values()]):
+            by_group = dict(zip(isolated, alone, strict=True))
+            self._in_place([step, *ops], ref_piece, quant_piece, by_group, ref.shape, visit)
+        return end.index
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def _op(self, step: Step) -> tuple[Any, Any, dict[int, Any]]:
+        """The value of an op in the reference, in the quantized run, and in each of its groups."""
+        call, reference, quantized = self.simulator.call, self.reference, self.quantized
+        isolated = {group: self._run_isolated(step, group) for group in self.groups_of.get(step.index, ())}
+        inputs = (*step.reads, *step.constants)
+        if self.program.may_share and all(reference[slot] is quantized[slot] for slot in inputs):
+            ref = call(step, reference, False)
+            return ref, ref, isolated
+        # Overwriting the first input in one run must leave the other run alone.
+        private = not step.reads or reference[step.reads[0]] is not quantized[step.reads[0]]
+        quant = call(step, quantized, step.reuse_all_on and private)
+        return call(step, reference, step.reuse and private), quant, isolated
+
+    def _keep(self, group: int, step: Step, value: Any) -> None:
+        """Stores an isolated value where its group reads it again."""
+        if (group, step.out) in self.read_inside:
+            self.isolated[group, step.out] = value
+
+    def _run_isolated(self, step: Step, group: int) -> Any:
+        env = list(self.simulator.on)
+        # A group's own value that nobody reads again may be overwritten; the reference's values may not.
+        reuse = step.reuse_all_on and self._inside(group, step.reads[0]) and self._allocated(step.reads[0])
+        for slot in step.reads:
+            if self._inside(group, slot):
+                env[slot] = self.isolated[group, slot]
+            elif slot in self.site_source:
+                env[slot] = self.rounded[slot]
+            else:
+                env[slot] = self.reference[slot]
+            if step.mutates and isinstance(env[slot], Tensor):
+                env[slot] = env[slot].clone()
+        return self.simulator.call(step, env, reuse)
+
+    def _allocated(self, slot: int) -> bool:
+        """Whether a value certainly owns its memory."""
+        return self.program.producers.get(slot) in self.allocating
+
+    # -- pieces --------------------------------------------------------------------------------------------------
+
+    def _splits(self, values: Sequence[Any]) -> bool:
+        """Whether values of one shape can be cut into flat pieces, and are large enough to be worth it."""
+        return self.pieces and all(
+            isinstance(value, Tensor)
+            and value.dtype == torch.float32
+            and value.numel() > CHUNK
+            and is_plain(value)
+            and value.shape == values[0].shape
+            and value.stride() == values[0].stride()
+            for value in values
+        )
+
+    def _pointwise_after(self, step: Step) -> list[Step]:
+        """The ops right after a step that may overwrite its value in all runs and its groups, element by element."""
+        found: list[Step] = []
+        steps, last = self.program.steps, step
+        for follower in steps[step.index + 1 :]:
+            alike = self.groups_of.get(follower.index, []) == self.groups_of.get(step.index, [])
+            overwrites = self._allocated(step.out) and follower.reuse and follower.reuse_all_on
+            alone = follower.reads == (last.out,) and not follower.constants
+            pointwise = op_rules.is_pointwise(follower.function)
+            if not (alike and overwrites and alone and pointwise and follower.site is None):
+                break
+            found.append(follower)
+            last = follower
+        return found
+
+    def _site_after(self, step: Step) -> Step | None:
+        following = self.program.steps[step.index + 1 : step.index + 2]
+        return next((site for site in following if site.reads == (step.out,) and self._rounds_pieces(site)), None)
+
+    def _rounds_pieces(self, step: Step) -> bool:
+        return step.site is not None and self.simulator.fused and is_elementwise(step.function)
+
+    def _round_all(
+        self, site: Step, ops: Sequence[Step], ref: Tensor, quant: Tensor, isolated: dict[int, Tensor], visit: Visit
+    ) -> None:
+        """Rounds a value in all runs that read it, after the ops of its chain, of which the first one has run."""
+        inputs = [quant, *([ref] if self.rounding else []), *isolated.values()]
+        reuses = [
+            site.reuse_all_on and quant is not ref,
+            *([False] if self.rounding else []),
+            *[site.reuse_all_on and self._allocated(site.reads[0])] * len(isolated),
+        ]
+        if not (self._rounds_pieces(site) and self._splits([ref, *inputs])):
+            targets = [value if own else None for value, own in zip(inputs, reuses, strict=True)]
+            event, results = self._round(site, ref, inputs, targets, isolated, ref.shape)
+            visit(event)
+        else:
+            results = [value if own else torch.empty_like(value) for value, own in zip(inputs, reuses, strict=True)]
+            for ref_piece, *rest in _pieces([ref, *inputs, *results]):
+                sources, into = rest[: len(inputs)], rest[len(inputs) :]
+                alone = dict(zip(isolated, sources[1 + self.rounding :], strict=True))
+                ranges = self._in_place(ops, ref_piece, sources[0], alone, ref.shape, visit)
+                visit(self._round(site, ref_piece, sources, into, isolated, ref.shape, ranges)[0])
+        self.reference[site.out], self.quantized[site.out] = ref, results[0]
+        if self.rounding:
+            self.rounded[site.out] = results[1]
+        for group, value in zip(isolated, results[1 + self.rounding :], strict=True):
+            self._keep(group, site, value)
+
+    def _in_place(
+        self,
+        ops: Sequence[Step],
+        ref: Tensor,
+        quant: Tensor,
+        isolated: dict[int, Tensor],
+        shape: Sequence[int],
+        visit: Visit,
+    ) -> tuple[Range, ...]:
+        """Shows the values of the first op, overwrites them with those of the second, shows them, and so on.
+
+        Returns:
+            The ranges of the reference and of the quantized value after the last op, where they were asked for.
+        """
+        ranges: tuple[Range, ...] = ()
+        for number, op in enumerate(ops):
+            if number:
+                for value in (ref, quant, *isolated.values()):
+                    self.simulator.call(op, {op.reads[0]: value}, True)
+            if not self.ranges:
+                ranges = ()
+            elif number and op_rules.keeps_order(op.function):
+                ends = self.simulator.call(op, {op.reads[0]: torch.tensor(ranges)}, True)
+                ranges = tuple((float(low), float(high)) for low, high in ends.tolist())
+            else:
+                ranges = value_range(ref), value_range(quant)
+            visit(Event(op, ref, quant, isolated, shape=tuple(shape), ranges=ranges))
+        return ranges
+
+    def _round(
+        self,
+        site: Step,
+        ref: Tensor,
+        inputs: Sequence[Tensor],
+        into: Sequence[Tensor | None],
+        groups: Iterable[int],
+        shape: Sequence[int],
+        ranges: Sequence[Range] = (),
+    ) -> tuple[Event, list[Tensor]]:
+        """Rounds the quantized value, the reference value where asked for, and the isolated ones.
+
+        ``ranges`` are those of the reference and of the quantized value, where they are known.
+        """
+        function = self.simulator.site_function(site)
+        fits = self.ranges and ref.is_floating_point() and ref.numel() > 0
+        known = (ranges[0] if ranges else value_range(ref)) if fits else None
+        seen = Seen(source=ranges[1] if ranges else None) if fits else None
+        noted = [seen, Seen(source=known, count=False) if self.rounding and fits else None] + [None] * len(inputs)
+        results = [function(value, out=out, seen=note) for value, out, note in zip(inputs, into, noted, strict=False)]
+        by_group = dict(zip(groups, results[1 + self.rounding :], strict=True))
+        event = Event(site, ref, results[0], by_group, results[1] if self.rounding else None, tuple(shape))
+        if known is not None and seen is not None and seen.range is not None:
+            event = replace(event, clamped=seen.clamped, ranges=(known, seen.range))
+        return event, results
+
+
+def _pieces(tensors: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
+    """Flat pieces of plain tensors of one shape and layout."""
+    return zip(*(flat(tensor).split(CHUNK) for tensor in tensors), strict=True)

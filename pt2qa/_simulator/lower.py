@@ -1,0 +1,537 @@
+"""From a converted graph and its float reference to a :class:`Program`.
+
+The steps are those of the converted graph.  What the reference has to add are the float values of the constants:
+``convert_pt2e`` folds a quantized weight into integers, so the float weight is looked up in the reference graph, at
+the same argument of the op with the same handle.  With every site off, the program computes the reference; with every
+site on, what the converted graph computes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.handles import OpName, handle_of, input_handles
+from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.aliases import has_living_alias, written_value
+from pt2qa._simulator.float_constants import FloatConstants, Path, attribute_of
+from pt2qa._simulator.lifetimes import mark_lifetimes, slots_in
+from pt2qa._simulator.products import constant_role
+from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot, Step
+from pt2qa._simulator.regions import find_regions
+from pt2qa._simulator.site_functions import converted_site, fused_site
+from pt2qa.errors import PairingError
+
+
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """A value that does not depend on the batch: what both sides read of it, and how it was quantized.
+
+    The reference is None where only the float graph knows it, at the argument of the op that reads the value.
+    """
+
+    quantized: Any
+    reference: Any
+    params: QuantParams | None = None
+    attribute: str = ""
+    is_parameter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Integers:
+    """The output of a quantize node; its dequantize nodes make the site."""
+
+    node: Node
+    source: Slot | _Folded
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """A ``choose_qparams`` node or a pick of it, which becomes a step only where more than a site reads it."""
+
+    node: Node
+
+
+def lower(quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName]) -> Program:
+    """Lowers a converted graph.
+
+    Args:
+        quantized: what ``convert_pt2e`` returned, weights folded or not.
+        reference: the float graph after the rewriting of ``prepare``, same handles.
+        names: what to call each handle.
+
+    Raises:
+        PairingError: the quantized graph still has observers, or nothing in it is quantized.
+    """
+    return _Lowering(quantized, reference, names).run()
+
+
+class _Lowering:
+    def __init__(self, quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName]) -> None:
+        self.graph_module = quantized
+        self.names = names
+        self.floats = FloatConstants(reference)
+        self.values: dict[Node, Any] = {}
+        self.roots: dict[Node, Node] = {}
+        self.slots = 0
+        self.inputs: list[tuple[int, str, int]] = []
+        self.constants: list[Constant] = []
+        self.steps: list[Step] = []
+        self.sites: list[Site] = []
+        self.producers: dict[int, int] = {}
+        self.notes: list[str] = []
+        self.site_slots: dict[tuple[Node, str], Slot] = {}
+        self.constant_slots: dict[tuple[Node, int], Slot] = {}
+        self.dequantized: dict[tuple[Any, ...], Tensor] = {}
+        self.same_sites: dict[tuple[int, str], int] = {}
+        self.handle_uses: dict[int, int] = defaultdict(int)
+        self.may_share = True
+
+    # -- the walk ------------------------------------------------------------------------------------------------
+
+    def run(self) -> Program:
+        outputs: Any = ()
+        order = {node: position for position, node in enumerate(self.graph_module.graph.nodes)}
+        self.order = order
+        input_numbers = input_handles(self.graph_module)
+        # convert gives every reader its own dequantize node: where one of them is written to, the others keep theirs.
+        self.written_dequantizes = {
+            written_value(node) for node in order if op_rules.mutates_first_argument(node.target)
+        }
+        for node in order:
+            if node.op == "placeholder":
+                slot = self._new_slot()
+                handle = input_numbers.get(node)
+                name = self.names[handle].name if handle is not None and handle in self.names else node.name
+                self.inputs.append((slot.number, name, -1 if handle is None else handle))
+                self.values[node] = slot
+            elif node.op == "get_attr":
+                self.values[node] = self._constant(node)
+            elif node.op == "output":
+                outputs = self._template(node.args[0], node, None)
+            elif node.op == "call_module" and node.target == "_guards_fn":
+                continue
+            else:
+                self._call(node)
+        if not self.sites:
+            raise PairingError(
+                "nothing in the quantized graph is quantized: it has no quantize or dequantize op. "
+                "Expected what convert_pt2e returns after a quantizer annotated ops and calibration ran."
+            )
+        regions = find_regions(self.steps, self.sites, self.constants, self.producers)
+        given = [slot for slot, _, _ in self.inputs] + [constant.slot for constant in self.constants]
+        mark_lifetimes(self.steps, outputs, given)
+        return Program(
+            slots=self.slots,
+            inputs=tuple(slot for slot, _, _ in self.inputs),
+            input_names=tuple(name for _, name, _ in self.inputs),
+            input_handles=tuple(handle for _, _, handle in self.inputs),
+            constants=tuple(self.constants),
+            steps=tuple(self.steps),
+            sites=tuple(self._with_readers()),
+            regions=tuple(regions),
+            outputs=outputs,
+            producers=self.producers,
+            notes=tuple(dict.fromkeys(self.notes)),
+            may_share=self.may_share,
+        )
+
+    def _call(self, node: Node) -> None:
+        source = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+        if (quant_ops.is_choose_qparams(node) and not isinstance(source, _Folded)) or (
+            node.target is operator.getitem and isinstance(source, _Deferred)
+        ):
+            self.values[node] = _Deferred(node)
+        elif quant_ops.is_quantize(node):
+            source = self._value(node.args[0])
+            self.values[node] = _Integers(node, source)
+        elif quant_ops.is_dequantize(node):
+            self.values[node] = self._dequantize(node)
+        elif quant_ops.is_half_cast(node):
+            self.values[node] = self._half_cast(node)
+        else:
+            folded = self._fold(node)
+            self.values[node] = self._op(node) if folded is None else folded
+
+    def _value(self, arg: Any) -> Any:
+        """The value that a node has at this point of the graph, in-place writes to it included."""
+        return self.values[self._root(arg)]
+
+    def _root(self, node: Node) -> Node:
+        while node in self.roots:
+            node = self.roots[node]
+        return node
+
+    def _new_slot(self) -> Slot:
+        self.slots += 1
+        return Slot(self.slots - 1)
+
+    # -- constants -----------------------------------------------------------------------------------------------
+
+    def _constant(self, node: Node) -> _Folded:
+        value = attribute_of(self.graph_module, str(node.target))
+        if isinstance(value, GraphModule):
+            return _Folded(value, quant_ops.strip_quantization(value), attribute=str(node.target))
+        return _Folded(value, value, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter))
+
+    def _fold(self, node: Node) -> _Folded | None:
+        """Computes ops on constants once.
+
+        An op that computes with a quantized constant is a step all the same: its own error stands in the reports.
+        """
+        nodes = node.all_input_nodes
+        folded = [self._value(arg) for arg in nodes]
+        if (
+            not nodes
+            or not all(isinstance(value, _Folded) and not isinstance(value.quantized, GraphModule) for value in folded)
+            or op_rules.mutates_first_argument(node.target)
+            or op_rules.is_random(node.target)
+            or node.op != "call_function"
+            or any(op_rules.mutates_first_argument(user.target) for arg in nodes for user in arg.users)
+        ):
+            return None
+        params = next((value.params for value in folded if value.params is not None), None)
+        only_moves = len(nodes) == 1 and op_rules.only_moves(node.target)
+        if params is not None and not only_moves and not quant_ops.is_choose_qparams(node):
+            return None
+        has_reference = all(value.reference is not None for value in folded)
+        return _Folded(
+            self._run_on_constants(node, "quantized"),
+            self._run_on_constants(node, "reference") if has_reference else None,
+            params=params,
+            attribute=folded[0].attribute,
+            is_parameter=any(value.is_parameter for value in folded),
+        )
+
+    def _run_on_constants(self, node: Node, side: Literal["quantized", "reference"]) -> Any:
+        def value(arg: Node) -> Any:
+            return getattr(self._value(arg), side)
+
+        function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    def _tensor(self, node: Node) -> Any:
+        """The constant that a node stands for; None where it depends on the batch."""
+        value = self._value(node)
+        return value.quantized if isinstance(value, _Folded) else None
+
+    # -- quantization --------------------------------------------------------------------------------------------
+
+    def _dequantize(self, node: Node) -> Any:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        value = self._value(source)
+        if isinstance(value, _Folded):
+            return replace(
+                value,
+                quantized=self._dequantized(node, value.quantized),
+                reference=None,
+                params=quant_ops.read_params(node, self._tensor),
+            )
+        if not isinstance(value, _Integers):
+            return self._op(node)
+        if isinstance(value.source, _Folded):
+            return replace(
+                value.source,
+                quantized=self._apply(node, self._apply(value.node, value.source.quantized)),
+                params=quant_ops.read_params(node, self._tensor),
+            )
+        matching = value.node.args[1:] == node.args[1:] or quant_ops.is_dynamic_per_tensor(value.node)
+        if not matching:
+            self.notes.append(
+                f"{self._reader_name(node)}: a value is dequantized with other parameters than it was quantized with"
+            )
+        alone = node in self.written_dequantizes
+        if alone and self._is_read_after(node, value):
+            self.notes.append(
+                f"{self._reader_name(next(iter(node.users)))}: an in-place op writes to a quantized value or a view of "
+                "it; convert copies quantized values, so other readers miss the write"
+            )
+        key = (value.node, node.name if alone or not matching else "")
+        if key not in self.site_slots:
+            self.site_slots[key] = self._activation_site(value, node, exact=matching and not node.kwargs, alone=alone)
+        return self.site_slots[key]
+
+    def _dequantized(self, node: Node, value: Tensor) -> Any:
+        """A dequantized constant; what several dequantize nodes make of it alike, as for the steps of an LSTM, is one.
+
+        Tensors are known by their identity: the graph holds them, so that no other takes the place of one that went.
+        """
+        args = tuple(self._tensor(arg) if isinstance(arg, Node) else arg for arg in node.args[1:])
+        key = (node.target, str(node.kwargs), *(id(arg) if isinstance(arg, Tensor) else arg for arg in (value, *args)))
+        if key not in self.dequantized:
+            self.dequantized[key] = self._apply(node, value)
+        return self.dequantized[key]
+
+    def _is_read_after(self, dequantize: Node, value: _Integers) -> bool:
+        """Whether the value that a dequantize node stands for is read through another one later."""
+        source = value.node.args[0]
+        readers = [*value.node.users, *(source.users if isinstance(source, Node) else ())]
+        return any(self.order[reader] > self.order[dequantize] for reader in readers)
+
+    def _apply(self, node: Node, value: Any) -> Any:
+        """Runs a quantization node on a constant."""
+        function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        args, kwargs = torch.fx.map_arg((node.args[1:], node.kwargs), self._tensor)
+        with torch.no_grad():
+            return function(value, *args, **kwargs)
+
+    def _half_cast(self, node: Node) -> Any:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        value = self._value(source)
+        if isinstance(value, _Folded):
+            params = value.params or quant_ops.read_params(node, self._tensor)
+            return replace(value, quantized=self._apply(node, value.quantized), params=params)
+        return self._op(node)
+
+    def _activation_site(self, value: _Integers, dequantize: Node, *, exact: bool, alone: bool) -> Slot:
+        source = value.source
+        assert isinstance(source, Slot)
+        params = quant_ops.read_params(value.node, self._tensor)
+        converted = converted_site(value.node, dequantize, self._require_tensor)
+        function = fused_site(value.node, params) if exact else None
+        if function is None:
+            self.notes.append(
+                f"{value.node.target} to {params.dtype} runs as the converted op: it has no exact fused form"
+            )
+        result = self._new_slot()
+        shareable = quant_ops.is_static_per_tensor(value.node) and not alone
+        identity = str(value.node.args[1:]) if shareable else f"slot {result.number}"
+        twin = self.same_sites.setdefault((source.number, identity), result.number)
+        producer = self.producers.get(source.number)
+        origin = self.steps[producer] if producer is not None else None
+        input_names = {slot: (name, handle) for slot, name, handle in self.inputs}
+        name, handle = (origin.name, origin.handle) if origin is not None else input_names[source.number]
+        self._append(
+            Step(
+                index=len(self.steps),
+                out=result.number,
+                reads=(source.number,),
+                function=function or converted,
+                converted=converted,
+                args=(source,),
+                name=name,
+                op="quantize",
+                node=dequantize.name,
+                site=len(self.sites),
+                twin=None if twin == result.number else twin,
+            )
+        )
+        self.sites.append(
+            Site(
+                index=len(self.sites),
+                kind="activation",
+                name=name,
+                op=origin.op if origin is not None else "input",
+                handle=handle,
+                readers=(),
+                params=params,
+                source=source.number,
+                result=result.number,
+                exact=function is not None,
+            )
+        )
+        return result
+
+    def _require_tensor(self, node: Node) -> Any:
+        value = self._tensor(node)
+        if value is None:
+            raise PairingError(
+                f"the quantized graph computes {node.name} ({node.target}) to quantize with, in a way pt2qa does not "
+                "know. Expected a constant, or choose_qparams of the value that is quantized."
+            )
+        return value
+
+    # -- ops -----------------------------------------------------------------------------------------------------
+
+    def _op(self, node: Node) -> Slot:
+        handle = handle_of(node)
+        known = self.names.get(handle) if handle is not None else None
+        function = self._function(node)
+        in_place = op_rules.in_place_spelling(function) if _keeps_dtype(node) else None
+        mutates, keeps_strides = op_rules.mutates_first_argument(node.target), False
+        if mutates and isinstance(node.target, torch._ops.OpOverload):
+            functional = op_rules.functional_spelling(node.target)
+            if functional is not None and not has_living_alias(node, self.order):
+                function, in_place, mutates = functional, node.target, False
+                keeps_strides = not op_rules.returns_view(functional)
+        args, kwargs = (self._template(part, node, handle, mutates) for part in (node.args, node.kwargs))
+        slots = list(dict.fromkeys(slots_in((args, kwargs))))
+        constant_numbers = {constant.slot for constant in self.constants}
+        out = self._new_slot()
+        name = known.name if known is not None else f"{op_rules.op_name(node.target)} (no handle, {node.name})"
+        if handle is not None:
+            self.handle_uses[handle] += 1
+            if self.handle_uses[handle] > 1:
+                name = f"{name}:{op_rules.op_name(node.target)}{self.handle_uses[handle] - 1}"
+        self._append(
+            Step(
+                index=len(self.steps),
+                out=out.number,
+                reads=tuple(slot for slot in slots if slot not in constant_numbers),
+                constants=tuple(slot for slot in slots if slot in constant_numbers),
+                function=function,
+                args=args,
+                kwargs=kwargs,
+                name=name,
+                op=known.op if known is not None else op_rules.op_name(node.target),
+                module=known.module if known is not None else "",
+                module_type=known.module_type if known is not None else "",
+                handle=-1 if handle is None else handle,
+                module_stack=_module_stack(node),
+                node=node.name,
+                mutates=mutates,
+                in_place=in_place,
+                keeps_strides=keeps_strides,
+            )
+        )
+        if op_rules.mutates_first_argument(node.target):
+            written = node.args[0]
+            assert isinstance(written, Node)
+            root = self._root(written)
+            self.values[root] = out
+            self.roots[node] = root
+            if mutates:
+                self.may_share = False
+        return out
+
+    def _function(self, node: Node) -> Callable[..., Any]:
+        if node.op == "call_module":
+            module = self.graph_module.get_submodule(str(node.target))
+            if type(module).__name__.endswith(("Observer", "FakeQuantize")):
+                raise PairingError(
+                    f"the quantized graph still has the observer {node.target} ({type(module).__name__}). "
+                    "Expected the graph that convert_pt2e returns, not the prepared one."
+                )
+            return module
+        if node.op == "call_method":
+            method = str(node.target)
+            return lambda self, *args, **kwargs: getattr(self, method)(*args, **kwargs)
+        if node.target is torch.ops.aten.detach_.default:
+            # In place it would cut the value itself off from gradients.
+            return torch.ops.aten.detach.default
+        return node.target  # type: ignore[return-value]
+
+    def _template(self, part: Any, reader: Node, handle: int | None, mutates: bool = False, path: Path = ()) -> Any:
+        """``part`` with slots in the places of nodes; ``path`` says where in the arguments it stands."""
+        if isinstance(part, Node):
+            return self._slot(part, reader, handle, path, mutates and path == (0,))
+        if isinstance(part, (list, tuple)):
+            items = [self._template(item, reader, handle, mutates, (*path, key)) for key, item in enumerate(part)]
+            return items if isinstance(part, list) else tuple(items)
+        if isinstance(part, dict):
+            return {key: self._template(item, reader, handle, mutates, (*path, key)) for key, item in part.items()}
+        if isinstance(part, slice):
+            ends = (self._template(end, reader, handle, mutates, path) for end in (part.start, part.stop, part.step))
+            return slice(*ends)
+        return part
+
+    def _slot(self, arg: Node, reader: Node, handle: int | None, path: Path, mutated: bool) -> Any:
+        value = self._value(arg)
+        if isinstance(value, Slot):
+            return value
+        if isinstance(value, _Folded):
+            return self._constant_slot(arg, value, reader, handle, path, mutated)
+        # An integer tensor or a scale that the model itself reads: compute it as the converted graph does.
+        node = value.node
+        self.notes.append(
+            f"{self._reader_name(reader)} reads {node.target} directly; the reference reads the same values"
+        )
+        slot = self._op(node)
+        self.values[node] = slot
+        return slot
+
+    def _constant_slot(
+        self, arg: Node, value: _Folded, reader: Node, handle: int | None, path: Path, mutated: bool
+    ) -> Slot:
+        reference, attribute, is_parameter = value.reference, value.attribute, value.is_parameter
+        found = self.floats.lookup(reader, path, value.quantized) if isinstance(value.quantized, Tensor) else None
+        if found is not None:
+            reference, attribute, is_parameter = found.value, found.attribute, found.is_parameter
+        elif reference is None:
+            self.notes.append(
+                f"{self._reader_name(reader)}: no float value for its argument {path} in the reference; "
+                "the reference reads the quantized one"
+            )
+            reference = value.quantized
+        key = (arg, id(reference))
+        if key in self.constant_slots:
+            return self.constant_slots[key]
+        slot = self._new_slot()
+        self.constant_slots[key] = slot
+        name, op = self._reader_name(reader), op_rules.op_name(reader.target)
+        position = path[0] if path and isinstance(path[0], int) else -1
+        site = None
+        if value.params is not None:
+            kind = constant_role(op, position, is_parameter)
+            site = len(self.sites)
+            self.sites.append(
+                Site(
+                    site,
+                    kind,
+                    name,
+                    op,
+                    -1 if handle is None else handle,
+                    (),
+                    value.params,
+                    slot.number,
+                    slot.number,
+                    True,
+                )
+            )
+        self.constants.append(
+            Constant(
+                slot=slot.number,
+                reference=reference,
+                quantized=value.quantized,
+                attribute=attribute,
+                is_parameter=is_parameter,
+                reader=name,
+                op=op,
+                handle=-1 if handle is None else handle,
+                argument=position,
+                site=site,
+                mutated=mutated or any(op_rules.mutates_first_argument(user.target) for user in arg.users),
+            )
+        )
+        return slot
+
+    def _reader_name(self, node: Node) -> str:
+        handle = handle_of(node)
+        return self.names[handle].name if handle is not None and handle in self.names else node.name
+
+    def _append(self, step: Step) -> None:
+        self.steps.append(step)
+        self.producers[step.out] = step.index
+
+    def _with_readers(self) -> list[Site]:
+        readers: dict[int, list[str]] = defaultdict(list)
+        for step in self.steps:
+            for slot in (*step.reads, *step.constants):
+                if step.site is None:
+                    readers[slot].append(step.name)
+        return [replace(site, readers=tuple(readers[site.result])) for site in self.sites]
+
+
+def _keeps_dtype(node: Node) -> bool:
+    """Whether an op's result may overwrite its first argument: the sigmoid of integers is no integer."""
+    value, first = (
+        node.meta.get("val"),
+        node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None,
+    )
+    return not (isinstance(value, Tensor) and isinstance(first, Tensor)) or value.dtype == first.dtype
+
+
+def _module_stack(node: Node) -> tuple[tuple[str, str, str], ...]:
+    stack = node.meta.get("nn_module_stack") or {}
+    return tuple((str(key), str(path), str(getattr(kind, "__name__", kind))) for key, (path, kind) in stack.items())

@@ -1,0 +1,141 @@
+"""Where a batch goes wrong: the first NaN, or infinity that one of the two models alone has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.outputs import plain
+from pt2qa._simulator.simulator import Simulator
+
+Side = Literal["batch", "both", "reference", "quantized"]
+What = Literal["NaN", "infinite"]
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """The first value of a batch that is not finite and should be.
+
+    Infinities that both models hold at the same places are none: masks are made of them.
+
+    Attributes:
+        name: the op, or the input, that gives it.
+        side: which model: ``batch`` where the inputs hold it.
+        what: ``NaN`` or ``infinite``.
+        sample: the first sample that has one, from 0 in its batch; -1 where the value has no samples.
+        origin: the op or input where the infinities begin that the op reads; empty where it makes them itself.
+    """
+
+    name: str
+    side: Side
+    what: What
+    sample: int
+    origin: str = ""
+
+
+def first_nonfinite(simulator: Simulator, values: Sequence[Any]) -> NonFinite | None:
+    """Runs both models once more and finds the first value that is NaN in one of them, or infinite in one alone.
+
+    Args:
+        simulator: both models.
+        values: the inputs, flat.
+
+    Returns:
+        None where there is none.
+    """
+    return _Search(simulator, values).run()
+
+
+class _Search:
+    def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
+        self.simulator, self.program, self.values = simulator, simulator.program, values
+        self.samples = count_samples(list(values))
+        self.inputs = dict(zip(self.program.inputs, self.program.input_names, strict=True))
+        self.origins: dict[int, str] = {}
+        """By slot whose value is not finite, where that began."""
+        self.found: NonFinite | None = None
+
+    def run(self) -> NonFinite | None:
+        for (slot, name), value in zip(self.inputs.items(), self.values, strict=True):
+            self._look(slot, name, value, value)
+        if self.found is None:
+            lockstep(self.simulator, self.values, self._visit)
+        return self.found
+
+    def _visit(self, event: Event) -> None:
+        if self.found is not None:
+            return
+        step = event.step
+        # At a site the value before rounding stands against the rounded one: the value is its source's.
+        slot = step.reads[0] if step.site is not None else step.out
+        name = self.inputs.get(slot) or self.program.steps[self.program.producers[slot]].name
+        read = [self.origins[each] for each in step.reads if each in self.origins] if step.site is None else []
+        self._look(slot, name, event.reference, event.quantized, next(iter(read), ""))
+        if slot in self.origins:
+            self.origins[step.out] = self.origins[slot]
+
+    def _look(self, slot: int, name: str, reference: Any, quantized: Any, origin: str = "") -> None:
+        pairs = zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True)
+        for ref, quant in pairs:
+            if _is_finite(ref) and _is_finite(quant):
+                continue
+            self.origins.setdefault(slot, origin or name)
+            culprit = unlike(ref, quant)
+            if culprit is not None:
+                what, side, wrong = culprit
+                side = "batch" if slot in self.inputs else side
+                self.found = NonFinite(name, side, what, self._sample(wrong), "" if origin == name else origin)
+                return
+
+    def _sample(self, wrong: Tensor) -> int:
+        if not wrong.dim() or wrong.shape[0] != self.samples:
+            return -1
+        return int(wrong.reshape(self.samples, -1).any(1).nonzero()[0])
+
+
+def _may_break(value: Any) -> bool:
+    # torch tells no NaN of the types of 8 bits.
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and value.itemsize > 1
+
+
+def _is_finite(value: Any) -> bool:
+    return not _may_break(value) or bool(value.isfinite().all())
+
+
+def is_empty(samples: int, outputs: Any) -> bool:
+    """Whether a batch shows nothing: it has no sample, and no output of it has a finite number.
+
+    A batch whose first input alone has no element, such as a cache that is empty at the start, is none.
+
+    Args:
+        samples: how many it holds.
+        outputs: what a model made of it.
+    """
+    return not samples and not any(
+        isinstance(value, Tensor) and bool(value.isfinite().any()) for value in pytree.tree_leaves(plain(outputs))
+    )
+
+
+def unlike(ref: Any, quant: Any) -> tuple[What, Side, Tensor] | None:
+    """What is wrong with a value, in which model, and where in it.
+
+    Returns:
+        None where both are finite or no floating-point tensors, and for infinities that both share.
+    """
+    if not (_may_break(ref) and _may_break(quant)) or (_is_finite(ref) and _is_finite(quant)):
+        return None
+    nans = [value.isnan() for value in (ref, quant)]
+    what: What = "NaN" if any(bool(each.any()) for each in nans) else "infinite"
+    alone = ref != quant if ref.shape == quant.shape else True
+    places = nans if what == "NaN" else [value.isinf() & alone for value in (ref, quant)]
+    sides = [bool(each.any()) for each in places]
+    if not any(sides):
+        return None
+    side: Side = "both" if all(sides) else "reference" if sides[0] else "quantized"
+    return what, side, places[sides.index(True)]

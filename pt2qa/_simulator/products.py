@@ -1,0 +1,166 @@
+"""The ops that multiply matrices: which there are, what they multiply, and how much of that is rounded.
+
+Coverage, checks, the inventory, sensitivity and costs all read this one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from torch import Tensor
+
+from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.program import Program, Step
+
+State = Literal["quantized", "input only", "weight only", "float"]
+"""What is rounded of what an op multiplies."""
+
+CONVOLUTIONS: Final = frozenset(
+    {f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)} | {"convolution", "_convolution"}
+)
+WEIGHTED: Final = CONVOLUTIONS | {"linear"}
+"""Ops whose second argument is a weight and whose third is a bias."""
+
+RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+CELLS: Final = frozenset(f"{kind}_cell" for kind in RECURRENT)
+ATTENTION: Final = frozenset(
+    {"scaled_dot_product_attention", "_scaled_dot_product_attention_math"}
+    | {f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn", "fused")}
+    | {"_scaled_dot_product_flash_attention_for_cpu"}
+)
+OPAQUE: Final = RECURRENT | CELLS | ATTENTION
+"""Ops that hide their products from every quantizer."""
+
+_FACTORS: Final[dict[str, tuple[int, ...]]] = {
+    **dict.fromkeys(WEIGHTED, (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), (1, 2)),
+    "bilinear": (0, 1, 2),
+    **dict.fromkeys(ATTENTION, (0, 1, 2)),
+    **dict.fromkeys(CELLS, (0, 1, 2, 3)),
+}
+"""The arguments that are multiplied, where others are added: biases, and the mask of attention."""
+
+PRODUCTS: Final = (
+    frozenset(_FACTORS)
+    | RECURRENT
+    | {"mm", "bmm", "mv", "dot", "vdot", "matmul", "linalg_matmul", "einsum", "inner", "tensordot"}
+    | {"chain_matmul", "linalg_multi_dot"}
+)
+"""The ops that carry the arithmetic of a model."""
+
+
+class Read(NamedTuple):
+    """One value that an op reads.
+
+    Attributes:
+        argument: number of the argument.
+        constant: whether it depends on no input, as a weight.
+        rounded: whether it is rounded.
+    """
+
+    argument: int
+    constant: bool
+    rounded: bool
+
+
+def reads_of(program: Program) -> Iterator[tuple[Step, tuple[Read, ...]]]:
+    """The ops of a program, each with the tensors that it reads in the converted model."""
+    results = {site.result for site in program.sites}
+    constants = {constant.slot: constant for constant in program.constants}
+    for step in program.steps:
+        if step.site is None:
+            yield (
+                step,
+                tuple(
+                    Read(argument, slot in constants, slot in results)
+                    for argument, slot in arguments_of(step)
+                    if slot not in constants or isinstance(constants[slot].quantized, Tensor)
+                ),
+            )
+
+
+def arguments_of(step: Step) -> Iterator[tuple[int, int]]:
+    """Every slot in the arguments of an op, with the number of the argument."""
+    numbers = keyword_numbers(step.function)
+    keywords = ((numbers.get(name, len(step.args)), value) for name, value in step.kwargs.items())
+    for argument, template in (*enumerate(step.args), *keywords):
+        for slot in slots_in(template):
+            yield argument, slot
+
+
+def keyword_numbers(target: Any) -> dict[str, int]:
+    """The number of each argument of an op by its keyword; empty where the op has no schema."""
+    schema = getattr(target, "_schema", None)
+    return {} if schema is None else {argument.name: number for number, argument in enumerate(schema.arguments)}
+
+
+def constant_role(op: str, argument: int, is_parameter: bool) -> Literal["activation", "weight", "bias"]:
+    """What a constant is to the op that reads it.
+
+    Args:
+        op: kind of the op, such as ``conv2d``.
+        argument: position among its arguments.
+        is_parameter: whether it is a Parameter of the model, as against a buffer or a literal.
+    """
+    if op in WEIGHTED and argument in (1, 2):
+        return "weight" if argument == 1 else "bias"
+    return "weight" if is_parameter else "activation"
+
+
+def state_of(op: str, reads: Iterable[Read]) -> State:
+    """What is rounded of what a product multiplies."""
+    inputs, weights = _factors(op, reads)
+    every = _every(op)
+    if not inputs or not weights:
+        factors = inputs or weights
+        return "quantized" if factors and every(factors) else "float"
+    if every(weights) and every(inputs):
+        return "quantized"
+    return "input only" if any(inputs) else "weight only" if any(weights) else "float"
+
+
+def is_quantized(op: str, reads: Sequence[Read]) -> bool:
+    """Whether coverage counts an op as quantized.
+
+    A product is, whose weights are all rounded; one without weights, if all that it multiplies is.  Any other op is
+    that reads a rounded value.
+    """
+    if op not in PRODUCTS:
+        return any(read.rounded for read in reads)
+    inputs, weights = _factors(op, reads)
+    factors = weights or inputs
+    return bool(factors) and _every(op)(factors)
+
+
+def own_multiply_adds(op: str, tensors: Sequence[Tensor]) -> int | None:
+    """The multiply-adds of ops for which torch has no formula on a CPU; None for all others.
+
+    A recurrent op multiplies each of its weights once a step, and a bilinear one once a row; attention multiplies
+    queries by keys, and scores by values.
+
+    Args:
+        op: kind of the op.
+        tensors: its tensor arguments in order, with their sizes.
+    """
+    if op in RECURRENT:
+        steps = tensors[0].numel() // tensors[0].shape[-1]
+        return steps * sum(tensor.numel() for tensor in tensors[1:] if tensor.dim() == 2)
+    if op in ATTENTION:
+        query, key, value = tensors[:3]
+        return query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    if op == "bilinear":
+        return tensors[0].shape[:-1].numel() * tensors[2].numel()
+    return None
+
+
+def _factors(op: str, reads: Iterable[Read]) -> tuple[list[bool], list[bool]]:
+    """Whether each input and each weight that a product multiplies is rounded."""
+    factors = [read for read in reads if read.argument in _FACTORS.get(op, (read.argument,))]
+    inputs, weights = ([read.rounded for read in factors if read.constant is constant] for constant in (False, True))
+    return inputs, weights
+
+
+def _every(op: str) -> Callable[[Iterable[bool]], bool]:
+    # Of a recurrent op the first states and the biases stay in float, whatever else is rounded.
+    return any if op in RECURRENT | CELLS else all

@@ -1,0 +1,210 @@
+"""What a simulator runs: a flat list of steps over numbered slots.
+
+Every value of the graph has a slot.  Constants (weights, buffers) are slots that are filled before the first step,
+with two values: what the reference reads and what the quantized model reads.  A :class:`Site` is a place where a value
+is quantized; an activation site is a step of its own, a weight site belongs to a constant slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+SiteKind = Literal["activation", "weight", "bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for the value of a slot inside the arguments of a step."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuantParams:
+    """How one quantize-dequantize pair rounds.
+
+    Attributes:
+        dtype: of the quantized values, such as ``int8``; ``float16`` for a value that is stored in half precision.
+        scale: one number, one per channel (1-d float tensor), or None where it is chosen from each batch.
+        zero_point: like ``scale``.
+        quant_min: smallest integer.
+        quant_max: largest integer.
+        axis: channel axis; None where one scale serves the whole tensor.
+        dynamic: whether scale and zero point are chosen from each batch.
+    """
+
+    dtype: str
+    scale: float | Tensor | None = None
+    zero_point: int | Tensor | None = None
+    quant_min: int = 0
+    quant_max: int = 0
+    axis: int | None = None
+    dynamic: bool = False
+
+    @property
+    def largest_scale(self) -> float:
+        """The scale, the largest one of several, nan where there is none."""
+        if self.scale is None:
+            return float("nan")
+        return float(self.scale.max()) if isinstance(self.scale, Tensor) else float(self.scale)
+
+    @property
+    def single_zero_point(self) -> float:
+        """The zero point where there is one for the whole tensor, else nan."""
+        if isinstance(self.zero_point, Tensor):
+            values = self.zero_point.unique()
+            return float(values[0]) if values.numel() == 1 else float("nan")
+        return float("nan") if self.zero_point is None else float(self.zero_point)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a value is quantized.
+
+    Attributes:
+        index: position in ``pair.sites``.
+        kind: ``activation``, ``weight`` or ``bias``.
+        name: the op whose output this is (activation), or the op that reads it (weight, bias).
+        op: that op's kind, such as ``conv2d``.
+        handle: that op's handle; -1 where it has none.
+        readers: names of the ops that read the quantized value.
+        params: how it rounds.
+        source: slot of the value before; for a constant the slot of the constant itself.
+        result: slot of the value after.
+        exact: whether the fused op computes it; where not, the converted ops themselves do.
+    """
+
+    index: int
+    kind: SiteKind
+    name: str
+    op: str
+    handle: int
+    readers: tuple[str, ...]
+    params: QuantParams
+    source: int
+    result: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A slot that is filled before the first step.
+
+    Attributes:
+        slot: its number.
+        reference: what the reference reads.
+        quantized: what the quantized model reads.
+        attribute: qualified name in the float model, where known, such as ``layer1.0.conv1.weight``.
+        is_parameter: whether it is a Parameter of the float model, as against a buffer or a literal.
+        reader: name of the op that reads it first; empty where none does.
+        op: that op's kind.
+        handle: that op's handle.
+        argument: position among that op's arguments.
+        site: index of its site; None where it stays in float.
+        mutated: whether the graph writes to it; every run then starts from the value it was built with.
+    """
+
+    slot: int
+    reference: Any
+    quantized: Any
+    attribute: str = ""
+    is_parameter: bool = False
+    reader: str = ""
+    op: str = ""
+    handle: int = -1
+    argument: int = -1
+    site: int | None = None
+    mutated: bool = False
+
+
+@dataclass(slots=True)
+class Step:
+    """One op, or one activation site where ``site`` is set.
+
+    Attributes:
+        index: position in the list of steps.
+        out: slot that it fills.
+        reads: slots of activations that it reads (constants are not among them), each once.
+        constants: constant slots that it reads.
+        function: the op; for a site the quantize-dequantize.
+        args: positional arguments with :class:`Slot` in the places of values.
+        kwargs: keyword arguments likewise.
+        name, op, module, handle: what people read; see ``pt2qa._graph.handles``.
+        module_stack: call keys and ``(path, class)`` of the modules around it, outermost first.
+        node: name of the op's node in the converted graph; for a site that of its dequantize node.
+        site: index of the activation site.
+        twin: slot of an earlier site of the same value with the same parameters.
+        region: number of its region.
+        mutates: whether it writes to its first argument (aliases made it impossible to rewrite it).
+        converted: for a site, the ops of the converted graph that ``function`` must equal.
+        in_place: in-place spelling of ``function`` for values that nobody reads again.
+        keeps_strides: whether the graph has the in-place spelling, so that the output has the strides of the input.
+        releases: slots that no later step reads.
+        reuse: whether its first input is read by nobody later, with every site off or on / with all sites on.
+    """
+
+    index: int
+    out: int
+    reads: tuple[int, ...]
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    constants: tuple[int, ...] = ()
+    name: str = ""
+    op: str = ""
+    module: str = ""
+    module_type: str = ""
+    handle: int = -1
+    module_stack: tuple[tuple[str, str, str], ...] = ()
+    node: str = ""
+    site: int | None = None
+    twin: int | None = None
+    region: int = -1
+    mutates: bool = False
+    converted: Callable[..., Any] | None = None
+    in_place: Callable[..., Any] | None = None
+    keeps_strides: bool = False
+    releases: tuple[int, ...] = ()
+    reuse: bool = False
+    reuse_all_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The ops that are quantized as one unit, with the sites around it.
+
+    Attributes:
+        index: position in ``pair.regions``.
+        name: its first op's name.
+        ops: names of its ops in graph order.
+        steps: their step numbers.
+        sites: indices of the sites that feed it (inputs, weights, biases) and that quantize its outputs.
+    """
+
+    index: int
+    name: str
+    ops: tuple[str, ...]
+    steps: tuple[int, ...]
+    sites: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A lowered graph; see :mod:`pt2qa._simulator.lower`."""
+
+    slots: int
+    inputs: tuple[int, ...]
+    input_names: tuple[str, ...]
+    input_handles: tuple[int, ...]
+    constants: tuple[Constant, ...]
+    steps: tuple[Step, ...]
+    sites: tuple[Site, ...]
+    regions: tuple[Region, ...]
+    outputs: Any
+    producers: dict[int, int]
+    notes: tuple[str, ...]
+    may_share: bool

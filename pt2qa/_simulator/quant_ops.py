@@ -1,0 +1,162 @@
+"""Which ops of a converted graph quantize, and how to read their parameters."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from pt2qa._simulator.program import QuantParams
+
+_NAMESPACES = ("quantized_decomposed", "torchao")
+
+
+def _op_name(node: Node) -> str:
+    """Name of a quantization op without namespace and overload; empty for every other node."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return ""
+    namespace, _, name = str(target).partition(".")
+    return name.partition(".")[0] if namespace in _NAMESPACES else ""
+
+
+def is_quantize(node: Node) -> bool:
+    """Whether the node turns float values into integers."""
+    return _op_name(node).startswith("quantize_")
+
+
+def is_dequantize(node: Node) -> bool:
+    """Whether the node turns integers back into float values."""
+    return _op_name(node).startswith("dequantize_")
+
+
+def is_choose_qparams(node: Node) -> bool:
+    """Whether the node chooses a scale and a zero point from its input."""
+    return _op_name(node).startswith("choose_qparams")
+
+
+def is_half_cast(node: Node) -> bool:
+    """Whether the node is a cast that ``convert`` put in to store a value in another float type."""
+    return _op_name(node) == "convert_element_type"
+
+
+def is_quantization(node: Node) -> bool:
+    """Whether the node belongs to the quantization and not to the model."""
+    return is_quantize(node) or is_dequantize(node) or is_choose_qparams(node) or is_half_cast(node)
+
+
+def asks(annotation: Any) -> bool:
+    """Whether a torchao annotation asks for a rounded value; quantizers need not set its ``_annotated``."""
+    inputs = [(source, spec) for source, spec in (annotation.input_qspec_map or {}).items()]
+    return any(
+        spec is not None and rounds(spec, constant=source is not None and source.op == "get_attr")
+        for source, spec in (*inputs, (None, annotation.output_qspec))
+    )
+
+
+def rounds(spec: Any, *, constant: bool) -> bool:
+    """Whether a torchao spec rounds what it is given: float32 rounds nothing, float16 constants alone."""
+    dtype = getattr(spec, "dtype", None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return True
+    return dtype.itemsize == 1 or (dtype is torch.float16 and constant)
+
+
+def is_static_per_tensor(node: Node) -> bool:
+    """Whether one scale and zero point, literals of the graph, serve the whole tensor."""
+    return _op_name(node).endswith("quantize_per_tensor") and _overload(node) == "default"
+
+
+def is_dynamic_per_tensor(node: Node) -> bool:
+    """Whether one scale and zero point, tensors computed in the graph, serve the whole tensor."""
+    return _op_name(node).endswith("quantize_per_tensor") and _overload(node) == "tensor"
+
+
+def _overload(node: Node) -> str:
+    return node.target._overloadname if isinstance(node.target, torch._ops.OpOverload) else "default"
+
+
+def chosen_by(node: Node) -> Node | None:
+    """The ``choose_qparams`` node behind a dynamic quantize node, where it looked at the very value it quantizes."""
+    picks = [arg for arg in node.args[1:3] if isinstance(arg, Node) and arg.target is operator.getitem]
+    if len(picks) != 2:
+        return None
+    sources = {pick.args[0] for pick in picks}
+    source = sources.pop()
+    if sources or not isinstance(source, Node) or not is_choose_qparams(source) or source.args[0] is not node.args[0]:
+        return None
+    return source if [pick.args[1] for pick in picks] == [0, 1] else None
+
+
+def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
+    """The parameters of a quantize, dequantize or cast node.
+
+    Args:
+        node: of any of the op families above.
+        constant: gives the tensor that an argument node stands for, None where it is computed from the batch.
+    """
+    arguments = node.normalized_arguments(GraphModule({}, Graph()), normalize_to_only_use_kwargs=True)
+    named: dict[str, Any] = dict(arguments.kwargs) if arguments is not None else {}
+    dtype = next(
+        (named[key] for key in ("output_dtype", "input_dtype", "dtype") if isinstance(named.get(key), torch.dtype)),
+        None,
+    )
+    scale, zero_point = (
+        constant(value) if isinstance(value, Node) else value
+        for value in (
+            next((named[key] for key in ("scale", "scales") if key in named), None),
+            next((named[key] for key in ("zero_point", "zero_points") if key in named), None),
+        )
+    )
+    if _op_name(node).endswith("quantize_per_tensor") and isinstance(scale, Tensor) and isinstance(zero_point, Tensor):
+        scale, zero_point = float(scale), int(zero_point)
+    return QuantParams(
+        dtype=str(dtype).removeprefix("torch."),
+        scale=scale,
+        zero_point=zero_point,
+        quant_min=_int_or_zero(named.get("quant_min")),
+        quant_max=_int_or_zero(named.get("quant_max")),
+        axis=named.get("axis"),
+        dynamic=scale is None and not is_half_cast(node),
+    )
+
+
+def strip_quantization(graph_module: GraphModule) -> GraphModule:
+    """A copy of an unfolded converted graph without its quantization: the float graph that ``prepare`` rewrote.
+
+    Parameters are shared with the argument, graphs of higher-order ops are stripped as well.
+    """
+    stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    stripped.meta.update(graph_module.meta)
+    for node in list(stripped.graph.nodes):
+        if node.op == "get_attr":
+            nested = _attribute(stripped, str(node.target))
+            if isinstance(nested, GraphModule):
+                setattr(stripped, str(node.target), strip_quantization(nested))
+        elif is_dequantize(node):
+            source = node.args[0]
+            if isinstance(source, Node) and is_quantize(source):
+                node.replace_all_uses_with(source.args[0])
+        elif is_half_cast(node):
+            node.replace_all_uses_with(node.args[0])
+    stripped.graph.eliminate_dead_code()
+    for node in reversed(list(stripped.graph.nodes)):
+        if is_quantization(node) and not node.users:
+            stripped.graph.erase_node(node)
+    stripped.graph.eliminate_dead_code()
+    stripped.recompile()
+    return stripped
+
+
+def _attribute(root: torch.nn.Module, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), root)
+
+
+def _int_or_zero(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) else 0

@@ -1,0 +1,172 @@
+"""Runs a :class:`Program`: as the reference, as the quantized model, or as anything between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2qa._exclusion import computes
+from pt2qa._simulator.program import Program, Slot, Step
+from pt2qa._simulator.strides import copied, is_plain, with_strides
+
+Values = Sequence[Any] | Mapping[int, Any]
+"""Values by slot number."""
+
+
+class Simulator:
+    """One graph that computes the reference, the quantized model, or any choice of sites between.
+
+    Runs are made without gradients, never change their inputs, and keep a value only as long as a later step reads it.
+    """
+
+    def __init__(self, program: Program, *, fused: bool = True) -> None:
+        self.program = program
+        self.fused = fused
+        self.off: list[Any] = [None] * program.slots
+        self.on: list[Any] = [None] * program.slots
+        for constant in program.constants:
+            self.off[constant.slot], self.on[constant.slot] = constant.reference, constant.quantized
+
+    @computes
+    def run(
+        self,
+        values: Sequence[Any],
+        on: bool | Collection[int] = True,
+        visit: Callable[[Step, Any], None] = lambda step, value: None,
+    ) -> Any:
+        """One forward pass.
+
+        Args:
+            values: the inputs, flat, in the order of ``program.inputs``.
+            on: True for the quantized model, False for the reference, or the indices of the sites to quantize.
+            visit: called with every step and its value, which it must not keep.
+
+        Returns:
+            What the graph's output node holds: a tuple or list of values.
+        """
+        walk = self.walk(values, on)
+        with torch.no_grad():
+            while True:
+                try:
+                    step, value = next(walk)
+                except StopIteration as end:
+                    return end.value
+                visit(step, value)
+
+    def walk(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Generator[tuple[Step, Any], None, Any]:
+        """One forward pass, step by step: gives each step with its value, which later steps may overwrite.
+
+        Args:
+            values: the inputs, flat.
+            on: as for :meth:`run`.  The caller switches gradients off around each step.
+
+        Returns:
+            As :meth:`run`, when all steps are done.
+        """
+        program = self.program
+        all_on, all_off = on is True, on is False
+        chosen = frozenset() if isinstance(on, bool) else frozenset(on)
+        env = self.environment(values, on)
+        for step in program.steps:
+            source = step.reads[0] if step.reads else -1
+            if step.site is None:
+                reuse = step.reuse_all_on if all_on else step.reuse
+                env[step.out] = self.call(step, env, reuse)
+            elif all_off or not (all_on or step.site in chosen):
+                env[step.out] = env[source]
+            elif step.twin is not None and (all_on or program.steps[program.producers[step.twin]].site in chosen):
+                env[step.out] = env[step.twin]
+            else:
+                env[step.out] = self._quantize(step, env[source], step.reuse_all_on if all_on else step.reuse)
+            yield step, env[step.out]
+            for slot in step.releases:
+                env[slot] = None
+        return bind(program.outputs, env)
+
+    def environment(self, values: Sequence[Any], on: bool | Collection[int]) -> list[Any]:
+        """The slots as they are before the first step, with these sites on."""
+        env = list(self.on if on is True else self.off)
+        for constant in self.program.constants:
+            if not isinstance(on, bool) and constant.site is not None and constant.site in on:
+                env[constant.slot] = constant.quantized
+            if constant.mutated:
+                env[constant.slot] = copied(env[constant.slot])
+        for slot, value in zip(self.program.inputs, values, strict=True):
+            env[slot] = copied(value) if not self.program.may_share and isinstance(value, Tensor) else value
+        return env
+
+    def call(self, step: Step, env: Values, reuse: bool) -> Any:
+        """Runs an op; ``reuse`` lets it overwrite its first input where it has an in-place spelling.
+
+        The output has the strides that the graph's own spelling of the op gives.
+        """
+        args, kwargs = bind(step.args, env), bind(step.kwargs, env) if step.kwargs else {}
+        if step.in_place is None:
+            return step.function(*args, **kwargs)
+        same_strides = step.keeps_strides or is_plain(args[0])
+        if reuse and same_strides:
+            return step.in_place(*args, **kwargs)
+        result = step.function(*args, **kwargs)
+        return with_strides(result, args[0].stride()) if step.keeps_strides else result
+
+    def _quantize(self, step: Step, value: Tensor, reuse: bool) -> Tensor:
+        return self.site_function(step)(value, out=value if reuse else None)  # type: ignore[no-any-return]
+
+    def site_function(self, step: Step) -> Callable[..., Any]:
+        """The fused op of a site, or the converted ops where this simulator runs without fusing."""
+        return step.function if self.fused or step.converted is None else step.converted
+
+
+def bind(template: Any, env: Values) -> Any:
+    """``template`` with the values of ``env`` in the places of slots."""
+    kind = type(template)
+    if kind is Slot:
+        return env[template.number]
+    if isinstance(template, tuple):
+        return tuple([bind(item, env) for item in template])
+    if isinstance(template, list):
+        return [bind(item, env) for item in template]
+    if isinstance(template, dict):
+        return {key: bind(item, env) for key, item in template.items()}
+    if kind is slice:
+        return slice(bind(template.start, env), bind(template.stop, env), bind(template.step, env))
+    return template
+
+
+def tensors_equal(left: Any, right: Any) -> bool:
+    """Whether two nested results hold the same values; NaN equals NaN."""
+    left_leaves, right_leaves = pytree.tree_leaves(left), pytree.tree_leaves(right)
+    if len(left_leaves) != len(right_leaves):
+        return False
+    for a, b in zip(left_leaves, right_leaves, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.dtype != b.dtype or a.shape != b.shape or not (torch.equal(a, b) or _equal_with_nan(a, b)):
+                return False
+        elif type(a) is not type(b) or a != b:
+            return False
+    return True
+
+
+def _equal_with_nan(a: Tensor, b: Tensor) -> bool:
+    return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+@computes
+def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callable[[torch.fx.Node, Any], None]) -> Any:
+    """Runs a graph node by node and gives its outputs, flat; ``visit`` sees every value as it is made."""
+
+    class _Recorder(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            if node.op == "call_module" and node.target == "_guards_fn":
+                return None
+            result = super().run_node(node)
+            visit(node, result)
+            return result
+
+    with torch.no_grad():
+        return _Recorder(graph_module).run(*values, enable_io_processing=False)

@@ -1,0 +1,291 @@
+"""Verification: what an engine computed is held against the graphs that it stands for.
+
+The numbers of a report come from an engine (the two runs in lockstep, a forked walk, a forward run with gradients), and
+they are about the converted graph only if the engine computes what that graph computes.  So the engine's own outputs
+are held against it: bit for bit those of the quantized run, and those of the reference run to rounding, where a batch
+norm may be folded in another order.  This is done for the first batch of each analysis, and for each batch whose
+dtypes, shapes or strides are new, since kernels are chosen by these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from pt2qa._exclusion import computes
+from pt2qa._graph.agreement import FLIPS, compare_leaves
+from pt2qa._simulator import op_rules
+from pt2qa._simulator.batches import restore_buffers, snapshot_buffers
+from pt2qa._simulator.fused import Seen
+from pt2qa._simulator.isolated_check import Isolated, IsolatedCheck
+from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.program import Step
+from pt2qa._simulator.simulator import Simulator, graph_values, tensors_equal
+from pt2qa._simulator.strides import copied
+from pt2qa.errors import SimulationError
+
+REFERENCE_MATCH_DB = 60.0
+"""How well the simulator with every site off must match a reference graph that somebody else made."""
+
+Values = Sequence[Any]
+
+
+class Run(Protocol):
+    """What an engine made of a batch.
+
+    Attributes:
+        reference: the outputs of the reference, flat; None where the engine does not run it.
+        quantized: those of the quantized model.
+        isolated: the isolated errors that it found, summed up over this batch.
+    """
+
+    @property
+    def reference(self) -> Any:
+        """Outputs of the reference."""
+
+    @property
+    def quantized(self) -> Any:
+        """Outputs of the quantized model."""
+
+    @property
+    def isolated(self) -> Sequence[Isolated]:
+        """Errors of regions on the reference's values."""
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of an engine and nothing else; see :class:`Run`."""
+
+    reference: Any = None
+    quantized: Any = None
+    isolated: Sequence[Isolated] = ()
+
+
+@dataclass(slots=True)
+class Graphs:
+    """The two graphs that a simulator stands for.
+
+    Attributes:
+        quantized: what ``convert_pt2e`` returned.
+        reference: the float graph.
+        simulator: computes both; its fused ops are switched off where they are not exact.
+        accepted: by side, digest and kind of the inputs, digests of the outputs that were held against the graphs'.
+    """
+
+    quantized: GraphModule
+    reference: GraphModule
+    simulator: Simulator
+    accepted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Verification:
+    """The checks of one engine in one analysis.
+
+    Attributes:
+        graphs: what it is held against.
+        notes: what a reader of the report has to know.
+    """
+
+    graphs: Graphs
+    notes: list[str] = field(default_factory=list)
+    _kinds: set[tuple[Any, ...]] = field(default_factory=set)
+
+    @computes
+    def run(self, engine: Callable[[], AnyRun], values: Values, quantized_values: Values | None = None) -> AnyRun:
+        """Runs an engine on a batch and checks what it made.
+
+        Args:
+            engine: runs the batch on ``graphs.simulator`` and keeps nothing; it may be called twice.
+            values: the inputs, flat.
+            quantized_values: those of the quantized model, where they differ.
+
+        Raises:
+            SimulationError: the outputs differ from those of the graphs; the message names the first op where they do.
+        """
+        result = engine()
+        while not self.accepts(result, values, quantized_values):
+            result = engine()
+        return result
+
+    def accepts(self, run: Run, values: Values, quantized_values: Values | None = None) -> bool:
+        """Whether a run holds; where it does not, fused ops that are not exact are off now: run again and ask again.
+
+        Raises:
+            SimulationError: as for :meth:`run`.
+        """
+        alike = quantized_values is None or quantized_values is values
+        quantized_values = values if quantized_values is None else quantized_values
+        kind = (*_kind(values), *_kind(quantized_values))
+        if kind in self._kinds:
+            return True
+        inputs = f"{digest_of(values)} {_kind(values)}"
+        quantized_inputs = inputs if alike else f"{digest_of(quantized_values)} {_kind(quantized_values)}"
+        if run.quantized is not None and not self._is_quantized(run.quantized, quantized_values, quantized_inputs):
+            found = first_inexact_site(self.graphs, quantized_values) if self.graphs.simulator.fused else None
+            if found is None:
+                raise SimulationError(_first_difference(self.graphs, quantized_values))
+            self.graphs.simulator.fused = False
+            self.notes.append(f"{found}; the converted ops are used instead")
+            return False
+        if run.reference is not None:
+            self._check_reference(run, values, inputs)
+        self._kinds.add(kind)
+        return True
+
+    def _is_quantized(self, outputs: Any, values: Values, inputs: str) -> bool:
+        accepted = self.graphs.accepted.setdefault(("quantized", inputs), set())
+        leaves = _leaves(outputs)
+        digest = digest_of(leaves)
+        if digest not in accepted and tensors_equal(leaves, _leaves(graph_outputs(self.graphs.quantized, values))):
+            accepted.add(digest)
+        return digest in accepted
+
+    def _check_reference(self, run: Run, values: Values, inputs: str) -> None:
+        """The converted graph without its quantization must be the reference: else convert changed the model."""
+        accepted = self.graphs.accepted.setdefault(("reference", inputs), set())
+        leaves = _leaves(run.reference)
+        digest = digest_of(leaves)
+        wanted = f"{digest} isolated" if run.isolated else digest
+        if wanted in accepted:
+            return
+        graphs, seed = self.graphs, int(inputs[:8], 16)
+        check = IsolatedCheck(graphs.quantized, graphs.reference, graphs.simulator.program, run.isolated, seed)
+        expected = _leaves(graph_outputs(self.graphs.reference, values, check.keep))
+        names = output_names(self.graphs.quantized, len(expected))
+        found = compare_leaves(expected, leaves, names, REFERENCE_MATCH_DB, flips=FLIPS)
+        if found is not None:
+            hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
+            raise SimulationError(
+                f"the quantized graph without its quantization is not the reference graph: {found.leaf} {found.what}, "
+                "so what differs is not int8. Either the two graphs were not made from one float graph (same weights, "
+                f"eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
+            )
+        check.check(exact=tensors_equal(leaves, expected))
+        accepted.update((digest, wanted))
+
+
+def simulated(simulator: Simulator, values: Values, quantized_values: Values | None = None) -> Outputs:
+    """Both models run by the simulator, one after the other."""
+    quantized_values = values if quantized_values is None else quantized_values
+    return Outputs(simulator.run(values, on=False), simulator.run(quantized_values, on=True))
+
+
+def graph_outputs(
+    graph_module: GraphModule, values: Values, visit: Callable[[Node, Any], None] = lambda node, value: None
+) -> Any:
+    """A graph's outputs on flat inputs, which stay as they are, as its buffers do; ``visit`` sees every value."""
+    writes = any(op_rules.mutates_first_argument(node.target) for node in graph_module.graph.nodes)
+    saved = snapshot_buffers(graph_module) if writes else {}
+    try:
+        own = [copied(value) if writes and isinstance(value, Tensor) else value for value in values]
+        return graph_values(graph_module, own, visit)
+    finally:
+        if writes:
+            restore_buffers(graph_module, saved)
+
+
+def digest_of(values: Sequence[Any]) -> str:
+    """Identifies flat values by their elements, dtypes and shapes."""
+    digest = hashlib.blake2b()
+    for value in values:
+        if isinstance(value, Tensor):
+            digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+            digest.update(bytes_of(value))
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The bytes of a tensor, element by element."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    return pytree.tree_leaves(plain(outputs))
+
+
+def _kind(values: Values) -> tuple[Any, ...]:
+    """What kernels are chosen by."""
+    return tuple(
+        (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor) else repr(value)
+        for value in values
+    )
+
+
+def first_inexact_site(graphs: Graphs, values: Values) -> str | None:
+    """The first site at which the fused op differs from the ops of the converted graph, and in what; None if none."""
+    simulator = _FusedAgainstConverted(graphs.simulator.program)
+    simulator.run(values, on=True)
+    return simulator.found
+
+
+class _FusedAgainstConverted(Simulator):
+    """Runs the converted ops, and holds the fused op of each site against them."""
+
+    found: str | None = None
+
+    def site_function(self, step: Step) -> Callable[..., Any]:
+        converted = step.converted
+        if converted is None:
+            return step.function
+
+        def compared(x: Tensor, *, out: Tensor | None = None, seen: Seen | None = None) -> Any:
+            expected, fused = converted(x), step.function(x)
+            if self.found is None and not tensors_equal(fused, expected):
+                self.found = f"at {step.name} the fused quantize op gives other values than the converted ops"
+            elif self.found is None and fused.stride() != expected.stride():
+                self.found = (
+                    f"at {step.name} the fused quantize op gives the strides {fused.stride()}, the converted ops "
+                    f"{expected.stride()}"
+                )
+            return expected
+
+        return compared
+
+
+def _first_difference(graphs: Graphs, values: Values) -> str:
+    """Names the first op where the simulator and the converted graph differ."""
+    expected: dict[str, Any] = {}
+
+    def keep(node: Node, value: Any) -> None:
+        expected[node.name] = value.clone() if isinstance(value, Tensor) else value
+
+    graph_outputs(graphs.quantized, values, keep)
+    where = "in how they are run: op by op, both agree"
+    with torch.no_grad():
+        for step, value in graphs.simulator.walk(values, True):
+            if step.site is None and step.node in expected and not tensors_equal(value, expected[step.node]):
+                where = f"first at {step.name}"
+                break
+    return (
+        f"the simulator does not compute what the converted graph computes: they differ {where}. "
+        "Numbers would be about another model, so none are given. Please report the model that shows this."
+    )
+
+
+def _written_buffers(graphs: Graphs) -> str:
+    written = [constant.attribute for constant in graphs.simulator.program.constants if constant.mutated]
+    written += [
+        str(node.args[0].target)
+        for node in graphs.reference.graph.nodes
+        if node.op == "call_function"
+        and op_rules.mutates_first_argument(node.target)
+        and isinstance(node.args[0], Node)
+        and node.args[0].op == "get_attr"
+    ]
+    if not written:
+        return ""
+    names = ", ".join(sorted(set(written)))
+    return f" The forward writes to the buffers {names}; convert_pt2e treats a buffer that is quantized as a constant."

@@ -1,0 +1,1 @@
+"""Weight by weight: how far each dequantized weight is from the float one."""

@@ -1,0 +1,156 @@
+"""Weight by weight: the float value against what the quantized model reads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pt2qa._decibels import sqnr
+from pt2qa._metrics import error_sums
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.rows import UNQUANTIZED, WeightRow
+from pt2qa._simulator.products import WEIGHTED
+from pt2qa._simulator.program import Constant, QuantParams
+from pt2qa._weights.report import WeightReport
+
+
+def compare_weights(pair: QuantizedPair) -> WeightReport:
+    """Compares every weight with its dequantized value; no data is needed.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+
+    Returns:
+        One row for each weight, bias and other parameter that an op reads.  Parameters that stay float are rows too,
+        with the note ``not quantized``.  A weight that one module reads again and again, as at each step of a recurrent
+        op, is one row, with the name of the first reader.  A channel is dead where its float value is not zero and its
+        dequantized value is.
+    """
+    rows = [_row(pair, constant, readers) for constant, readers in _each_once(pair)]
+    return WeightReport(
+        rows=tuple(rows),
+        unpaired=pair.pairing.unpaired,
+        notes=tuple(dict.fromkeys((*pair.notes, *pair.program.notes))),
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+    )
+
+
+def _is_weight(constant: Constant) -> bool:
+    value = constant.quantized
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return constant.site is not None or constant.is_parameter
+
+
+def _each_once(pair: QuantizedPair) -> list[tuple[Constant, int]]:
+    """The weights, each with how many ops of its module read it at the same argument with the same rounded values."""
+    found: list[tuple[Constant, int]] = []
+    places: dict[tuple[str, str, str, int], list[int]] = {}
+    for constant in filter(_is_weight, pair.program.constants):
+        key = (constant.attribute, _module(pair, constant), constant.op, constant.argument)
+        like = places.setdefault(key, [])
+        same = (at for at in like if torch.equal(found[at][0].quantized, constant.quantized))
+        at = next(same, None) if constant.attribute else None
+        if at is None:
+            like.append(len(found))
+            found.append((constant, 1))
+        else:
+            found[at] = (found[at][0], found[at][1] + 1)
+    return found
+
+
+def _module(pair: QuantizedPair, constant: Constant) -> str:
+    known = pair.names.get(constant.handle)
+    return known.module if known is not None else ""
+
+
+def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
+    float_value, dequantized = constant.reference.detach(), constant.quantized.detach()
+    params = pair.sites[constant.site].params if constant.site is not None else None
+    sums = error_sums(float_value, dequantized.to(float_value.dtype))
+    axis = params.axis if params is not None else None
+    channel_axis = axis if axis is not None else _channel_axis(constant)
+    worst, worst_sqnr, dead = _channels(float_value, dequantized, channel_axis)
+    scales = params.largest_scale if params is not None else math.nan
+    notes = (UNQUANTIZED if params is None else "", f"read by {readers} ops" if readers > 1 else "", sums.reason)
+    return WeightRow(
+        handle=constant.handle,
+        name=constant.reader,
+        module=_module(pair, constant),
+        op=constant.op,
+        attr=_attribute(constant),
+        dtype=params.dtype if params is not None else str(float_value.dtype).removeprefix("torch."),
+        scale=scales,
+        axis=-1 if axis is None else axis,
+        shape=tuple(float_value.shape),
+        sqnr=sums.sqnr,
+        worst_channel=worst,
+        worst_channel_sqnr=worst_sqnr,
+        dead_channels=dead,
+        mse=sums.mse,
+        cosine=sums.cosine,
+        l1=sums.l1,
+        atol=sums.atol,
+        max_lsb=_max_lsb(float_value, dequantized, params),
+        ref_min=sums.ref_min,
+        quant_min=sums.quant_min,
+        ref_max=sums.ref_max,
+        quant_max=sums.quant_max,
+        note="; ".join(part for part in notes if part),
+    )
+
+
+def _attribute(constant: Constant) -> str:
+    """``weight``, ``bias`` or the last part of the parameter's name, such as ``weight_hh_l0``."""
+    role = {1: "weight", 2: "bias"}.get(constant.argument)
+    own = constant.attribute.rpartition(".")[2]
+    if role is not None and constant.op in WEIGHTED and not own.startswith((f"{role}_ih", f"{role}_hh")):
+        return role
+    return own or f"argument {constant.argument}"
+
+
+def _channel_axis(constant: Constant) -> int | None:
+    """The axis of output channels, where the op has one."""
+    if constant.reference.dim() < 2 or constant.op not in WEIGHTED | {"embedding", "embedding_bag"}:
+        return None
+    return 1 if constant.op.startswith("conv_transpose") else 0
+
+
+def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tuple[int, float, int]:
+    """Index and SQNR of the worst channel, and how many channels are dead.
+
+    A channel that int8 rounds to nothing has the SQNR 0 dB: all of its signal is noise.  One that is NaN or infinite on
+    one side only is worse than any number, and has none.
+    """
+    if axis is None or not float_value.numel():
+        return -1, math.nan, 0
+    ref, quant = (value.detach().double().movedim(axis, 0).flatten(1) for value in (float_value, dequantized))
+    finite = ref.isfinite() & quant.isfinite()
+    broken = (~finite & ~((ref == quant) | (ref.isnan() & quant.isnan()))).any(1)
+    ref, quant = (value.where(finite, 0.0) for value in (ref, quant))
+    signal, noise = (ref * ref).sum(1), ((ref - quant) ** 2).sum(1)
+    dead = (signal > 0) & (quant == 0).all(1)
+    if bool(broken.any()):
+        return int(broken.int().argmax()), math.nan, int(dead.sum())
+    ranking = torch.where(signal > 0, torch.where(noise > 0, signal / noise, math.inf), math.inf)
+    worst = int(ranking.argmin())
+    value = sqnr(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf
+    return worst, value, int(dead.sum())
+
+
+def _max_lsb(float_value: Tensor, dequantized: Tensor, params: QuantParams | None) -> float:
+    """Largest error in integer steps, each channel in its own steps."""
+    if params is None or params.scale is None or not float_value.numel():
+        return math.nan
+    difference = (float_value.double() - dequantized.double()).abs()
+    scale = params.scale
+    if isinstance(scale, Tensor) and scale.numel() > 1:
+        if params.axis is None:
+            return math.nan
+        difference = difference.movedim(params.axis, -1)
+        return float((difference / scale.double()).max())
+    return float(difference.max() / float(scale))

@@ -1,0 +1,94 @@
+"""Reports: what an analysis found, as frozen facts that print, save and load.  Free of torch.
+
+A folder holds one kind of report: its rows, its class, its text.  What all share lies beside them: files
+(:mod:`pt2qa._report.storage`), columns, tables, formats.
+"""
+
+from __future__ import annotations
+
+from pt2qa._annotations.diff import AnnotationDiff
+from pt2qa._annotations.report import AnnotationReport
+from pt2qa._annotations.rows import AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls
+from pt2qa._bad_cases.report import BadCases, CaseRow, LabelCounts, Ranking, StoredCase
+from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
+from pt2qa._check.report import Finding, Findings, RuleOutcome
+from pt2qa._conformance.report import ConformanceReport
+from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
+from pt2qa._layers.report import LayerReport
+from pt2qa._profile.diff import ProfileDiff, diff_profiles
+from pt2qa._profile.report import Profile
+from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
+from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
+from pt2qa._report.base import Report
+from pt2qa._report.diffs.differences import diff
+from pt2qa._report.diffs.report import Change, DiffRow, ReportDiff
+from pt2qa._report.gating.result import GateCheck, GateResult
+from pt2qa._report.gating.verdict import gate
+from pt2qa._report.rows import UNQUANTIZED, Environment, LayerRow, Unpaired, WeightRow
+from pt2qa._report.set_apart import SetApart
+from pt2qa._report.storage import load, register, save
+from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa._weights.report import WeightReport
+
+__all__ = [
+    # reports
+    "LayerReport",
+    "WeightReport",
+    "BadCases",
+    "SensitivityReport",
+    "Reconfiguration",
+    "Findings",
+    "CandidateReport",
+    "ReportDiff",
+    "Profile",
+    "ProfileDiff",
+    "AnnotationReport",
+    "AnnotationDiff",
+    "ConformanceReport",
+    # their rows
+    "LayerRow",
+    "WeightRow",
+    "CaseRow",
+    "Ranking",
+    "LabelCounts",
+    "StoredCase",
+    "SensitivityRow",
+    "SensitivityPart",
+    "SensitivityBatch",
+    "EditRow",
+    "CurvePoint",
+    "Stage",
+    "Finding",
+    "RuleOutcome",
+    "Candidate",
+    "CandidateRow",
+    "DiffRow",
+    "Change",
+    "ProfileRow",
+    "ProfileShift",
+    "ProfileOnly",
+    "AnnotationRow",
+    "ModuleCalls",
+    "AnnotationCoverage",
+    "AnnotationDiffRow",
+    "ConformanceRow",
+    "ModelCoverage",
+    "Unpaired",
+    "SetApart",
+    "Environment",
+    "UNQUANTIZED",
+    # two of them
+    "diff_profiles",
+    # files
+    "load",
+    "save",
+    # an old report and a new one
+    "diff",
+    "gate",
+    "GateCheck",
+    "GateResult",
+    # a new kind of report
+    "Report",
+    "register",
+]

@@ -1,1 +1,0 @@
-"""The samples that lose most, with their inputs."""

@@ -1,1 +1,0 @@
-"""How a quantizer fares on small models."""

@@ -1,5 +1,0 @@
-"""Reports as one HTML page that needs no network.  Free of torch."""
-
-from pt2qa.report.html.page import html_page, write_html
-
-__all__ = ["html_page", "write_html"]

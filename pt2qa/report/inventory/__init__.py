@@ -1,1 +1,0 @@
-"""Every place of a model with what its quantizer asks for there, and how two quantizers differ."""

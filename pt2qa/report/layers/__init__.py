@@ -1,1 +1,0 @@
-"""Layer by layer and weight by weight: the reports of a comparison."""

@@ -1,1 +1,0 @@
-"""What every op reads and makes, with histograms, and how two profiles differ."""

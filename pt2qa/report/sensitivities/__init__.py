@@ -1,1 +1,0 @@
-"""What the quantization of each site costs the output."""

@@ -1,5 +1,0 @@
-"""What the quantization of each site alone does to the output: estimated for all at once, or measured one by one."""
-
-from pt2qa.sensitivities.analysis import sensitivity
-
-__all__ = ["sensitivity"]

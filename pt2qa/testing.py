@@ -1,0 +1,38 @@
+"""For authors of quantizers: does a quantizer behave?
+
+:func:`check_quantizer` looks at a set of properties on small models, each of which shows one pattern, and gives a
+report; :class:`QuantizerConformance` is the same as a pytest class.
+"""
+
+from __future__ import annotations
+
+from pt2qa._conformance.conformance import check_quantizer
+from pt2qa._conformance.conformance_class import QuantizerConformance
+from pt2qa._conformance.model import ConformanceModel
+from pt2qa._conformance.models import MODELS
+from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed, skipped
+from pt2qa._conformance.properties import PROPERTIES, Property
+from pt2qa._conformance.report import ConformanceReport
+from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
+from pt2qa._conformance.trial import Trial
+
+__all__ = [
+    # a report, or tests
+    "check_quantizer",
+    "QuantizerConformance",
+    "ConformanceReport",
+    "ConformanceRow",
+    "ModelCoverage",
+    # on what
+    "MODELS",
+    "ConformanceModel",
+    # for what
+    "PROPERTIES",
+    "Property",
+    "Trial",
+    "Outcome",
+    "passed",
+    "failed",
+    "does_not_apply",
+    "skipped",
+]

@@ -1,0 +1,37 @@
+"""Edits that cost nothing: tried side by side, the best kept, none where it is not needed."""
+
+from __future__ import annotations
+
+import pytest
+
+import pt2qa
+from tests.flows import residual_pair
+from tests.models import images
+from tests.reconfigure.detector import data, detector_pair, measured
+
+
+def observers_in(fixed: pt2qa.Reconfiguration) -> list[str]:
+    return [edit.observer for edit in fixed.plan.edits if edit.kind == "observer"]
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "choices"),
+    [("xnnpack", ("minmax", "histogram")), ("x86", ("minmax", "histogram", "moving_average"))],
+    ids=["xnnpack", "x86"],
+)
+def test_of_several_observers_the_one_that_measures_best_is_kept(quantizer: str, choices: tuple[str, ...]) -> None:
+    pair = detector_pair(quantizer)
+
+    def fixed(*observers: str) -> pt2qa.Reconfiguration:
+        return pt2qa.reconfigure(pair, data(), budget={"macs": 0.0}, observers=observers, progress=False)
+
+    alone = [min(measured(fixed(observer).pair).values()) for observer in choices]
+    together = fixed(*choices)
+    assert min(measured(together.pair).values()) == pytest.approx(max(alone), abs=1e-3)
+    assert len(observers_in(together)) <= 1  # one edit for all activations, not one on top of another
+
+
+def test_an_observer_that_is_not_there_is_refused() -> None:
+    for observers in (["minmax", "percentile"], "minmax"):
+        with pytest.raises(pt2qa.SelectionError, match=r"observers: got .*expected a list of minmax, hist"):
+            pt2qa.reconfigure(residual_pair(), [images()], target=1.0, observers=observers, progress=False)

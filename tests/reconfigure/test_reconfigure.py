@@ -1,0 +1,151 @@
+"""A model that lost accuracy gets it back at the least cost, converted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pt2qa
+from tests.flows import direct_sqnr, quantized_pair, residual_pair
+from tests.models import images, residual
+from tests.reconfigure.planted import HOSTILE, planted, planted_pair
+
+
+def measured(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> float:
+    """The output SQNR of the graphs themselves."""
+    with torch.no_grad():
+        reference = torch.cat([pair.reference(batch) for batch in batches])
+        return direct_sqnr(reference, torch.cat([pair.quantized(batch) for batch in batches]))
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_a_planted_layer_is_found_and_left_in_float_alone(quantizer: str) -> None:
+    made, pair = planted(), planted_pair(quantizer)
+    before = made.accuracy(pair.quantized)
+    assert before < made.accuracy(made.model) - 0.05
+    fixed = pt2qa.reconfigure(pair, made.batches, target=25.0, progress=False)
+    assert fixed.met
+    assert HOSTILE in fixed.plan.edits[0].ops
+    assert len(fixed.plan.edits) == 1
+    assert made.accuracy(fixed.pair.quantized) >= made.accuracy(made.model) - 0.01
+    stay = {(site.kind, site.name) for site in fixed.pair.sites}
+    gone = [site for site in pair.sites if (site.kind, site.name) not in stay]
+    assert ("weight", HOSTILE) in {(site.kind, site.name) for site in gone}
+    assert all(any(name.startswith("deep") for name in (site.name, *site.readers)) for site in gone)
+    assert not [note for note in fixed.notes if "meant to" in note]
+
+
+@pytest.mark.parametrize("method", ["projection", "exact"])
+def test_the_planted_layer_is_the_most_sensitive_by_both_methods(method: str) -> None:
+    report = pt2qa.sensitivity(planted_pair(), planted().batches[:1], method=method, progress=False)  # type: ignore[arg-type]
+    worst = max(report.rows, key=lambda row: row.noise)
+    assert (worst.name, worst.kind) == (HOSTILE, "weight")
+
+
+def test_what_is_reported_is_what_the_converted_graph_does() -> None:
+    pair, batches = residual_pair(), [images()]
+    before = measured(pair, batches)
+    fixed = pt2qa.reconfigure(pair, batches, target=before + 3, progress=False)
+    assert fixed.met
+    stages = {stage.name: stage for stage in fixed.stages}
+    assert stages["before"].quality == pytest.approx(before, abs=1e-4)
+    assert stages["converted"].quality == pytest.approx(measured(fixed.pair, batches), abs=1e-4)
+    assert stages["converted"].quality >= before + 3
+    assert stages["converted"].sites == len(fixed.pair.sites) < len(pair.sites)
+
+
+def test_a_target_that_is_met_changes_nothing() -> None:
+    pair = residual_pair()
+    fixed = pt2qa.reconfigure(pair, [images()], target="sqnr>=1", progress=False)
+    assert fixed.met
+    assert fixed.plan.edits == ()
+    assert fixed.pair is pair
+    assert fixed.verdict.startswith("The target is met as it is")
+
+
+def test_a_target_out_of_reach_gives_the_best_and_says_so() -> None:
+    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=60.0, budget={"macs": 0.2}, progress=False)
+    assert not fixed.met
+    assert "cannot be met within the budget" in fixed.verdict
+    stages = {stage.name: stage for stage in fixed.stages}
+    assert stages["converted"].macs <= 0.2
+    assert stages["converted"].quality >= stages["before"].quality
+
+
+def test_a_model_is_never_left_in_float_as_a_whole() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 4))
+    batch = torch.randn(2, 3, 8, 8)
+    fixed = pt2qa.reconfigure(quantized_pair(model, batch), [batch], target=1000, progress=False)
+    assert not fixed.met
+    assert fixed.verdict.startswith("The target cannot be met")
+    assert fixed.pair.sites
+
+
+def test_a_function_of_the_user_is_a_target() -> None:
+    made, pair = planted(), planted_pair()
+    asked: list[Callable[..., Any]] = []
+
+    def top1(model: Callable[..., Any]) -> float:
+        asked.append(model)
+        return made.accuracy(model)
+
+    target = pt2qa.Target(0.985, metric=top1, name="top-1", of_float=True)
+    fixed = pt2qa.reconfigure(pair, made.batches, target=target, progress=False)
+    assert fixed.met
+    assert made.accuracy(fixed.pair.quantized) >= 0.985 * made.accuracy(made.model)
+    assert "top-1" in fixed.verdict
+    assert asked[-1] is fixed.pair.quantized
+
+
+def test_the_plan_does_the_same_on_a_model_that_was_captured_again(tmp_path: Any) -> None:
+    made = planted()
+    fixed = pt2qa.reconfigure(planted_pair(), made.batches, target=25.0, progress=False)
+    fixed.plan.save(tmp_path / "plan.json")
+    again = pt2qa.capture(made.model, (made.batches[0],))
+    plan = pt2qa.OverridePlan.load(tmp_path / "plan.json")
+    pair = pt2qa.quantize(again, "xnnpack", made.batches, overrides=plan, progress=False)
+    assert {(s.kind, s.name) for s in pair.sites} == {(s.kind, s.name) for s in fixed.pair.sites}
+    assert torch.equal(pair.quantized(made.batches[0]), fixed.pair.quantized(made.batches[0]))
+
+
+def test_the_report_survives_a_file_without_its_pair(tmp_path: Any) -> None:
+    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=40.0, progress=False)
+    fixed.save(tmp_path / "fixed.safetensors")
+    loaded = pt2qa.load(tmp_path / "fixed.safetensors")
+    assert isinstance(loaded, pt2qa.Reconfiguration)
+    for part in ("rows", "curve", "stages"):
+        assert loaded.to_pandas(part=part, extended=True).equals(fixed.to_pandas(part=part, extended=True))  # type: ignore[arg-type]
+    assert loaded.text(width=100) == fixed.text(width=100)
+    assert loaded.plan == fixed.plan
+    with pytest.raises(pt2qa.ReportError, match="holds no pair"):
+        _ = loaded.pair
+
+
+def test_the_curve_goes_from_no_edit_to_every_edit() -> None:
+    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=60.0, progress=False)
+    curve = fixed.to_pandas(part="curve")
+    assert list(curve.columns) == ["name", "edits", "macs", "bytes", "predicted", "measured"]
+    assert curve.macs.is_monotonic_increasing
+    assert curve.predicted.dropna().is_monotonic_increasing
+    assert curve.measured.notna().sum() >= 2
+
+
+def test_what_cannot_be_searched_is_refused() -> None:
+    pair, batches = residual_pair(), [images()]
+    with pytest.raises(pt2qa.SelectionError, match="neither target nor budget is given"):
+        pt2qa.reconfigure(pair, batches)
+    with pytest.raises(pt2qa.SelectionError, match="fallback: got 'int16'; xnnpack has float"):
+        pt2qa.reconfigure(pair, batches, target=40, fallback="int16")
+    stranger = pt2qa.pair(pair.reference, pair.quantized)
+    with pytest.raises(pt2qa.SelectionError, match=r"was not made by pt2qa\.quantize"):
+        pt2qa.reconfigure(stranger, batches, target=40)
+
+
+def test_an_iterator_of_calibration_batches_cannot_be_used_again() -> None:
+    pair = quantized_pair(residual(), images(), batches=iter([images()]))
+    with pytest.raises(pt2qa.SelectionError, match="which is used up"):
+        pt2qa.reconfigure(pair, [images()], target=40)
+    assert pt2qa.reconfigure(pair, [images()], target=40, calibration=[images()], progress=False).met

@@ -1,0 +1,75 @@
+"""Ranking, prediction, curve, target and measurement are about one thing: the worst output."""
+
+from __future__ import annotations
+
+import pytest
+
+import pt2qa
+from pt2qa._reconfigure.noises import noises_of
+from pt2qa._reconfigure.reference import Reference
+from pt2qa._reconfigure.scoring import Scorer, Tally
+from tests.reconfigure.detector import data, detector_pair, measured, subsets
+
+QUANTIZERS = pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+
+
+@QUANTIZERS
+def test_the_curve_predicts_what_it_measures(quantizer: str) -> None:
+    pair = detector_pair(quantizer)
+    before = min(measured(pair).values())
+    fixed = pt2qa.reconfigure(pair, data(), target=before + 8, progress=False)
+    curve = fixed.to_pandas(part="curve")
+    both = curve.dropna()
+    assert len(both) >= 2
+    assert (both.predicted - both.measured).abs().max() < 2.5  # of all outputs added up it would be off by tens of dB
+    assert both.measured[0] == pytest.approx(before, abs=1e-3)
+
+
+@QUANTIZERS
+def test_each_output_is_reported_as_the_graphs_give_it(quantizer: str) -> None:
+    pair = detector_pair(quantizer)
+    fixed = pt2qa.reconfigure(pair, data(), target=min(measured(pair).values()) + 5, progress=False)
+    stages = {stage.name: stage.quality for stage in fixed.stages}
+    for stage, each in (("before", pair), ("converted", fixed.pair)):
+        direct = measured(each)
+        assert stages[stage] == pytest.approx(min(direct.values()), abs=1e-3)
+        for name, sqnr in direct.items():
+            assert stages[f"{stage}: output.{name}"] == pytest.approx(sqnr, abs=1e-3)
+        assert f"dB (output.{min(direct, key=lambda name: direct[name])})" in fixed.verdict
+
+
+def test_noise_is_known_for_each_output_apart() -> None:
+    pair = detector_pair()
+    scorer = Scorer(pair, Reference(pair, data(), None), pt2qa.Target(30.0), Tally(False))
+    noises = noises_of(scorer, None, False)
+    names = {site.index: (site.kind, site.name) for site in pair.sites}
+    of = {names[site]: noise for site, noise in noises.of_site.items()}
+    assert of["weight", "boxes/linear"][0] > 0
+    assert of["weight", "boxes/linear"][1] == 0
+    assert of["weight", "head/linear"][0] == 0
+    assert of["weight", "head/linear"][1] > 0
+    assert not [note for note in noises.notes if "no gradient" in note]
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "more"), [("xnnpack", 5.0), ("x86", 5.0), ("x86", 8.0), ("x86", 11.0)], ids=lambda value: f"{value}"
+)
+def test_no_subset_of_a_plan_meets_the_target_as_well(quantizer: str, more: float) -> None:
+    pair = detector_pair(quantizer)
+    target = min(measured(pair).values()) + more
+    fixed = pt2qa.reconfigure(pair, data(), target=target, progress=False)
+    assert fixed.met
+    assert min(measured(fixed.pair).values()) >= target
+    assert pair.capture is not None
+    for fewer in subsets(fixed.plan.edits):
+        plan = pt2qa.OverridePlan(fewer)
+        other = pt2qa.quantize(pair.capture, quantizer, data(), overrides=plan, progress=False) if fewer else pair
+        assert min(measured(other).values()) < target, f"{len(fewer)} of {len(fixed.plan.edits)} edits are enough"
+
+
+def test_a_sensitivity_report_of_all_outputs_together_ranks_nothing() -> None:
+    pair = detector_pair("x86")
+    together = pt2qa.sensitivity(pair, data(), progress=False)
+    target = min(measured(pair).values()) + 5
+    given = pt2qa.reconfigure(pair, data(), target=target, sensitivity=together, progress=False)
+    assert given.plan == pt2qa.reconfigure(pair, data(), target=target, progress=False).plan

@@ -1,0 +1,188 @@
+"""``method="auto"`` takes the method that is cheaper, says which, and has as many projections as the ranking needs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pt2qa
+from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST
+from pt2qa.errors import SelectionError
+from tests.flows import quantized_pair, residual_pair
+from tests.models import images
+from tests.sensitivity.brute_force import noises
+
+
+class Waves(nn.Module):
+    """Seven 1-d convs and a linear: 21 sites or so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv1d(8 if number else 1, 8, 9, stride=2, padding=4) for number in range(7))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = F.relu(conv(x))
+        return self.head(x.mean(-1))
+
+
+class Detector(nn.Module):
+    """Three dense outputs of two scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+        self.down = nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())
+        self.up = nn.Conv2d(16, 8, 1)
+        self.box, self.score, self.kind = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 1, 1), nn.Conv2d(16, 10, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        fine = self.stem(x)
+        coarse = self.down(fine)
+        fine = F.relu(fine + F.interpolate(self.up(coarse), scale_factor=2.0))
+        return self.box(fine), self.score(fine).sigmoid(), self.kind(coarse)
+
+
+class Tall(nn.Module):
+    """Forty linears: one by one they take several times what the projection takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(40))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.relu(layer(x)) + x
+        return x
+
+
+def detector() -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 3, 32, 32) for _ in range(2)]
+    return quantized_pair(Detector(), (batches[0],), batches=batches), batches
+
+
+def tall() -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
+    torch.manual_seed(0)
+    batches = [torch.randn(16, 64) for _ in range(2)]
+    return quantized_pair(Tall(), (batches[0],), batches=batches), batches
+
+
+def choice(report: pt2qa.SensitivityReport) -> str:
+    return next(note for note in report.notes if note.startswith('method="auto"'))
+
+
+def test_small_models_are_measured_exactly() -> None:
+    torch.manual_seed(0)
+    wave = torch.randn(4, 1, 2000)
+    for pair, batch in (
+        (quantized_pair(Waves(), (wave,)), wave),
+        (detector()[0], detector()[1][0]),
+        (residual_pair(), images()),
+    ):
+        report = pt2qa.sensitivity(pair, [batch], progress=False)
+        assert report.method == "exact"
+        assert report.rows == pt2qa.sensitivity(pair, [batch], method="exact", progress=False).rows
+        said = re.fullmatch(
+            r'method="auto" took the exact method: for each batch it takes about ([\d.]+) float forwards, '
+            r"the projection with 4 random vectors about ([\d.]+)",
+            choice(report),
+        )
+        assert said is not None, choice(report)
+        assert float(said[1]) < 1.3 * float(said[2])
+
+
+def test_tall_models_are_projected() -> None:
+    pair, batches = tall()
+    report = pt2qa.sensitivity(pair, batches, progress=False)
+    assert report.method == "projection"
+    assert "took the projection: for each batch it takes about" in choice(report)
+    assert spearmanr([row.noise for row in report.rows], noises(pair, batches)).statistic >= ALIKE
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"metric": "kl"}, "the projection estimates sqnr alone, not kl"),
+        ({"metric": lambda ref, quant: 0.0}, "the projection estimates sqnr alone, not <lambda>"),
+        (
+            {"post_process": lambda out: (out > 0).float()},
+            "post_process gives an output without a gradient",
+        ),
+        (
+            {"post_process": lambda out: torch.from_numpy(out.numpy())},
+            "post_process cannot be differentiated",
+        ),
+    ],
+)
+def test_what_cannot_be_projected_is_measured_exactly(options: dict[str, Any], why: str) -> None:
+    pair, batches = tall()
+    report = pt2qa.sensitivity(pair, batches[:1], progress=False, **options)
+    assert report.method == "exact"
+    assert f'method="auto" took the exact method: {why}' in " ".join(report.notes)
+
+
+def test_an_op_without_a_gradient_is_measured_exactly() -> None:
+    pair, batches = tall()
+    step = next(step for step in pair.program.steps if step.op == "relu")
+
+    def opaque(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy().clip(0))
+
+    step.function, step.in_place = opaque, None
+    report = pt2qa.sensitivity(pair, batches[:1], progress=False)
+    assert report.method == "exact"
+    assert "has no gradient here" in " ".join(report.notes)
+
+
+def test_goes_on_with_the_method_that_it_took() -> None:
+    pair, batches = tall()
+    whole, part = (pt2qa.sensitivity(pair, some, progress=False) for some in (batches, batches[:1]))
+    resumed = pt2qa.sensitivity(pair, batches, resume=part, progress=False)
+    assert resumed.method == "projection"
+    assert (resumed.rows, resumed.data, resumed.parts) == (whole.rows, whole.data, whole.parts)
+    assert (
+        pt2qa.sensitivity(
+            pair,
+            batches[:1],
+            resume=pt2qa.sensitivity(pair, batches[:1], method="exact", progress=False),
+            progress=False,
+        ).method
+        == "exact"
+    )
+
+
+def test_projections_are_raised_until_the_ranking_can_be_trusted() -> None:
+    pair, batches = detector()
+    report = pt2qa.sensitivity(pair, batches, method="projection", progress=False)
+    assert FEWEST < report.projections <= MOST
+    assert report.data[0].projections == report.projections
+    assert f"projections: raised to as many as {report.projections} on" in " ".join(report.notes)
+    assert spearmanr([row.noise for row in report.rows], noises(pair, batches)).statistic >= ALIKE
+
+
+def test_projections_that_were_asked_for_are_what_is_taken() -> None:
+    pair, batches = detector()
+    report = pt2qa.sensitivity(pair, batches, method="projection", projections=1, progress=False)
+    assert [batch.projections for batch in report.data] == [1, 1]
+    assert "the sampling error leaves the ranking uncertain" in " ".join(report.notes)
+
+
+def test_rounds_of_projections_give_what_one_round_gives() -> None:
+    pair, batches = detector()
+    raised = pt2qa.sensitivity(pair, batches[:1], method="projection", progress=False)
+    at_once = pt2qa.sensitivity(pair, batches[:1], method="projection", projections=raised.projections, progress=False)
+    assert [row.noise for row in raised.rows] == pytest.approx([row.noise for row in at_once.rows], rel=1e-5)
+    assert [row.error for row in raised.rows] == pytest.approx([row.error for row in at_once.rows], rel=1e-4)
+
+
+def test_an_unknown_projection_count_is_refused() -> None:
+    with pytest.raises(SelectionError, match="projections is -1; expected 1 or more"):
+        pt2qa.sensitivity(residual_pair(), [images()], projections=-1, progress=False)
