@@ -1,41 +1,39 @@
-"""Imports point one way.  The table below is the architecture; a new module must take its place in it."""
+"""Imports point one way.  The table below is the architecture; a new module must take its place in it.
+
+Each test looks at all modules and lists everything that is wrong.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 
 FRONT_DOOR = "pt2qa"
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("pt2qa._printable",),
-    ("pt2qa.errors",),
-    ("pt2qa._decibels", "pt2qa._exclusion"),
-    ("pt2qa._report",),
-    ("pt2qa._report.gating.requirement",),
-    ("pt2qa._metrics", "pt2qa.overrides.plan"),
-    ("pt2qa._graph",),
-    ("pt2qa.plugins",),
-    ("pt2qa._capture",),
-    ("pt2qa._simulator",),
-    ("pt2qa.overrides",),
-    ("pt2qa._quantize",),
-    ("pt2qa._layers", "pt2qa._sensitivity", "pt2qa._bad_cases", "pt2qa._annotations"),
-    ("pt2qa._weights", "pt2qa._candidates", "pt2qa._profile", "pt2qa._reconfigure"),
-    ("pt2qa._check", "pt2qa._conformance"),
-    ("pt2qa._report.diffs",),
-    ("pt2qa._report.gating", "pt2qa._report.html", "pt2qa._report.events", "pt2qa._overlays"),
-    ("pt2qa.report", "pt2qa.testing", "pt2qa._quant_analysis"),
-    (FRONT_DOOR,),
-    ("pt2qa.cli",),
-    ("pt2qa.__main__",),
-)
-"""Each may import only what stands above it, and itself.  A name stands for the module and everything below it."""
+LAYERS: dict[str, tuple[str, ...]] = {
+    "foundations": ("pt2qa._printable", "pt2qa.errors", "pt2qa._decibels", "pt2qa._exclusion", "pt2qa._metrics"),
+    "reports": ("pt2qa._report", "pt2qa._report.gating.requirement", "pt2qa.overrides.plan"),
+    "graphs": ("pt2qa._graph", "pt2qa.plugins", "pt2qa._capture", "pt2qa._simulator", "pt2qa.overrides"),
+    "quantization": ("pt2qa._quantize",),
+    "analyses": (
+        *("pt2qa._layers", "pt2qa._weights", "pt2qa._sensitivity", "pt2qa._bad_cases", "pt2qa._annotations"),
+        *("pt2qa._candidates", "pt2qa._profile", "pt2qa._reconfigure", "pt2qa._check", "pt2qa._conformance"),
+    ),
+    "views": (
+        *("pt2qa._report.diffs", "pt2qa._report.gating", "pt2qa._report.html", "pt2qa._report.events"),
+        "pt2qa._overlays",
+    ),
+    "public names": ("pt2qa.report", "pt2qa.testing", "pt2qa._quant_analysis", FRONT_DOOR),
+    "command line": ("pt2qa.cli", "pt2qa.__main__"),
+}
+"""A layer may import only itself and those above, and packages of one layer import each other one way.
+
+A name stands for the module and everything below it, but for what has a name of its own in the table.
+"""
 
 PLUGIN_MAY_IMPORT = ("pt2qa.errors", "pt2qa.plugins")
 PLUGINS = sorted(
@@ -70,6 +68,7 @@ PLUGIN_FILES = {
 }
 
 
+@functools.cache
 def imports_of(path: Path) -> list[Import]:
     return list(_imports(ast.parse(path.read_text()), at_import=True))
 
@@ -104,37 +103,60 @@ def _target(module: str, name: str) -> str:
 
 def home_of(module: str) -> str | None:
     """The entry of the table that a module belongs to: the longest name that it begins with."""
-    entries = [entry for layer in LAYERS for entry in layer]
-    homes = [entry for entry in entries if module == entry or (entry != FRONT_DOOR and module.startswith(f"{entry}."))]
+    homes = [entry for entry in LEVEL if module == entry or (entry != FRONT_DOOR and module.startswith(f"{entry}."))]
     return max(homes, key=len, default=None)
 
 
-def layer_of(entry: str) -> int:
-    return next(index for index, layer in enumerate(LAYERS) if entry in layer)
+LEVEL = {entry: level for level, layer in enumerate(LAYERS.values()) for entry in layer}
+"""How far down in the table an entry stands."""
 
 
-@pytest.mark.parametrize("module", LIBRARY)
-def test_every_module_has_its_place(module: str) -> None:
-    assert home_of(module) is not None, (
-        f"{module} is in no layer of LAYERS in tests/test_import_order.py: add it, above everything that imports it"
-    )
+def circles(graph: Mapping[str, Set[str]]) -> list[str]:
+    """Each circle as ``a -> b -> a``."""
+    found: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            found.append(" -> ".join((*above[above.index(name) :], name)))
+        elif name not in done:
+            for target in sorted(graph[name]):
+                visit(target, (*above, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+    return found
 
 
-@pytest.mark.parametrize("entry", [entry for layer in LAYERS for entry in layer])
-def test_every_place_has_its_module(entry: str) -> None:
-    assert entry in LIBRARY, f"LAYERS in tests/test_import_order.py names {entry}, which is not there: take it out"
+def listed(found: list[str]) -> str:
+    return "".join(f"\n  {each}" for each in found)
 
 
-@pytest.mark.parametrize("module", LIBRARY)
-def test_imports_point_to_earlier_layers(module: str) -> None:
-    home = home_of(module)
-    assert home is not None
-    wrong = []
-    for found in imports_of(LIBRARY[module]):
-        target = home_of(found.target)
-        if target is not None and target != home and layer_of(target) >= layer_of(home):
-            wrong.append(f"line {found.line} imports {found.target}")
-    assert not wrong, f"{module} may import only from layers above {home}: {'; '.join(wrong)}"
+def test_every_module_has_its_place_and_every_place_its_module() -> None:
+    homeless = [module for module in LIBRARY if home_of(module) is None]
+    assert not homeless, f"add to LAYERS, above everything that imports them:{listed(homeless)}"
+    gone = [entry for entry in LEVEL if entry not in LIBRARY]
+    assert not gone, f"take out of LAYERS what is not there:{listed(gone)}"
+
+
+def test_imports_point_to_the_same_or_earlier_layers() -> None:
+    wrong = [
+        f"{module}, line {found.line} imports {found.target}"
+        for module, path in LIBRARY.items()
+        for found in imports_of(path)
+        if (target := home_of(found.target)) and LEVEL[target] > LEVEL[home_of(module) or target]
+    ]
+    assert not wrong, f"imports of a later layer:{listed(wrong)}"
+
+
+def test_packages_of_one_layer_import_each_other_one_way() -> None:
+    graph: dict[str, set[str]] = {entry: set() for entry in LEVEL}
+    for module, path in LIBRARY.items():
+        if home := home_of(module):
+            targets = {target for found in imports_of(path) if (target := home_of(found.target))}
+            graph[home] |= {target for target in targets - {home} if LEVEL[target] == LEVEL[home]}
+    assert not circles(graph), f"packages in a circle:{listed(circles(graph))}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -142,46 +164,38 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         module: {found.target for found in imports_of(path) if found.at_import and found.target in LIBRARY}
         for module, path in LIBRARY.items()
     }
-    done: set[str] = set()
-
-    def visit(module: str, above: tuple[str, ...]) -> None:
-        assert module not in above, f"a circle of imports: {' -> '.join((*above[above.index(module) :], module))}"
-        if module not in done:
-            for target in sorted(graph[module]):
-                visit(target, (*above, module))
-            done.add(module)
-
-    for module in graph:
-        visit(module, ())
+    assert not circles(graph), f"modules in a circle:{listed(circles(graph))}"
 
 
-@pytest.mark.parametrize("module", LIBRARY)
-def test_the_library_names_no_plugin(module: str) -> None:
-    text = LIBRARY[module].read_text()
-    assert not [plugin for plugin in PLUGINS if plugin in text]
-
-
-@pytest.mark.parametrize("module", PLUGIN_FILES)
-def test_a_plugin_imports_only_the_protocol_and_errors(module: str) -> None:
-    own = module.partition(".")[0]
+def test_the_library_names_no_plugin() -> None:
     wrong = [
-        f"line {found.line} imports {found.target}"
-        for found in imports_of(PLUGIN_FILES[module])
-        if found.target.partition(".")[0] in (FRONT_DOOR, *PLUGINS)
-        and found.target not in PLUGIN_MAY_IMPORT
-        and found.target.partition(".")[0] != own
+        f"{module} names {plugin}"
+        for module, path in LIBRARY.items()
+        for plugin in PLUGINS
+        if plugin in path.read_text()
     ]
-    assert not wrong, f"{module} may import {' and '.join(PLUGIN_MAY_IMPORT)} only: {'; '.join(wrong)}"
+    assert not wrong, listed(wrong)
 
 
-LOADED = [module for module in LIBRARY if home_of(module) in TORCH_FREE]
+def test_a_plugin_imports_only_the_protocol_and_errors() -> None:
+    wrong = [
+        f"{module}, line {found.line} imports {found.target}"
+        for module, path in PLUGIN_FILES.items()
+        for found in imports_of(path)
+        if (package := found.target.partition(".")[0]) in (FRONT_DOOR, *PLUGINS)
+        and found.target not in PLUGIN_MAY_IMPORT
+        and package != module.partition(".")[0]
+    ]
+    assert not wrong, f"a plug-in may import {' and '.join(PLUGIN_MAY_IMPORT)} only:{listed(wrong)}"
 
 
-@pytest.mark.parametrize("module", [*LOADED, *PLUGINS, *(f"{plugin}.plugin" for plugin in PLUGINS)])
-def test_what_the_command_line_loads_does_not_import_torch(module: str) -> None:
+def test_what_the_command_line_loads_does_not_import_torch() -> None:
+    loaded = {module: path for module, path in LIBRARY.items() if home_of(module) in TORCH_FREE}
+    loaded |= {name: PLUGIN_FILES[name] for plugin in PLUGINS for name in (plugin, f"{plugin}.plugin")}
     heavy = [
-        f"line {found.line} imports {found.target}"
-        for found in imports_of(LIBRARY.get(module) or PLUGIN_FILES[module])
+        f"{module}, line {found.line} imports {found.target}"
+        for module, path in loaded.items()
+        for found in imports_of(path)
         if found.at_import and found.target.partition(".")[0] in ("torch", "torchao", "executorch")
     ]
-    assert not heavy, f"{module} is loaded without torch: {'; '.join(heavy)}"
+    assert not heavy, f"these are loaded without torch:{listed(heavy)}"
