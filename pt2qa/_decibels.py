@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isnan, log10, nan
 
 
-def sqnr(signal: float, noise: float) -> float:
+def decibels(signal: float, noise: float) -> float:
     """Signal-to-quantization-noise ratio ``10 * log10(signal / noise)`` in dB, the reference being the signal.
 
     Args:
@@ -16,9 +16,9 @@ def sqnr(signal: float, noise: float) -> float:
         inf where nothing differs, nan where the reference is all zero (or nothing was seen) and something differs, and
         for what is no sum of squares.
 
-    >>> sqnr(100.0, 1.0)
+    >>> decibels(100.0, 1.0)
     20.0
-    >>> sqnr(1.0, 0.0)
+    >>> decibels(1.0, 0.0)
     inf
     """
     if isnan(signal) or isnan(noise) or signal < 0.0 or noise < 0.0:
@@ -30,10 +30,10 @@ def sqnr(signal: float, noise: float) -> float:
     return 10.0 * (log10(signal) - log10(noise))
 
 
-def power(decibels: float) -> float:
+def power(level: float) -> float:
     """The ratio of two powers that stands for so many dB; inf where it is too large for a float.
 
     >>> power(20.0), power(-10.0), power(1e4)
     (100.0, 0.1, inf)
     """
-    return inf if decibels > 3000.0 else 10.0 ** (decibels / 10.0)
+    return inf if level > 3000.0 else 10.0 ** (level / 10.0)

@@ -22,7 +22,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pt2qa._decibels import sqnr
+from pt2qa._decibels import decibels
 
 CHUNK = 1 << 19
 """Elements that are summed in float32 before float64 takes over: 2 MiB, which stays in the cache between the passes."""
@@ -133,10 +133,10 @@ class ErrorSums:
 
     @property
     def sqnr(self) -> float:
-        """dB; see :func:`sqnr`. Identical tensors give inf, also where the reference is all zero."""
+        """dB; see :func:`pt2qa.sqnr`. Identical tensors give inf, also where the reference is all zero."""
         if self.count and not self.nonfinite and self.noise == 0.0:
             return math.inf
-        return self._unless_broken(sqnr(self.signal, self.noise))
+        return self._unless_broken(decibels(self.signal, self.noise))
 
     @property
     def mse(self) -> float:
@@ -198,8 +198,8 @@ class NoiseSums:
 
     @property
     def sqnr(self) -> float:
-        """dB; see :func:`sqnr`. nan where nothing was seen."""
-        return math.inf if self.count and self.noise == 0.0 else sqnr(self.signal, self.noise)
+        """dB; see :func:`pt2qa.sqnr`. nan where nothing was seen."""
+        return math.inf if self.count and self.noise == 0.0 else decibels(self.signal, self.noise)
 
 
 def error_sums(reference: Tensor, quantized: Tensor) -> ErrorSums:

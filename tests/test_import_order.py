@@ -15,7 +15,14 @@ ROOT = Path(__file__).parent.parent
 
 FRONT_DOOR = "pt2qa"
 LAYERS: dict[str, tuple[str, ...]] = {
-    "foundations": ("pt2qa._printable", "pt2qa.errors", "pt2qa._decibels", "pt2qa._exclusion", "pt2qa._metrics"),
+    "foundations": (
+        "pt2qa._printable",
+        "pt2qa.errors",
+        "pt2qa._decibels",
+        "pt2qa._exclusion",
+        "pt2qa._metrics",
+        "pt2qa.metrics",
+    ),
     "reports": ("pt2qa._report", "pt2qa._report.gating.requirement", "pt2qa.overrides.plan"),
     "graphs": ("pt2qa._graph", "pt2qa.plugins", "pt2qa._capture", "pt2qa._simulator", "pt2qa.overrides"),
     "quantization": ("pt2qa._quantize",),

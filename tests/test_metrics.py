@@ -12,8 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
+from torchao.quantization.utils import compute_error
 
-from pt2qa._decibels import sqnr
+from pt2qa import metrics
+from pt2qa._decibels import decibels
 from pt2qa._metrics import ErrorSums, NoiseSums, error_sums, sums_of_row
 
 
@@ -53,6 +56,43 @@ def test_numbers_equal_numpy_in_float64(shape: tuple[int, ...], dtype: torch.dty
         assert getattr(sums, name) == pytest.approx(expected, rel=1e-6, abs=1e-7), name
     assert sums.sqnr == pytest.approx(by_numpy(reference, quantized)["sqnr"], abs=1e-6)
     assert sums.reason == ""
+
+
+@pytest.mark.parametrize("size", [(3, 7), (600_000,)], ids=str)
+def test_the_functions_agree_with_numpy_and_with_torch(size: tuple[int, ...]) -> None:
+    reference = torch.randn(size, dtype=torch.float64)
+    quantized = quantized_like(reference)
+    by_torch = {
+        "sqnr": compute_error(reference, quantized),
+        "mse": functional.mse_loss(quantized, reference),
+        "l1": functional.l1_loss(quantized, reference),
+        "cosine": functional.cosine_similarity(reference.flatten(), quantized.flatten(), dim=0),
+    }
+    for name in metrics.__all__:
+        value = getattr(metrics, name)(reference, quantized)
+        assert value == pytest.approx(by_numpy(reference, quantized)[name], rel=1e-9), name
+        assert value == pytest.approx(float(by_torch.get(name, value)), rel=1e-9), name
+        assert value == getattr(error_sums(reference, quantized), name), name
+
+
+def test_the_functions_take_what_numpy_reads_as_float64() -> None:
+    assert metrics.mse([0.1, 0.2], [0.1, 0.3]) == pytest.approx(0.005, rel=1e-12)
+    frozen = np.array([0.1, 0.2])
+    frozen.flags.writeable = False
+    assert metrics.l1(frozen, torch.tensor([0.1, 0.3], dtype=torch.float64)) == pytest.approx(0.05, rel=1e-12)
+    assert metrics.atol(1, 3) == 2.0
+    with pytest.raises(ValueError, match=r"cannot compare shape \(1,\) with reference shape \(2,\)"):
+        metrics.sqnr([1.0, 2.0], [1.0])
+
+
+def test_the_functions_on_degenerate_tensors() -> None:
+    ones, zeros = torch.ones(3, requires_grad=True), torch.zeros(3)
+    assert [getattr(metrics, name)(ones, ones) for name in metrics.__all__] == [0.0, 1.0, 0.0, 0.0, math.inf]
+    assert metrics.sqnr(zeros, zeros) == math.inf
+    assert math.isnan(metrics.sqnr(zeros, ones))
+    assert math.isnan(metrics.cosine(zeros, ones))
+    assert all(math.isnan(getattr(metrics, name)([], [])) for name in metrics.__all__)
+    assert all(math.isnan(getattr(metrics, name)([1.0, 2.0], [1.0, math.inf])) for name in metrics.__all__)
 
 
 def test_float32_sums_of_millions_of_values_keep_seven_digits() -> None:
@@ -200,7 +240,7 @@ def test_noise_sums_agree_with_error_sums() -> None:
     assert math.isnan(NoiseSums().sqnr)
 
 
-def test_sqnr_of_sums() -> None:
-    assert sqnr(1.0, 0.0) == math.inf
-    assert math.isnan(sqnr(0.0, 1.0))
-    assert math.isnan(sqnr(math.nan, 1.0))
+def test_decibels_of_sums() -> None:
+    assert decibels(1.0, 0.0) == math.inf
+    assert math.isnan(decibels(0.0, 1.0))
+    assert math.isnan(decibels(math.nan, 1.0))

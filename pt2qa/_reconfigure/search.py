@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pt2qa._decibels import sqnr
+from pt2qa._decibels import decibels
 from pt2qa._reconfigure.costs import Costs
 from pt2qa._reconfigure.ordering import Choice, Noise, Unit, order_choices, sites_off, total_noise
 from pt2qa._reconfigure.scoring import Quality, Scorer
@@ -131,7 +131,7 @@ class Search:
 
     def predicted(self, units: Collection[int]) -> float:
         """The SQNR of the worst output by that sum, in dB."""
-        return sqnr(1.0, max(self.predicted_noise(units), default=math.nan))
+        return decibels(1.0, max(self.predicted_noise(units), default=math.nan))
 
     # -- parts ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from pt2qa._decibels import sqnr
+from pt2qa._decibels import decibels
 from pt2qa._metrics import ErrorSums, error_sums
 from pt2qa._sensitivity.outputs import float_leaves
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart
@@ -86,7 +86,7 @@ class OutputMetric:
         signal = sum(batch.signal for batch in data)
         noise = sum(part.noise for part in parts)
         if self.name == "sqnr":
-            return math.inf if noise == 0.0 else sqnr(signal, noise)
+            return math.inf if noise == 0.0 else decibels(signal, noise)
         if math.isnan(noise):
             return math.nan
         if self.name == "cosine":

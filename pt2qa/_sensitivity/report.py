@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf, nan
 
-from pt2qa._decibels import sqnr
+from pt2qa._decibels import decibels
 from pt2qa._report.base import Rendering, RowReport
 from pt2qa._report.columns import since
 from pt2qa._report.ranking import ranked
@@ -84,7 +84,7 @@ class SensitivityReport(RowReport):
 
     def _sqnr(self, noise: float) -> float:
         # Outputs that do not differ give inf also where the reference is all zero.
-        return inf if noise == 0.0 else sqnr(self.signal, noise)
+        return inf if noise == 0.0 else decibels(self.signal, noise)
 
     def _headline(self) -> str:
         what = f"{len(self.rows)} {self.group}s, {self.method}"

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pt2qa._decibels import sqnr
+from pt2qa._decibels import decibels
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.rows import UNQUANTIZED, WeightRow
@@ -138,7 +138,7 @@ def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tup
         return int(broken.int().argmax()), math.nan, int(dead.sum())
     ranking = torch.where(signal > 0, torch.where(noise > 0, signal / noise, math.inf), math.inf)
     worst = int(ranking.argmin())
-    value = sqnr(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf
+    value = decibels(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf
     return worst, value, int(dead.sum())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pt2qa._decibels import sqnr
+from pt2qa._decibels import decibels
 from pt2qa.errors import ReportError
 from pt2qa.report import AnnotationReport, Profile, SensitivityReport
 from tests.soak.samples import sample
@@ -23,8 +23,8 @@ def test_a_zero_point_that_is_no_integer_has_no_data_frame(zero_point: float) ->
 
 
 def test_what_is_no_sum_of_squares_has_no_sqnr() -> None:
-    assert isnan(sqnr(-1.0, 1.0))
-    assert isnan(sqnr(1.0, -1.0))
+    assert isnan(decibels(-1.0, 1.0))
+    assert isnan(decibels(1.0, -1.0))
     report: Any = sample(SensitivityReport)
     assert isnan(replace(report, signal=-1.0).measured_sqnr)
 
