@@ -58,7 +58,7 @@ def test_packages_are_typed(package: str) -> None:
 def test_wheels_hold_every_file_that_the_code_reads() -> None:
     text = (ROOT / "pyproject.toml").read_text().partition("[tool.setuptools.package-data]\n")[2].partition("\n\n")[0]
     declared = {name: re.findall(r'"([^"]+)"', patterns) for name, patterns in re.findall(r'"([^"]+)" = (.*)', text)}
-    assert declared["*"] == ["py.typed"]
+    assert declared["*"] == ["py.typed", "*.pyi"]
     data = [path for path in (ROOT / "pt2qa").rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
     for path in data:
         package = ".".join(path.relative_to(ROOT).parent.parts)

@@ -1,0 +1,83 @@
+"""The public names of pt2qa, and the modules that they are imported from on first use."""
+
+import typing
+
+if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for all that the modules tell each other
+    # from a float model to a pair
+    from ._capture.program import Capture as Capture, capture as capture
+    from .plugins import quantizer as quantizer
+    from ._quantize.quantization import quantize as quantize
+    from ._quantize.pairing import QuantizedPair as QuantizedPair, pair as pair
+    from .overrides.plan import Edit as Edit, OverridePlan as OverridePlan
+
+    # what a quantizer asks for
+    from ._annotations.listing import annotations as annotations
+    from ._annotations.differences import diff_annotations as diff_annotations
+
+    # analyses
+    from ._layers.analysis import compare_layers as compare_layers
+    from ._layers.modules import compare_modules as compare_modules
+    from ._weights.analysis import compare_weights as compare_weights
+    from ._candidates.analysis import compare_quantizers as compare_quantizers
+    from ._bad_cases.search import find_bad_cases as find_bad_cases
+    from ._bad_cases.case_metrics import CaseMetric as CaseMetric
+    from ._sensitivity.analysis import sensitivity as sensitivity
+    from ._reconfigure.analysis import reconfigure as reconfigure
+    from ._reconfigure.target import Budget as Budget, Target as Target
+    from ._check.analysis import check as check
+    from ._profile.analysis import Profiler as Profiler, profile as profile
+    from ._profile.diff import diff_profiles as diff_profiles
+
+    # the numbers
+    from . import metrics as metrics
+    from .metrics import sqnr as sqnr
+    from ._metrics import Metric as Metric
+
+    # the whole session as one object
+    from ._quant_analysis import QuantAnalysis as QuantAnalysis
+
+    # reports
+    from ._report.storage import load as load
+    from ._layers.report import LayerReport as LayerReport
+    from ._weights.report import WeightReport as WeightReport
+    from ._report.rows import LayerRow as LayerRow, WeightRow as WeightRow
+    from ._candidates.report import CandidateReport as CandidateReport
+    from ._bad_cases.report import BadCases as BadCases
+    from ._sensitivity.report import SensitivityReport as SensitivityReport
+    from ._sensitivity.rows import SensitivityRow as SensitivityRow
+    from ._reconfigure.report import Reconfiguration as Reconfiguration
+    from ._check.report import Finding as Finding, Findings as Findings
+    from ._profile.report import Profile as Profile
+    from ._profile.rows import ProfileRow as ProfileRow
+    from ._profile.diff import ProfileDiff as ProfileDiff
+    from ._annotations.report import AnnotationReport as AnnotationReport
+    from ._annotations.diff import AnnotationDiff as AnnotationDiff
+
+    # reports for other eyes
+    from ._report.html import write_html as write_html
+    from ._report.events import write_tensorboard as write_tensorboard
+    from ._overlays.model_explorer import write_overlay as write_overlay
+    from ._overlays.neighbourhood import write_neighbourhood as write_neighbourhood
+
+    # an old report and a new one
+    from ._report.diffs.differences import diff as diff
+    from ._report.diffs.report import ReportDiff as ReportDiff
+    from ._report.gating.verdict import gate as gate
+    from ._report.gating.result import GateResult as GateResult
+
+    # errors
+    from .errors import (
+        Pt2qaError as Pt2qaError,
+        CaptureError as CaptureError,
+        BatchError as BatchError,
+        PluginError as PluginError,
+        QuantizeError as QuantizeError,
+        PairingError as PairingError,
+        SimulationError as SimulationError,
+        SelectionError as SelectionError,
+        ReportError as ReportError,
+        FlowError as FlowError,
+    )
+
+__version__: str
+__all__: list[str]
