@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from pt2qa._annotations.rows import ModuleCalls
 from pt2qa._graph.handles import OpName, clean_path, handle_of, walk
+from pt2qa._graph.internals.nodes import module_stack
 from pt2qa._report.prose import few
 
 
@@ -32,7 +33,7 @@ def module_calls(
         handle = handle_of(placed.node)
         if placed.node.op != "call_function" or handle is None or handle not in names:
             continue
-        for key, (raw_path, kind) in (placed.node.meta.get("nn_module_stack") or {}).items():
+        for key, (raw_path, kind) in module_stack(placed.node).items():
             path = clean_path(raw_path)
             calls[path].add(str(key))
             types[path] = str(getattr(kind, "__qualname__", kind)).rpartition(".")[2]

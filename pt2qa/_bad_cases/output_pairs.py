@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import ErrorSums, error_sums
 from pt2qa._simulator.outputs import leaf_names
 

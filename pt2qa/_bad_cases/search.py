@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from pt2qa._bad_cases import case_batches, labels
@@ -20,6 +19,7 @@ from pt2qa._bad_cases.feedback import Feedback, State
 from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
 from pt2qa._bad_cases.report import BadCases, LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Standing
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.set_apart import EMPTY, SetApart
 from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_batches

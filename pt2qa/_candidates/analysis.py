@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import computes
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize

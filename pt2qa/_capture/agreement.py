@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pt2qa._graph.agreement import compare_outputs
+from pt2qa._graph.internals.torch import pytree
 from pt2qa.errors import CaptureError
 
 AGREEMENT_DB = 100.0

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from pt2qa._graph.handles import nested_graphs, walk
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import HigherOrderOperator, OpOverload, pytree
 
 _RETURNS_ITS_INPUT = {
     "dropout",
@@ -103,7 +103,7 @@ def in_place_argument(node: Node) -> Node | None:
 
 def storage_of(node: Node) -> int | None:
     """Which memory a node's value had when the model was traced; None where it is no plain tensor."""
-    return memory_of(node.meta.get("val"))
+    return memory_of(node.meta.get(VALUE))
 
 
 def memory_of(value: object) -> int | None:

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from pt2qa._capture.inputs import leaf_names, refusal
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import pytree
 from pt2qa.errors import BatchError
 
 
@@ -50,7 +51,7 @@ def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[s
     later: list[tuple[Any, int, str]] = []
     for node, (leaf, value) in zip(_inputs(program), leaves, strict=True):
         name = f"{leaf} ({node.target})"
-        expected = node.meta.get("val")
+        expected = node.meta.get(VALUE)
         if isinstance(expected, Tensor):
             _check_tensor(name, value, expected)
             for axis, (size, captured) in enumerate(zip(value.shape, expected.shape, strict=True)):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa.errors import CaptureError
 
 

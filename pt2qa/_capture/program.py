@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from pt2qa._capture.agreement import State, check_agreement, check_stateless, run_eager
 from pt2qa._capture.aliases import Aliases
@@ -25,6 +24,7 @@ from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, with
 from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
+from pt2qa._graph.internals.torch import pytree
 from pt2qa.errors import CaptureError
 
 

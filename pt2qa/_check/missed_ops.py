@@ -13,6 +13,7 @@ from pt2qa._capture.normalise.sources import write_sources
 from pt2qa._check.rewriting import EVERY_PASS
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import handle_of, module_of, op_of
+from pt2qa._graph.internals.nodes import SOURCES, module_stack
 from pt2qa.errors import Pt2qaError
 
 _BUT_SOURCES = tuple(run for run in EVERY_PASS if run is not write_sources)
@@ -69,11 +70,11 @@ class Reasons:
 
     def _difference(self, name: str) -> str:
         """How what the program says of an op differs from what quantizers look for; empty where it does not."""
-        node, source = self._subject.nodes.get(name), self._rewritten[name].meta.get("source_fn_stack")
+        node, source = self._subject.nodes.get(name), self._rewritten[name].meta.get(SOURCES)
         wanted = source[-1][1] if source else None
         if node is None or not (isinstance(wanted, type) or wanted in (operator.add, operator.mul)):
             return ""
-        given = node.meta.get("source_fn_stack")
+        given = node.meta.get(SOURCES)
         if given:
             said = _label(given[-1][1])
             return (
@@ -95,9 +96,9 @@ class Reasons:
         graph = self._subject.rewritten.module()
         for name, node in self._named(graph):
             if name in names:
-                given = self._subject.nodes[name].meta.get("source_fn_stack")
-                node.meta = {key: value for key, value in node.meta.items() if key != "source_fn_stack"}
-                node.meta |= {"source_fn_stack": given} if given else {}
+                given = self._subject.nodes[name].meta.get(SOURCES)
+                node.meta = {key: value for key, value in node.meta.items() if key != SOURCES}
+                node.meta |= {SOURCES: given} if given else {}
         try:
             annotated = self._subject.annotate(graph, self._subject.rewritten.names)
         except Pt2qaError:
@@ -114,7 +115,7 @@ class Reasons:
 
 def _stack(node: Node) -> list[tuple[str, str]]:
     """The modules that called an op, outermost first: path, and a key that differs from call to call."""
-    stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+    stack: Mapping[str, Any] = module_stack(node)
     return [(str(path), str(key)) for key, (path, _) in stack.items()]
 
 

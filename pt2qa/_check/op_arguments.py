@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._ops import OpOverload
 from torch.fx import Node
+
+from pt2qa._graph.internals.torch import OpOverload
 
 
 def argument_of(node: Node, *names: str) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from pt2qa._check.rounding import spec_read
 from pt2qa._graph.handles import OpName, handle_of, op_of, walk
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator.products import PRODUCTS, Read, State, own_multiply_adds, reads_of, state_of
 from pt2qa._simulator.program import Program
 from pt2qa.overrides.annotations import Annotations
@@ -92,7 +93,7 @@ def _if_annotated(state: State, node: Node, is_annotated: bool) -> State:
 
 def multiply_adds(node: Node) -> int:
     """The multiply-adds of a matrix product for the sizes that it was traced with, by torch's formulas or our own."""
-    args, kwargs = pytree.tree_map_only(Node, lambda source: source.meta.get("val"), (node.args, node.kwargs))
+    args, kwargs = pytree.tree_map_only(Node, lambda source: source.meta.get(VALUE), (node.args, node.kwargs))
     args, kwargs = pytree.tree_map(_sized, (args, kwargs))
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     op = op_of(node.target)

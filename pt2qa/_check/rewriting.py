@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from pt2qa._capture.changes import Change
 from pt2qa._capture.exporting import export
@@ -18,6 +17,8 @@ from pt2qa._capture.normalise import PASSES
 from pt2qa._capture.normalise.regions import inline_regions
 from pt2qa._capture.normalise.sources import write_sources
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, walk
+from pt2qa._graph.internals.nodes import VALUE, calls_guards
+from pt2qa._graph.internals.torch import pytree
 
 Pass = Callable[[ExportedProgram], tuple[Change, ...]]
 
@@ -81,8 +82,8 @@ def as_program(graph: GraphModule) -> ExportedProgram:
     inputs = []
     for node in list(graph.graph.nodes):
         if node.op == "placeholder":
-            inputs.append(pytree.tree_map_only(Tensor, _zeros, node.meta.get("val")))
-        elif node.op == "call_module" and node.target == "_guards_fn":
+            inputs.append(pytree.tree_map_only(Tensor, _zeros, node.meta.get(VALUE)))
+        elif calls_guards(node):
             graph.graph.erase_node(node)
     graph.recompile()
     in_spec = getattr(graph.graph._codegen, "pytree_info", None)

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 from pt2qa._simulator.program import Program, QuantParams, Step
 from pt2qa._simulator.simulator import Simulator

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 
 FLIPS = 1e-3

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
+
+from pt2qa._graph.internals.torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 CUSTOM = "custom"
 KEY = "numeric_debug_handle"

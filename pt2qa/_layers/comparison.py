@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._layers.reading import Reading
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.selection import Block

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from torch.utils import _pytree as pytree
-
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator.outputs import plain
 from pt2qa._simulator.products import PRODUCTS, Read, reads_of, state_of
 from pt2qa._simulator.program import Program, Step

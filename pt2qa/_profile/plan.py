@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.aliases import Aliases, written_by
 from pt2qa._graph.handles import OpName, handle_of, op_of, source_line
+from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._layers.selection import select
 from pt2qa._profile.rows import Role
 from pt2qa._profile.sites import ReadValue, Sites

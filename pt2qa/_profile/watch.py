@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._metrics import value_range
 from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.plan import Plan, Value
@@ -95,7 +96,7 @@ class Watch(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         """Runs a node, and measures what it reads and makes."""
-        if node.op == "call_module" and node.target == "_guards_fn":
+        if calls_guards(node):
             return None
         for number in self._before.get(node, ()):
             self._measure(number, self.env[self._values[number].node])

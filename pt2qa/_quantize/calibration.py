@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from pt2qa._capture.program import Capture
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.prepare_check import prepared_names
 from pt2qa._simulator.batches import Batch, as_call
 from pt2qa.errors import QuantizeError

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from pt2qa._graph.handles import OpName, handle_of
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._report.prose import few
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.verification import graph_outputs
@@ -88,7 +89,7 @@ def refuse_float64_observers(observed: Collection[tuple[str, Node]], quantizer: 
 
 
 def _dtype(node: Node) -> torch.dtype | None:
-    value = node.meta.get("val")
+    value = node.meta.get(VALUE)
     return value.dtype if isinstance(value, Tensor) else None
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from pt2qa._graph.agreement import FLIPS, compare_outputs, difference
 from pt2qa._graph.handles import handle_of, names_of
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.simulator import graph_values
 from pt2qa.errors import QuantizeError

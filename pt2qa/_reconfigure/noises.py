@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.ordering import Noise
 from pt2qa._reconfigure.scoring import Scorer

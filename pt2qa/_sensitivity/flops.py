@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._sensitivity.layouts import laid_out_inputs
 from pt2qa._simulator.products import PRODUCTS, arguments_of, own_multiply_adds
 from pt2qa._simulator.program import Program, Step
@@ -76,7 +76,7 @@ class _FlopCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = flop_registry.get(getattr(func, "_overloadpacket", None))
-        if formula is None and isinstance(func, torch._ops.OpOverload):
+        if formula is None and isinstance(func, OpOverload):
             # A composite op, such as conv2d, is made of ops that may have a formula.
             with self:
                 result = func.decompose(*args, **kwargs)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.layouts import laid_out_inputs
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator, bind

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from pt2qa._decibels import decibels
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import ErrorSums, error_sums
 from pt2qa._sensitivity.outputs import float_leaves
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart

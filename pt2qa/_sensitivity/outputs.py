@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.outputs import leaf_names, structured
 from pt2qa.errors import SelectionError

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, needing_gradient
 from pt2qa._sensitivity.layouts import has_channels_last

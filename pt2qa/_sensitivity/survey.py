@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.flops import count_flops
 from pt2qa._sensitivity.samples import marks, with_other_first
 from pt2qa._simulator.batches import count_samples

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from pt2qa._capture.inputs import refusal, without_gradients
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import pytree
 from pt2qa.errors import BatchError
 
 Batch = Any
@@ -104,7 +105,7 @@ def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
     if len(values) != len(placeholders):
         raise BatchError(f"the batch has {len(values)} inputs; the graph takes {len(placeholders)}.")
     for node, value in zip(placeholders, values, strict=True):
-        _check(node.name, node.meta.get("val"), value)
+        _check(node.name, node.meta.get(VALUE), value)
     return list(values)
 
 

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import OpName, handle_of, input_handles
+from pt2qa._graph.internals.nodes import VALUE, calls_guards, module_stack
+from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.aliases import has_living_alias, written_value
 from pt2qa._simulator.float_constants import FloatConstants, Path, attribute_of
@@ -116,7 +118,7 @@ class _Lowering:
                 self.values[node] = self._constant(node)
             elif node.op == "output":
                 outputs = self._template(node.args[0], node, None)
-            elif node.op == "call_module" and node.target == "_guards_fn":
+            elif calls_guards(node):
                 continue
             else:
                 self._call(node)
@@ -360,7 +362,7 @@ class _Lowering:
         function = self._function(node)
         in_place = op_rules.in_place_spelling(function) if _keeps_dtype(node) else None
         mutates, keeps_strides = op_rules.mutates_first_argument(node.target), False
-        if mutates and isinstance(node.target, torch._ops.OpOverload):
+        if mutates and isinstance(node.target, OpOverload):
             functional = op_rules.functional_spelling(node.target)
             if functional is not None and not has_living_alias(node, self.order):
                 function, in_place, mutates = functional, node.target, False
@@ -526,12 +528,12 @@ class _Lowering:
 def _keeps_dtype(node: Node) -> bool:
     """Whether an op's result may overwrite its first argument: the sigmoid of integers is no integer."""
     value, first = (
-        node.meta.get("val"),
-        node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None,
+        node.meta.get(VALUE),
+        node.args[0].meta.get(VALUE) if node.args and isinstance(node.args[0], Node) else None,
     )
     return not (isinstance(value, Tensor) and isinstance(first, Tensor)) or value.dtype == first.dtype
 
 
 def _module_stack(node: Node) -> tuple[tuple[str, str, str], ...]:
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = module_stack(node)
     return tuple((str(key), str(path), str(getattr(kind, "__name__", kind))) for key, (path, kind) in stack.items())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.outputs import plain

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pt2qa._graph.internals.torch import OpOverload
+
 _ALLOCATING = {
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
     *("linear", "addmm", "bmm", "matmul", "add", "sub", "mul", "div", "mean", "softmax", "layer_norm", "cat", "clamp"),
@@ -33,7 +35,7 @@ _RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "
 
 def op_name(target: Any) -> str:
     """``aten.relu_.default`` → ``relu``; the name of any other callable."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return _plain(target.overloadpacket.__name__)
     return _plain(str(getattr(target, "__name__", target)))
 
@@ -45,31 +47,31 @@ def _plain(name: str) -> str:
 
 def mutates_first_argument(target: Any) -> bool:
     """Whether the op writes to the memory of its first argument; ``detach_`` changes no value, whatever it declares."""
-    if not isinstance(target, torch._ops.OpOverload) or target is torch.ops.aten.detach_.default:
+    if not isinstance(target, OpOverload) or target is torch.ops.aten.detach_.default:
         return False
     arguments = target._schema.arguments
     return bool(arguments and arguments[0].alias_info is not None and arguments[0].alias_info.is_write)
 
 
-def functional_spelling(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def functional_spelling(target: OpOverload) -> OpOverload | None:
     """The overload that computes the same without writing: ``aten.relu_.default`` → ``aten.relu.default``."""
     packet = getattr(getattr(torch.ops, target.namespace), _plain(target.overloadpacket.__name__), None)
     overload = getattr(packet, target._overloadname, None)
-    return overload if isinstance(overload, torch._ops.OpOverload) and not overload._schema.is_mutable else None
+    return overload if isinstance(overload, OpOverload) and not overload._schema.is_mutable else None
 
 
-def in_place_spelling(target: Any) -> torch._ops.OpOverload | None:
+def in_place_spelling(target: Any) -> OpOverload | None:
     """The in-place overload of a unary op in :data:`_IN_PLACE`."""
     if not is_pointwise(target):
         return None
     packet = getattr(torch.ops.aten, target.overloadpacket.__name__ + "_", None)
     overload = getattr(packet, target._overloadname, None)
-    return overload if isinstance(overload, torch._ops.OpOverload) else None
+    return overload if isinstance(overload, OpOverload) else None
 
 
 def is_pointwise(target: Any) -> bool:
     """Whether an op computes each element from that element alone; a clamp by a tensor does not."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or op_name(target) not in _IN_PLACE:
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or op_name(target) not in _IN_PLACE:
         return False
     return sum("Tensor" in str(argument.type) for argument in target._schema.arguments) == 1
 
@@ -81,12 +83,12 @@ def keeps_order(target: Any) -> bool:
 
 def allocates(target: Any) -> bool:
     """Whether the output certainly owns its memory."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and op_name(target) in _ALLOCATING
+    return isinstance(target, OpOverload) and target.namespace == "aten" and op_name(target) in _ALLOCATING
 
 
 def only_moves(target: Any) -> bool:
     """Whether the values of the result are those of the first argument, or some of them."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return target is operator.getitem
     is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
     return is_view or op_name(target) in _COPIES
@@ -102,14 +104,14 @@ def is_random(target: Any) -> bool:
     return op_name(target) in _RANDOM
 
 
-def returns_view(target: torch._ops.OpOverload) -> bool:
+def returns_view(target: OpOverload) -> bool:
     """Whether the schema declares that the output shares memory with an input."""
     return any(result.alias_info is not None for result in target._schema.returns)
 
 
 def may_share_memory(target: Any) -> bool:
     """Whether the output may be a view of an input: declared as one, or a composite op that may return its input."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return True
     if returns_view(target):
         return True

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
+
+from pt2qa._graph.internals.torch import pytree
 
 
 def output_names(graph_module: GraphModule, count: int) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from pt2qa._graph.internals.torch import OpOverload, OpOverloadPacket
 from pt2qa._simulator.program import QuantParams
 
 _NAMESPACES = ("quantized_decomposed", "torchao")
@@ -20,7 +21,7 @@ _NAMESPACES = ("quantized_decomposed", "torchao")
 def _op_name(node: Node) -> str:
     """Name of a quantization op without namespace and overload; empty for every other node."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if node.op != "call_function" or not isinstance(target, (OpOverload, OpOverloadPacket)):
         return ""
     namespace, _, name = str(target).partition(".")
     return name.partition(".")[0] if namespace in _NAMESPACES else ""
@@ -79,7 +80,7 @@ def is_dynamic_per_tensor(node: Node) -> bool:
 
 
 def _overload(node: Node) -> str:
-    return node.target._overloadname if isinstance(node.target, torch._ops.OpOverload) else "default"
+    return node.target._overloadname if isinstance(node.target, OpOverload) else "default"
 
 
 def chosen_by(node: Node) -> Node | None:

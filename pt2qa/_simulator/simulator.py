@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from pt2qa._exclusion import computes
+from pt2qa._graph.internals.nodes import calls_guards
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator.program import Program, Slot, Step
 from pt2qa._simulator.strides import copied, is_plain, with_strides
 
@@ -162,7 +163,7 @@ def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callab
 
     class _Recorder(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
-            if node.op == "call_module" and node.target == "_guards_fn":
+            if calls_guards(node):
                 return None
             result = super().run_node(node)
             visit(node, result)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.fused import Seen, is_exact, quantize_dequantize
 from pt2qa._simulator.program import QuantParams
@@ -26,7 +27,7 @@ def is_elementwise(function: SiteFunction) -> bool:
 def fused_site(quantize: Node, params: QuantParams) -> SiteFunction | None:
     """The fused op; None where it would not be exact (per channel, int32, values that are not float32)."""
     source = quantize.args[0]
-    value = source.meta.get("val") if isinstance(source, Node) else None
+    value = source.meta.get(VALUE) if isinstance(source, Node) else None
     if isinstance(value, Tensor) and value.dtype != torch.float32:
         return None
     low, high = params.quant_min, params.quant_max

@@ -17,10 +17,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import FLIPS, compare_leaves
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import restore_buffers, snapshot_buffers
 from pt2qa._simulator.fused import Seen

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pt2qa._graph.handles import OpName, handle_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.products import keyword_numbers
 from pt2qa._simulator.quant_ops import rounds
@@ -111,7 +112,7 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
             is_parameter=str(node.target) in parameters
             if node.op == "get_attr"
             else constant and any(source.is_parameter for source in sources),
-            is_tensor=isinstance(node.meta.get("val"), FakeTensor),
+            is_tensor=isinstance(node.meta.get(VALUE), FakeTensor),
             dtype=dtype_of(node),
             inputs=inputs,
             reads=_reads(node),
@@ -235,7 +236,7 @@ def spec_text(spec: Any) -> str:
 
 def dtype_of(node: Node) -> str:
     """The dtype of a node's value; of several outputs each once, with commas; empty where nothing says so."""
-    values = tree_leaves(node.meta.get("val"))
+    values = tree_leaves(node.meta.get(VALUE))
     found = [str(value.dtype).removeprefix("torch.") for value in values if isinstance(value, torch.Tensor)]
     return ", ".join(dict.fromkeys(found))
 

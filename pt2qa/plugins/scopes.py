@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
+from pt2qa._graph.internals.nodes import module_stack
 from pt2qa.errors import PluginError
 from pt2qa.plugins.options import did_you_mean, name_of, with_options
 
@@ -114,7 +115,7 @@ def modules_of(node: Node) -> tuple[str, ...]:
 
 def called_modules(node: Node) -> tuple[str, ...]:
     """Paths of the modules that were called around an op, outermost first, as torchao's name filters compare them."""
-    paths = [path.removeprefix(_ROOT) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    paths = [path.removeprefix(_ROOT) for path, _ in module_stack(node).values()]
     return tuple(path for path in paths if path)
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from pt2qa._capture.normalise.editing import read_instead
 from pt2qa._graph.handles import CUSTOM
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import pytree
 
 _KEPT = ("nn_module_stack", "stack_trace", "torch_fn")
 """What the parts take over from the op: who called it, and where."""
@@ -28,7 +29,7 @@ _KEPT = ("nn_module_stack", "stack_trace", "torch_fn")
 def trace(node: Node, decomposition: Callable[..., Any]) -> GraphModule:
     """The ops of ``decomposition(*args, **kwargs)`` for an op's arguments; a placeholder for each node in them."""
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    values = [leaf.meta["val"] for leaf in flat if isinstance(leaf, Node)]
+    values = [leaf.meta[VALUE] for leaf in flat if isinstance(leaf, Node)]
 
     def run(*tensors: Tensor) -> object:
         given = iter(tensors)
@@ -68,7 +69,7 @@ def put_instead(
                 continue
             copy = graph.node_copy(inner, values.__getitem__)
             copy.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
-            copy.meta["val"] = inner.meta["val"]
+            copy.meta[VALUE] = inner.meta[VALUE]
             if notes is not None:
                 copy.meta[CUSTOM] = dict(notes[inner])
             values[inner] = copy

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from pt2qa._capture.aliases import in_place_argument, storage_of
 from pt2qa._capture.normalise.editing import alike
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import OpOverload, pytree
 
 _ATEN = torch.ops.aten
 _SAME_ORDER = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "alias", "contiguous", "to"}
@@ -76,12 +76,12 @@ class Writer:
         return self._rebuilt[old]
 
     def _functional(self, argument: Node) -> Node:
-        target, wanted = self._node.target, argument.meta["val"]
+        target, wanted = self._node.target, argument.meta[VALUE]
         assert isinstance(target, OpOverload)
         if target is _ATEN.copy_.default:
             source = self._node.args[1]
             assert isinstance(source, Node)
-            given = source.meta["val"]
+            given = source.meta[VALUE]
             if given.dtype != wanted.dtype:
                 source = self._emit(_ATEN.to.dtype, source, wanted.dtype)
             # Without a copy the source itself would be written to by the next write.
@@ -92,7 +92,7 @@ class Writer:
         if function is None:
             raise Unsupported(f"{target} has no form that is not in place")
         made = self._emit(function, *self._node.args, **self._node.kwargs)
-        if not alike(made.meta["val"], wanted):
+        if not alike(made.meta[VALUE], wanted):
             raise Unsupported(f"{function} gives another shape or dtype")
         return made
 
@@ -114,7 +114,7 @@ class Writer:
             order = [axis % len(arguments[0]) for axis in arguments[0]]  # type: ignore[arg-type, operator, union-attr]
             return self._emit(_ATEN.permute.default, part, [order.index(axis) for axis in range(len(order))])
         if op_of(view.target) in _SAME_ORDER:
-            return self._emit(_ATEN.reshape.default, part, _fixed_shape(parent.meta["val"]))
+            return self._emit(_ATEN.reshape.default, part, _fixed_shape(parent.meta[VALUE]))
         raise Unsupported(f"it writes through {view.target}")
 
     def _emit(self, target: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Node:
@@ -128,7 +128,7 @@ class Writer:
 
 def traced_value(node: Node) -> Any:
     """What an op gives for the traced values of its arguments."""
-    args, kwargs = pytree.tree_map_only(Node, lambda argument: argument.meta["val"], (node.args, node.kwargs))
+    args, kwargs = pytree.tree_map_only(Node, lambda argument: argument.meta[VALUE], (node.args, node.kwargs))
     mode = detect_fake_mode(pytree.tree_leaves((args, kwargs)))
     assert mode is not None
     assert callable(node.target)

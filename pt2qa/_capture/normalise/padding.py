@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
+from pt2qa._graph.internals.nodes import VALUE
 
 _RULE = "padding"
 _EXPLICIT = {
@@ -45,7 +46,7 @@ def write_out_padding(program: ExportedProgram) -> tuple[Change, ...]:
 def _padding(node: Node) -> list[int] | None:
     weight = node.args[1]
     assert isinstance(weight, Node)
-    kernel = weight.meta["val"].shape[2:]
+    kernel = weight.meta[VALUE].shape[2:]
     _, kind, dilation, _ = _settings(node)
     if kind == "valid":
         return [0] * len(kernel)
@@ -58,6 +59,6 @@ def _settings(node: Node) -> tuple[list[int], str, list[int], int]:
     """Stride, padding, dilation and groups, with the schema's defaults."""
     weight = node.args[1]
     assert isinstance(weight, Node)
-    rank = weight.meta["val"].dim() - 2
+    rank = weight.meta[VALUE].dim() - 2
     given = [*node.args[3:], *([[1] * rank, "valid", [1] * rank, 1][len(node.args[3:]) :])]
     return tuple(given)  # type: ignore[return-value]

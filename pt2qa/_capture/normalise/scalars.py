@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
+from pt2qa._graph.internals.nodes import VALUE
 
 _RULE = "scalar"
 _WITH_SCALAR = {
@@ -46,9 +47,9 @@ def _takes_scalar(node: Node) -> bool:
     if node.op != "call_function" or node.target not in _WITH_SCALAR:
         return False
     takes_scalar = isinstance(node.args[0], Node) and not isinstance(node.args[1], Node)
-    value = node.meta.get("val")
+    value = node.meta.get(VALUE)
     return takes_scalar and isinstance(value, Tensor) and value.dtype != torch.float32
 
 
 def _dtype(node: Node) -> str:
-    return str(node.meta["val"].dtype).removeprefix("torch.")
+    return str(node.meta[VALUE].dtype).removeprefix("torch.")

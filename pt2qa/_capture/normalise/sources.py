@@ -16,13 +16,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
 from pt2qa._graph.handles import module_of, op_of
+from pt2qa._graph.internals.nodes import SOURCES, VALUE
+from pt2qa._graph.internals.torch import OpOverload
 
 _ATEN = torch.ops.aten
 
@@ -106,14 +107,10 @@ def _write(
     first_in_call: dict[tuple[Any, ...], str] = {}
     for node in graph_module.graph.nodes:
         if node.op != "call_function":
-            node.meta.pop("source_fn_stack", None)
+            node.meta.pop(SOURCES, None)
             continue
-        if (
-            node.target is operator.getitem
-            and isinstance(node.args[0], Node)
-            and "source_fn_stack" in node.args[0].meta
-        ):
-            node.meta["source_fn_stack"] = list(node.args[0].meta["source_fn_stack"])
+        if node.target is operator.getitem and isinstance(node.args[0], Node) and SOURCES in node.args[0].meta:
+            node.meta[SOURCES] = list(node.args[0].meta[SOURCES])
             continue
         caller = _calling_class(node)
         caller = None if caller in opened else caller
@@ -127,7 +124,7 @@ def _write(
                 calls[path, op_of(node.target)] += 1
             else:
                 renamed.append((node, f"matched as {source.__name__}; its caller is {kind or 'not known'}"))
-        node.meta["source_fn_stack"] = [(label, source)]
+        node.meta[SOURCES] = [(label, source)]
 
 
 def _source(node: Node, caller: type[nn.Module] | None) -> Any:
@@ -152,7 +149,7 @@ def _source(node: Node, caller: type[nn.Module] | None) -> Any:
 
 def _by_rank(node: Node, kinds: tuple[type[nn.Module], ...]) -> type[nn.Module]:
     if kinds[0] is nn.BatchNorm2d:
-        return {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(node.meta["val"].dim(), nn.BatchNorm1d)
+        return {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(node.meta[VALUE].dim(), nn.BatchNorm1d)
     return kinds[0]
 
 
@@ -177,4 +174,4 @@ def _import(module: str) -> object:
 
 
 def _takes_two_tensors(node: Node) -> bool:
-    return all(isinstance(arg, Node) and isinstance(arg.meta.get("val"), Tensor) for arg in node.args[:2])
+    return all(isinstance(arg, Node) and isinstance(arg.meta.get(VALUE), Tensor) for arg in node.args[:2])

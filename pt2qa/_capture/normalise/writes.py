@@ -11,13 +11,14 @@ from __future__ import annotations
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from pt2qa._capture.aliases import in_place_argument, memory_of, storage_of
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node, read_instead
 from pt2qa._capture.normalise.out_of_place import Unsupported, Writer, traced_value
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import pytree
 
 _RULE = "partial write"
 _CHANGES_NO_VALUE = {
@@ -115,7 +116,7 @@ def _renew_values(written: Node, storage: int | None) -> None:
     """Traces the later views of a memory anew: they look at the result now, which has a memory of its own."""
     later = written.next
     while later.op != "root":
-        looks = any(memory_of(leaf) == storage for leaf in pytree.tree_leaves(later.meta.get("val")))
+        looks = any(memory_of(leaf) == storage for leaf in pytree.tree_leaves(later.meta.get(VALUE)))
         if looks and later.op == "call_function":
-            later.meta["val"] = traced_value(later)
+            later.meta[VALUE] = traced_value(later)
         later = later.next

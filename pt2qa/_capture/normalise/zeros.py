@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import alike, graph_modules, names_by_node, read_instead
+from pt2qa._graph.internals.nodes import VALUE
 
 _RULE = "add of zero"
 _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
@@ -45,7 +46,7 @@ def _adds_zero(node: Node) -> bool:
     operand, zero = node.args
     if not isinstance(operand, Node) or isinstance(zero, (Node, complex)) or zero != 0:
         return False
-    before, after = operand.meta.get("val"), node.meta.get("val")
+    before, after = operand.meta.get(VALUE), node.meta.get(VALUE)
     return isinstance(before, Tensor) and isinstance(after, Tensor) and alike(before, after)
 
 

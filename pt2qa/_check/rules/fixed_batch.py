@@ -8,20 +8,21 @@ from torch import Tensor
 
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import user_inputs
+from pt2qa._graph.internals.nodes import VALUE, calls_guards
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
 def find(subject: Subject) -> Iterator[Found]:
     """Inputs with a fixed first dimension, where no input has a dynamic one."""
     graph = subject.graph
-    values = {str(node.target): node.meta.get("val") for node in user_inputs(graph)}
+    values = {str(node.target): node.meta.get(VALUE) for node in user_inputs(graph)}
     inputs = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.dim()}
     if not inputs:
         raise DoesNotApplyError("to models without tensors as inputs")
     # The size of a dynamic dimension is a symbol, which must not be compared.
     if any(not isinstance(value.shape[0], int) for value in inputs.values()):
         return
-    guarded = any(node.op == "call_module" and node.target == "_guards_fn" for node in graph.graph.nodes)
+    guarded = any(calls_guards(node) for node in graph.graph.nodes)
     shapes = "{" + ", ".join(f"{name!r}: {{0: torch.export.Dim.AUTO}}" for name in inputs) + "}"
     for name, value in inputs.items():
         if guarded:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import handle_of
+from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._simulator.op_rules import functional_spelling, mutates_first_argument
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides import Annotations

@@ -11,6 +11,7 @@ from torch.fx import Node
 from pt2qa._check.rounding import own_spec
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -36,7 +37,7 @@ def _measured(subject: Subject) -> set[Node]:
     parameters = {name for name, _ in subject.graph.named_parameters(remove_duplicate=False)}
     found: set[Node] = set()
     for node in subject.graph.graph.nodes:
-        value = node.meta.get("val")
+        value = node.meta.get(VALUE)
         dtype = value.dtype if isinstance(value, Tensor) else None
         if node.op in ("placeholder", "get_attr"):
             is_data = dtype is not None and (dtype.is_floating_point or dtype in _SAMPLES)

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import handle_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -30,7 +31,7 @@ def find(subject: Subject) -> Iterator[Found]:
         before = subject.nodes[name]
         new = after.get(handle_of(before))
         if new is not None and not isinstance(before.args[1], Node) and isinstance(new.args[1], Node):
-            dtype = str(before.meta["val"].dtype).removeprefix("torch.")
+            dtype = str(before.meta[VALUE].dtype).removeprefix("torch.")
             yield Found(
                 name, f"{plugin.name} makes its scalar {before.args[1]} a float32 tensor, in arithmetic of {dtype}"
             )

@@ -9,6 +9,7 @@ from torch.fx import Node
 from pt2qa._check.readers import constants_by_memory
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator.products import CONVOLUTIONS
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
@@ -52,7 +53,7 @@ def _folds(node: Node) -> bool:
     if before.op != "call_function" or op_of(before.target) not in _FOLDS:
         return False
     # prepare leaves a linear with more than two dimensions alone.
-    return op_of(before.target) != "linear" or before.meta["val"].dim() == 2
+    return op_of(before.target) != "linear" or before.meta[VALUE].dim() == 2
 
 
 def _bias_at_fault(folded: list[Node]) -> str:

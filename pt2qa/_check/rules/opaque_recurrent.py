@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator.products import CELLS
 from pt2qa.plugins import Found, Rule
 
@@ -41,7 +42,7 @@ def find(subject: Subject) -> Iterator[Found]:
 
 def _matrices(node: Node) -> list[int]:
     """Sizes of the weights of a recurrent op: the parameters with two dimensions."""
-    values = [source.meta.get("val") for source in node.all_input_nodes if source.op == "get_attr"]
+    values = [source.meta.get(VALUE) for source in node.all_input_nodes if source.op == "get_attr"]
     return [value.numel() for value in values if isinstance(value, Tensor) and value.dim() == 2]
 
 

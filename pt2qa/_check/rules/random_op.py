@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from pt2qa._check.op_arguments import argument_of
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.torch import OpOverload
 from pt2qa.plugins import Found, Rule
 
 _SWITCHED = ("train", "training", "dropout_p")

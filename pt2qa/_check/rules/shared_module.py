@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from pt2qa._check.subject import Subject, UnavailableError
 from pt2qa._graph.handles import clean_path
+from pt2qa._graph.internals.nodes import VALUE, module_stack
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.plugins import Found, Rule
 
@@ -41,7 +42,7 @@ def _calls(nodes: Mapping[str, Node]) -> dict[str, dict[str, list[str]]]:
     """By module path, the ops of each of its calls; torch.export gives every call a key of its own."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, node in nodes.items():
-        for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        for key, (path, _) in module_stack(node).items():
             if clean_path(path):
                 found[clean_path(path)][key].append(name)
     return found
@@ -53,7 +54,7 @@ def _outer(path: str) -> list[str]:
 
 
 def _reads_weight(node: Node) -> bool:
-    return any(source.op == "get_attr" and source.meta["val"].dim() > 1 for source in node.all_input_nodes)
+    return any(source.op == "get_attr" and source.meta[VALUE].dim() > 1 for source in node.all_input_nodes)
 
 
 def _annotations(subject: Subject) -> Annotations | None:

@@ -9,6 +9,7 @@ from torch.fx import Node
 from pt2qa._check.readers import constants_by_memory, readers_of
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import module_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import Found, Rule
 
 
@@ -25,7 +26,7 @@ def find(subject: Subject) -> Iterator[Found]:
 
 
 def _is_weight(constant: Node) -> bool:
-    value = constant.meta.get("val")
+    value = constant.meta.get(VALUE)
     return value is not None and value.dim() > 1 and value.is_floating_point()
 
 

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._check.rules.train_mode import trains
 from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import handle_of, op_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -23,7 +24,7 @@ def find(subject: Subject) -> Iterator[Found]:
     for node in _unfolded(subject.graph):
         before = node.all_input_nodes[0]
         op = "an input" if before.op == "placeholder" else op_of(before.target)
-        rank = f" with {before.meta['val'].dim()} dimensions" if op == "linear" else ""
+        rank = f" with {before.meta[VALUE].dim()} dimensions" if op == "linear" else ""
         yield Found(subject.name_of(node), f"it reads {op}{rank}, and stays a float op")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import Node
 
 from pt2qa._check.subject import Subject
+from pt2qa._graph.internals.nodes import module_stack
 from pt2qa.errors import PluginError
 from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, called_modules, modules_of
 from pt2qa.plugins.options import did_you_mean
@@ -90,7 +91,7 @@ def _text(key: Any) -> str:
 
 def _in_module_type(cls: type, node: Node) -> bool:
     wanted = f"{cls.__module__}.{cls.__qualname__}"
-    kinds = [kind for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    kinds = [kind for _, kind in module_stack(node).values()]
     return any(kind is cls or kind == wanted for kind in kinds)
 
 

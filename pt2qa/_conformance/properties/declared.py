@@ -15,6 +15,7 @@ from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed
 from pt2qa._conformance.properties.property import Property
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import op_type
 
 Pattern = tuple[str, ...]
@@ -100,7 +101,7 @@ def _kinds(chain: Sequence[Node]) -> list[str]:
 
 
 def _value(node: Node) -> Any:
-    return node.meta.get("val")
+    return node.meta.get(VALUE)
 
 
 def _fault(annotated: Annotated, pattern: Pattern, chain: list[Node]) -> str:

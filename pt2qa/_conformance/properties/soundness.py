@@ -10,6 +10,7 @@ from pt2qa._conformance.layout import place_of, some
 from pt2qa._conformance.outcome import Outcome, failed, passed
 from pt2qa._conformance.properties.property import Property, annotated_or_skip
 from pt2qa._conformance.trial import Annotated, Trial
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.overrides.points import Derives, Point, Shares, is_quantized
 from pt2qa.overrides.sharing import root_of
 
@@ -80,7 +81,7 @@ def _float_tensors(trial: Trial) -> Outcome:
     if isinstance(annotated, Outcome):
         return annotated
     specs, nodes = annotated.annotations.specs, annotated.annotations.ground.nodes
-    values = {node.name: node.meta.get("val") for node in annotated.graph.graph.nodes}
+    values = {node.name: node.meta.get(VALUE) for node in annotated.graph.graph.nodes}
     faults = []
     for point in specs:
         root, value = root_of(specs, point), values.get(point[0])

@@ -1,0 +1,65 @@
+"""What torch and torchao write into the nodes of a graph: keys of ``node.meta``, targets and paths.
+
+No public interface reads any of it.  This file needs neither of them to be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+VALUE: Final = "val"
+"""The traced value: a fake tensor with shape, dtype and strides; nested where an op has several outputs."""
+
+MODULE_STACK: Final = "nn_module_stack"
+"""The modules that called an op; see :func:`module_stack`."""
+
+STACK_TRACE: Final = "stack_trace"
+"""The lines of Python that called an op, as a traceback prints them."""
+
+ORIGIN: Final = (MODULE_STACK, STACK_TRACE, "torch_fn")
+"""All that says who called an op, and where; an op that a pass puts in takes it over from the one that it replaces."""
+
+SOURCES: Final = "source_fn_stack"
+"""By what quantizers that match source partitions know an op: pairs of a label and a class or function."""
+
+CUSTOM: Final = "custom"
+"""The one dict of ``node.meta`` that torch and torchao copy to new nodes whatever is in it: pt2qa's own notes."""
+
+HANDLE: Final = "numeric_debug_handle"
+"""Where torchao's numeric debugger has its handles in :data:`CUSTOM`; pt2qa reads and writes the same."""
+
+ANNOTATION: Final = "quantization_annotation"
+"""A quantizer's ``QuantizationAnnotation``."""
+
+_GUARDS: Final = "_guards_fn"
+_ROOTS: Final = ("L['self']", "L__self__", "_export_root")
+
+
+def calls_guards(node: Node) -> bool:
+    """Whether a node is torch's check of the inputs, which ``ExportedProgram.module()`` puts in: it is no op."""
+    return node.op == "call_module" and node.target == _GUARDS
+
+
+def module_stack(node: Node) -> Mapping[str, tuple[str, type | str]]:
+    """The modules around an op, outermost first: a key for each call, with path and class; empty where nothing says so.
+
+    ``torch.export`` gives each call of a module a key of its own, and the class as a type or as its qualified name.
+    """
+    found: Mapping[str, tuple[str, Any]] | None = node.meta.get(MODULE_STACK)
+    return {} if found is None else found
+
+
+def clean_path(path: str) -> str:
+    """A module path without the decorations of ``nn_module_stack``: its root, and the number of a second call.
+
+    >>> clean_path("L['self'].layer1.0.relu@1"), clean_path("_export_root.fc"), clean_path("L['self']")
+    ('layer1.0.relu', 'fc', '')
+    """
+    path = path.partition("@")[0]
+    for root in _ROOTS:
+        path = path.removeprefix(root).removeprefix(".")
+    return path

@@ -1,0 +1,122 @@
+"""Internals of torch: names without a public equal, passed on or wrapped in functions that say what pt2qa needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses import FakeTensor
+from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops of quantized_decomposed
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.dropout import _DropoutNd as Dropout
+from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+__all__ = [
+    # What torch keeps for itself or does not document:
+    "pytree",  # nested inputs and outputs as flat lists; other libraries do not know the classes that models register
+    "OpOverload",  # the type of torch.ops.aten.relu.default: instances are public, their types are not
+    "OpOverloadPacket",  # the type of torch.ops.aten.relu
+    "HigherOrderOperator",  # the type of torch.ops.higher_order.cond
+    "FakeTensor",  # the type of traced values
+    "detect_fake_mode",  # what traced values were made under, so that one more op can be traced
+    "make_fx",  # the ops of a function before autograd; torch.export does this for modules alone
+    "statically_known_true",  # compares symbolic sizes without pinning them down, as == would
+    "BatchNorm",  # the classes that all modules of a kind derive from
+    "Dropout",
+    "InstanceNorm",
+    "TorchDispatchMode",  # sees every op that runs
+    "flop_registry",  # formulas by op; the public FlopCounterMode fails on nested graphs that run without gradients
+    "SAFE_SOFTMAX",
+    "arguments_of",
+    "calling_convention",
+    "instructions_found",
+    "is_composite",
+    "is_mutable",
+    "overload_name",
+    "results_of",
+    "size_expression",
+    "size_hint",
+    "storage_number",
+    "with_graph",
+]
+
+SAFE_SOFTMAX = torch.ops.aten._safe_softmax
+"""A softmax that gives zeros where a row is -inf throughout, as the op of attention has it inside."""
+
+
+def arguments_of(target: object) -> Sequence[Any]:
+    """The arguments in an op's schema, with name, type, default and alias; none for what has no schema: Python's add.
+
+    ``torch.library`` writes schemas and has nothing to read them.
+    """
+    return target._schema.arguments if isinstance(target, OpOverload) else ()
+
+
+def results_of(target: OpOverload) -> Sequence[Any]:
+    """The results in an op's schema, with their aliases."""
+    return target._schema.returns
+
+
+def is_mutable(target: OpOverload) -> bool:
+    """Whether an op writes to any of its arguments, as its schema says."""
+    return bool(target._schema.is_mutable)
+
+
+def overload_name(target: OpOverload) -> str:
+    """``Tensor`` of ``aten.add.Tensor``."""
+    return str(target._overloadname)
+
+
+def is_composite(target: OpOverload) -> bool:
+    """Whether an op is written in terms of others, and may thus return its very input though its schema says no."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
+
+
+def calling_convention(graph_module: GraphModule) -> _PyTreeInfo | None:
+    """How a graph of ``torch.export`` is called: ``orig_args``, the names of its inputs, ``in_spec`` and ``out_spec``.
+
+    None for a graph whose inputs and outputs are not nested, as ``torch.fx`` makes it; ``call_spec`` has the same of an
+    exported program, but not of its ``module()``.
+    """
+    codegen = graph_module.graph._codegen
+    return codegen.pytree_info if isinstance(codegen, _PyTreeCodeGen) else None
+
+
+def with_graph(program: ExportedProgram, graph_module: GraphModule, signature: Any) -> ExportedProgram:
+    """A program with another graph and the same parameters, buffers and constants; it cannot be built without this."""
+    state, constants = dict(program.state_dict), dict(program.constants)
+    return program._update(graph_module, signature, state_dict=state, constants=constants)
+
+
+def storage_number(tensor: Tensor) -> int:
+    """A number for the memory of a tensor, fake ones too, the same for its views; ``data_ptr`` knows no fake memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """A size of the example inputs, without pinning a symbolic one down; None where it depends on data."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else None
+
+
+def size_expression(size: torch.SymInt) -> Any:
+    """A symbolic size as sympy's expression, which ``ExportedProgram.range_constraints`` knows it by."""
+    return size.node.expr
+
+
+def instructions_found() -> Mapping[str, bool]:
+    """Which instructions for int8 products torch sees on this machine, by the names that Linux gives them."""
+    return {"avx512_vnni": torch.cpu._is_vnni_supported(), "amx_int8": torch.cpu._is_amx_tile_supported()}
