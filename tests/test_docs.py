@@ -89,14 +89,11 @@ def commands_of(page: Path, program: str) -> list[list[str]]:
     return [command[1:] for command in commands if command and command[0] == program]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "rules.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Blocks of one page share their names; a text block shows what the Python block before it prints.
-
-    The page of the rules is generated, and tested rule by rule in ``tests/checks``.
-    """
+    """Blocks of one page share their names; a text block shows what the Python block before it prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     module = ModuleType(f"page_{page.stem}")

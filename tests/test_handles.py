@@ -21,6 +21,7 @@ from pt2qa._graph.handles import (
     names_of,
     op_of,
     restore_input_handles,
+    source_line,
     user_inputs,
     walk,
 )
@@ -233,3 +234,12 @@ def test_op_of_drops_overload_and_in_place_underscore(target: object, op: str) -
 @pytest.mark.parametrize("path", ["layer1.0.relu", "L['self'].layer1.0.relu", "layer1.0.relu@1"])
 def test_clean_path_takes_off_decorations(path: str) -> None:
     assert clean_path(path) == "layer1.0.relu"
+
+
+@pytest.mark.parametrize("text", ["", "    y = self.conv(x)\n"], ids=["file that is not there", "file"])
+def test_the_line_that_made_a_node_is_known_without_its_text(text: str) -> None:
+    node = torch.fx.Graph().placeholder("x")
+    frames = [f'File "app.py", line 3, in run\n{text}', f'  File "net.py", line 12, in forward\n{text}']
+    node.meta["stack_trace"] = "".join(frames).rstrip("\n")
+    assert source_line(node) == "net.py:12"
+    assert source_line(node, code=True) == ("net.py:12: y = self.conv(x)" if text else "net.py:12")

@@ -38,7 +38,9 @@ _BODIES = {
 }
 """What the nested graphs of a higher-order op are called, in the order of its arguments."""
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*\n([^\n]*)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*(?:\n(?! *File ")([^\n]*))?')
+"""A frame of a stack trace: file, line, and what stands there, which is missing where Python cannot read the file."""
+
 _LIBRARIES = ("torch", "torchao", "executorch")
 _QUANTIZATION = ("quantize_", "dequantize_", "choose_qparams", "fake_quantize", "fused_moving_avg_obs_fake_quant")
 
@@ -253,7 +255,7 @@ def source_line(node: Node, *, code: bool = False) -> str:
         return ""
     path, line, text = own[-1]
     place = f"{PurePath(path).name}:{line}"
-    return f"{place}: {text.strip()}" if code else place
+    return f"{place}: {text.strip()}" if code and text else place
 
 
 def clean_path(path: str) -> str:

@@ -54,8 +54,6 @@ class Rule:
         needs: what the rule looks at.  Where something of it is not there, the rule is reported as not applied.
         find: from the :class:`pt2qa._check.Subject` to what was found; edits nothing.  It raises
             :class:`DoesNotApplyError` where the subject holds nothing that the rule is about.
-        example: Python source that makes ``findings`` with at least one finding of this rule.
-        mended: the same with the fix made: ``findings`` has none of this rule.
     """
 
     id: str
@@ -65,5 +63,3 @@ class Rule:
     fix: str
     needs: tuple[Need, ...]
     find: Callable[[Any], Iterable[Found]] = field(repr=False)
-    example: str = field(repr=False)
-    mended: str = field(repr=False)

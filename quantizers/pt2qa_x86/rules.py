@@ -60,27 +60,6 @@ PAIR_SUMS = Rule(
     "on CPUs with VNNI",
     needs=("pair",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = torch.randn(4, 16)
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 8).eval(), x), "x86", [x])
-findings = pt2qa.check(pair, cpu="no-vnni")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = torch.randn(4, 16)
-quantizer = pt2qa.quantizer("x86", reduce_range=True)
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 8).eval(), x), quantizer, [x])
-findings = pt2qa.check(pair, cpu="no-vnni")
-""",
 )
 
 RULES = (PAIR_SUMS,)

@@ -1,4 +1,4 @@
-"""Every rule finds what its example has, not what its mended example has, and the page shows what it prints."""
+"""Every rule finds what its example has, and nothing once the example is fixed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.check.rules_page import PAGE, every_rule, head, run, shown
+from tests.check.rule_examples import FOLDER, every_rule, example_of, findings_of, shown
+from tests.check.rules_page import page
 
 RULES = every_rule()
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
@@ -18,20 +19,16 @@ def words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_example_is_found_and_the_page_shows_it(rule: str) -> None:
-    findings = run(RULES[rule].example)
+def test_the_example_prints_what_the_rule_finds(rule: str) -> None:
+    example = example_of(rule)
+    findings = findings_of(example.program)
     assert findings.of(rule), [(outcome.outcome, outcome.reason) for outcome in findings.rules if outcome.rule == rule]
-    page = PAGE.read_text(encoding="utf-8").partition(f"\n## {rule}\n")[2].partition("\n## ")[0]
-    assert page, f"docs/rules.md has no section {rule}: python -m tests.check.rules_page writes it"
-    for part in (RULES[rule].why, RULES[rule].example, RULES[rule].mended):
-        assert part in page
-    printed = page.partition("```text\n")[2].partition("```")[0]
-    assert words(printed) == words(shown(RULES[rule], findings))
+    assert words(shown(rule, findings)) == words(example.printed)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_mended_example_is_clear(rule: str) -> None:
-    findings = run(RULES[rule].mended)
+def test_the_fixed_example_is_clear(rule: str) -> None:
+    findings = findings_of(example_of(rule).fixed)
     assert findings.of(rule) == ()
     outcome = next(outcome for outcome in findings.rules if outcome.rule == rule)
     assert outcome.outcome in ("clear", "not applied")
@@ -47,7 +44,6 @@ def test_a_rule_is_written_as_the_others(rule: str) -> None:
     assert found.why.endswith(".")
 
 
-def test_the_page_lists_every_rule_and_no_other() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.startswith(head())
-    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == list(RULES)
+def test_the_page_has_every_rule_and_no_example_is_left_over() -> None:
+    assert re.findall(r"^## (.+)$", page(), re.MULTILINE) == list(RULES)
+    assert {path.stem for path in FOLDER.iterdir()} == RULES.keys()

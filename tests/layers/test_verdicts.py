@@ -203,7 +203,7 @@ def test_per_channel_weights_are_not_told_to_be_quantized_per_channel() -> None:
 
 
 def test_no_text_of_the_core_names_a_plugin() -> None:
-    """Examples of rules need some quantizer; whoever reads a finding or an error may use another one."""
+    """Whoever reads a finding or an error may use another quantizer."""
     names = set(available())
     assert {"xnnpack", "x86"} <= names
     found = [
@@ -216,11 +216,8 @@ def test_no_text_of_the_core_names_a_plugin() -> None:
 
 
 def spoken(tree: ast.Module) -> Iterator[str]:
-    """The texts of a module but docstrings, and the examples of rules."""
+    """The texts of a module but docstrings."""
     silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg in ("example", "mended"):
-            silent.update(map(id, ast.walk(node.value)))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
             yield node.value

@@ -30,40 +30,4 @@ RULE = Rule(
     fix="write a + b in the place of sum([a, b]), or make the graph with pt2qa.capture, which removes the addition",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
-
-    def forward(self, x):
-        return sum([self.a(x), self.b(x)])
-
-
-program = torch.export.export(Branches().eval(), (torch.randn(2, 3, 8, 8),))
-findings = pt2qa.check(program, quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
-
-    def forward(self, x):
-        return self.a(x) + self.b(x)
-
-
-program = torch.export.export(Branches().eval(), (torch.randn(2, 3, 8, 8),))
-findings = pt2qa.check(program, quantizer="x86")
-""",
 )

@@ -54,32 +54,4 @@ RULE = Rule(
     fix="give each input a tensor of its own: pass h.clone()",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Cell(nn.Module):
-    def forward(self, h, c):
-        return h + 2 * c
-
-
-zeros = torch.zeros(2, 4)
-findings = pt2qa.check(Cell().eval(), (zeros, zeros))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Cell(nn.Module):
-    def forward(self, h, c):
-        return h + 2 * c
-
-
-zeros = torch.zeros(2, 4)
-findings = pt2qa.check(Cell().eval(), (zeros, zeros.clone()))
-""",
 )

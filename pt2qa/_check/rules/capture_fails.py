@@ -46,30 +46,4 @@ RULE = Rule(
     fix="pt2qa.capture(model, args) raises the error with torch's whole message",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Noisy(nn.Module):
-    def forward(self, x):
-        return x + torch.randn_like(x)
-
-
-findings = pt2qa.check(Noisy().eval(), torch.randn(2, 4))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Noisy(nn.Module):
-    def forward(self, x):
-        return x + torch.randn_like(x) if self.training else x * 1.0
-
-
-findings = pt2qa.check(Noisy().eval(), torch.randn(2, 4))
-""",
 )

@@ -46,30 +46,4 @@ RULE = Rule(
     "and bias correction",
     needs=("pair",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-model = nn.Conv2d(3, 4, 3).eval()
-with torch.no_grad():
-    model.weight[0] *= 50
-x = torch.randn(2, 3, 8, 8)
-quantizer = pt2qa.quantizer("xnnpack", per_channel=False)
-findings = pt2qa.check(pt2qa.quantize(pt2qa.capture(model, x), quantizer, [x]), rules=["channel-range"])
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-model = nn.Conv2d(3, 4, 3).eval()
-with torch.no_grad():
-    model.weight[0] *= 50
-x = torch.randn(2, 3, 8, 8)
-quantizer = pt2qa.quantizer("xnnpack", per_channel=True)
-findings = pt2qa.check(pt2qa.quantize(pt2qa.capture(model, x), quantizer, [x]), rules=["channel-range"])
-""",
 )

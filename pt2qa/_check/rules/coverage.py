@@ -40,41 +40,4 @@ RULE = Rule(
     fix="float-op, half-quantized and the rules on opaque ops name what is left, and the reasons",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(16, 48)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return (q @ k.transpose(1, 2)).softmax(-1) @ v
-
-
-findings = pt2qa.check(Attention().eval(), torch.randn(2, 8, 16), quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(16, 48)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return (q @ k.transpose(1, 2)).softmax(-1) @ v
-
-
-quantizer = pt2qa.quantizer("x86", op_types={"matmul": {}})
-findings = pt2qa.check(Attention().eval(), torch.randn(2, 8, 16), quantizer=quantizer)
-""",
 )

@@ -50,32 +50,4 @@ RULE = Rule(
     fix=_ONE_SCALE_FIX,
     needs=("pair",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-model = nn.Conv2d(3, 4, 3).eval()
-with torch.no_grad():
-    model.weight[0] *= 1000
-    model.bias[1:] = 0.1
-x = 10 * torch.randn(2, 3, 8, 8)
-quantizer = pt2qa.quantizer("xnnpack", per_channel=False)
-findings = pt2qa.check(pt2qa.quantize(pt2qa.capture(model, x), quantizer, [x]), rules=["dead-channel"])
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-model = nn.Conv2d(3, 4, 3).eval()
-with torch.no_grad():
-    model.weight[0] *= 1000
-    model.bias[1:] = 0.1
-x = 10 * torch.randn(2, 3, 8, 8)
-quantizer = pt2qa.quantizer("xnnpack", per_channel=True)
-findings = pt2qa.check(pt2qa.quantize(pt2qa.capture(model, x), quantizer, [x]), rules=["dead-channel"])
-""",
 )

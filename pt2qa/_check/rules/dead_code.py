@@ -33,43 +33,4 @@ RULE = Rule(
     fix="nothing where that is meant; else use the result in forward",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.pooler = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
-
-    def forward(self, x):
-        y = self.body(x)
-        pooled = self.pooler(y)
-        return y
-
-
-program = torch.export.export(Encoder().eval(), (torch.randn(2, 4, 8, 8),))
-findings = pt2qa.check(program, quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.pooler = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
-
-    def forward(self, x):
-        y = self.body(x)
-        return y, self.pooler(y)
-
-
-program = torch.export.export(Encoder().eval(), (torch.randn(2, 4, 8, 8),))
-findings = pt2qa.check(program, quantizer="x86")
-""",
 )

@@ -51,22 +51,4 @@ RULE = Rule(
     fix="quantize what torch.export.export returns, and decompose (or to_edge) afterwards",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
-program = torch.export.export(model, (torch.randn(2, 3, 8, 8),)).run_decompositions()
-findings = pt2qa.check(program, quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
-program = torch.export.export(model, (torch.randn(2, 3, 8, 8),))
-findings = pt2qa.check(program, quantizer="x86")
-""",
 )

@@ -96,41 +96,4 @@ RULE = Rule(
     "where they are always zero, leave it out of the model",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.last(self.first(x).clamp(min=100) - 100)
-
-
-x = torch.randn(2, 4)
-findings = pt2qa.check(pt2qa.quantize(pt2qa.capture(Gated().eval(), x), "x86", [x]))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.last(self.first(x).clamp(min=100) - 100)
-
-
-x = torch.randn(2, 4)
-batches = [x, 1000 * x]
-findings = pt2qa.check(pt2qa.quantize(pt2qa.capture(Gated().eval(), x), "x86", batches))
-""",
 )

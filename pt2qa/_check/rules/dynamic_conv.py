@@ -35,26 +35,4 @@ RULE = Rule(
     "quantizers take a configuration for one type of op",
     needs=("annotations",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
-config = x86.get_default_x86_inductor_quantization_config(is_dynamic=True)
-quantizer = x86.X86InductorQuantizer().set_global(config)
-findings = pt2qa.check(model, torch.randn(2, 3, 8, 8), quantizer=quantizer)
-""",
-    mended="""\
-import torch
-from torch import nn
-from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
-config = x86.get_default_x86_inductor_quantization_config(is_dynamic=True)
-quantizer = x86.X86InductorQuantizer().set_function_type_qconfig(nn.functional.linear, config)
-findings = pt2qa.check(model, torch.randn(2, 3, 8, 8), quantizer=quantizer)
-""",
 )

@@ -44,20 +44,4 @@ RULE = Rule(
     fix="capture with dynamic_shapes where batches of other sizes come, a last one that is smaller too",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-program = torch.export.export(nn.Linear(4, 2).eval(), (torch.randn(8, 4),))
-findings = pt2qa.check(program)
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-shapes = {"input": {0: torch.export.Dim.AUTO}}
-findings = pt2qa.check(nn.Linear(4, 2).eval(), torch.randn(8, 4), dynamic_shapes=shapes)
-""",
 )

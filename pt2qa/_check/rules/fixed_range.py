@@ -44,20 +44,4 @@ RULE = Rule(
     "reaches both ends",
     needs=("annotations",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)).eval()
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer="x86")
-""",
 )

@@ -80,20 +80,4 @@ RULE = Rule(
     'float, too, may cost less: pt2qa.Edit("float", (name, ...)), or pt2qa.reconfigure',
     needs=("annotations",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).eval()
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer="xnnpack")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer="xnnpack")
-""",
 )

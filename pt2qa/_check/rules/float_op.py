@@ -95,39 +95,4 @@ RULE = Rule(
     "backend has no such kernel, count on its time in float",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Scores(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.query(x) @ self.key(x).transpose(1, 2)
-
-
-findings = pt2qa.check(Scores().eval(), torch.randn(2, 8, 16), quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Scores(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.query(x) @ self.key(x).transpose(1, 2)
-
-
-quantizer = pt2qa.quantizer("x86", op_types={"matmul": {}})
-findings = pt2qa.check(Scores().eval(), torch.randn(2, 8, 16), quantizer=quantizer)
-""",
 )

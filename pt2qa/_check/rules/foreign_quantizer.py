@@ -32,31 +32,4 @@ RULE = Rule(
     "executorch do, those of torch.ao do not",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Quantizer:  # as torch.ao had it
-    def annotate(self, model):
-        return model
-
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer=Quantizer())
-""",
-    mended="""\
-import torch
-from torch import nn
-from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
-    X86InductorQuantizer,
-    get_default_x86_inductor_quantization_config,
-)
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
-quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
-""",
 )

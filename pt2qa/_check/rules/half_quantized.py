@@ -46,31 +46,4 @@ RULE = Rule(
     'keep both in float: pt2qa.Edit("float", (name,)) for the op that asks for the rounding',
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(8, 16)
-        self.weight = nn.Parameter(torch.randn(16, 4))
-        self.bias = nn.Parameter(torch.zeros(4))
-
-    def forward(self, x):
-        return torch.addmm(self.bias, self.fc(x), self.weight)
-
-
-findings = pt2qa.check(Net().eval(), torch.randn(2, 8), quantizer="xnnpack")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).eval()
-findings = pt2qa.check(model, torch.randn(2, 8), quantizer="xnnpack")
-""",
 )

@@ -73,42 +73,4 @@ RULE = Rule(
     fix="write the op out of place in forward: out = out * gate in the place of out *= gate, without inplace=True",
     needs=("annotations", "graph"),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Gate(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.value = nn.Linear(4, 8)
-        self.gate = nn.Linear(4, 8)
-
-    def forward(self, x):
-        value = self.value(x)
-        value *= self.gate(x)
-        return value
-
-
-findings = pt2qa.check(Gate().eval(), torch.randn(2, 4), quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Gate(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.value = nn.Linear(4, 8)
-        self.gate = nn.Linear(4, 8)
-
-    def forward(self, x):
-        return self.value(x) * self.gate(x)
-
-
-findings = pt2qa.check(Gate().eval(), torch.randn(2, 4), quantizer="x86")
-""",
 )

@@ -69,40 +69,4 @@ RULE = Rule(
     fix='keep the op that reads it in float: pt2qa.Edit("float", (name,)), or a quantizer that looks at dtypes',
     needs=("annotations", "graph"),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Positions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x, rows, columns):
-        return self.fc(x), rows * columns
-
-
-args = (torch.randn(2, 4), torch.arange(300), torch.arange(300))
-findings = pt2qa.check(Positions().eval(), args, quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Positions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x, rows, columns):
-        return self.fc(x), rows * columns
-
-
-args = (torch.randn(2, 4), torch.arange(300), torch.arange(300))
-findings = pt2qa.check(Positions().eval(), args, quantizer=pt2qa.quantizer("x86", op_types={"mul": None}))
-""",
 )

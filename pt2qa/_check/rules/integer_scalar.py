@@ -46,40 +46,4 @@ RULE = Rule(
     fix="make the graph with pt2qa.capture, which keeps such scalars",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Shifted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(10, 4)
-
-    def forward(self, tokens):
-        return self.embedding(tokens + 1)
-
-
-program = torch.export.export(Shifted().eval(), (torch.zeros(2, 3, dtype=torch.long),))
-findings = pt2qa.check(program, quantizer="xnnpack", rules=["integer-scalar"])
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Shifted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(10, 4)
-
-    def forward(self, tokens):
-        return self.embedding(tokens + 1)
-
-
-captured = pt2qa.capture(Shifted().eval(), torch.zeros(2, 3, dtype=torch.long))
-findings = pt2qa.check(captured, quantizer="xnnpack", rules=["integer-scalar"])
-""",
 )

@@ -92,39 +92,4 @@ RULE = Rule(
     fix="give each use a convolution of its own (copy.deepcopy), or apply the batch norm to the sum instead",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Siamese(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
-        self.left, self.right = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
-
-    def forward(self, x, y):
-        return self.left(self.conv(x)) + self.right(self.conv(y))
-
-
-findings = pt2qa.check(Siamese().eval(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Siamese(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
-
-    def forward(self, x, y):
-        return self.norm(self.conv(x)) + self.norm(self.conv(y))
-
-
-findings = pt2qa.check(Siamese().eval(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)))
-""",
 )

@@ -47,38 +47,4 @@ RULE = Rule(
     fix="call the module in forward, or delete it from the model before it is captured (del model.head)",
     needs=("model", "capture"),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.a(x)
-
-
-findings = pt2qa.check(Net().eval(), torch.randn(2, 4))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.b(self.a(x))
-
-
-findings = pt2qa.check(Net().eval(), torch.randn(2, 4))
-""",
 )

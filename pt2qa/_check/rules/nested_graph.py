@@ -58,38 +58,4 @@ RULE = Rule(
     fix="take what shall be quantized out of the branch or the loop, or write the choice with torch.where",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Choice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda t: self.inner(t), lambda t: t - 1, (x,))
-
-
-findings = pt2qa.check(Choice().eval(), torch.randn(2, 4))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Choice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.where(x.sum() > 0, self.inner(x), x - 1)
-
-
-findings = pt2qa.check(Choice().eval(), torch.randn(2, 4))
-""",
 )

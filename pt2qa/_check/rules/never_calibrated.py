@@ -67,28 +67,4 @@ RULE = Rule(
     "pt2qa.quantize does it and raises where one is missed",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
-import pt2qa
-
-x = torch.randn(2, 4)
-graph = pt2qa.capture(nn.Linear(4, 2).eval(), x).module()
-quantizer = pt2qa.quantizer("x86").build(graph, qat=False)
-findings = pt2qa.check(prepare_pt2e(graph, quantizer))
-""",
-    mended="""\
-import torch
-from torch import nn
-from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
-import pt2qa
-
-x = torch.randn(2, 4)
-graph = pt2qa.capture(nn.Linear(4, 2).eval(), x).module()
-quantizer = pt2qa.quantizer("x86").build(graph, qat=False)
-prepared = prepare_pt2e(graph, quantizer)
-prepared(x)
-findings = pt2qa.check(prepared)
-""",
 )

@@ -34,39 +34,4 @@ RULE = Rule(
     fix="return the values before argmax or the comparison as well, and take the decision outside of the model",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.fc(x).argmax(-1)
-
-
-findings = pt2qa.check(Classifier().eval(), torch.randn(2, 4))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x):
-        logits = self.fc(x)
-        return logits, logits.argmax(-1)
-
-
-findings = pt2qa.check(Classifier().eval(), torch.randn(2, 4))
-""",
 )

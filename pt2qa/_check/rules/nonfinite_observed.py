@@ -103,45 +103,4 @@ RULE = Rule(
     "or mask with a number a little below the smallest score, -30 say, instead",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Scores(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(8, 4)
-        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -3.4e38]))
-
-    def forward(self, x):
-        return (self.fc(x) + self.mask).softmax(-1)
-
-
-x = torch.randn(2, 8)
-pair = pt2qa.quantize(pt2qa.capture(Scores().eval(), x), "xnnpack", [x])
-findings = pt2qa.check(pair, rules=["nonfinite-observed"])
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Scores(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(8, 4)
-        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -3.4e38]))
-
-    def forward(self, x):
-        return (self.fc(x) + self.mask).softmax(-1)
-
-
-x = torch.randn(2, 8)
-float_add = pt2qa.OverridePlan((pt2qa.Edit("float", ("add",)),))
-pair = pt2qa.quantize(pt2qa.capture(Scores().eval(), x), "xnnpack", [x], overrides=float_add)
-findings = pt2qa.check(pair, rules=["nonfinite-observed"])
-""",
 )

@@ -27,32 +27,4 @@ RULE = Rule(
     "matmul, softmax and matmul",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Attention(nn.Module):
-    def forward(self, q, k, v):
-        return nn.functional.scaled_dot_product_attention(q, k, v)
-
-
-inputs = tuple(torch.randn(1, 2, 4, 8) for _ in range(3))
-findings = pt2qa.check(Attention().eval(), inputs)
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Attention(nn.Module):
-    def forward(self, q, k, v):
-        return nn.functional.scaled_dot_product_attention(q, k, v)
-
-
-inputs = tuple(torch.randn(1, 2, 4, 8) for _ in range(3))
-findings = pt2qa.check(pt2qa.capture(Attention().eval(), inputs, decompose=("attention",)))
-""",
 )

@@ -64,38 +64,4 @@ RULE = Rule(
     fix='pt2qa.capture(model, args, decompose=("lstm", "gru", "rnn")) writes it out as linears',
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Speech(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.fc = nn.LSTM(8, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.fc(self.lstm(x)[0])
-
-
-findings = pt2qa.check(Speech().eval(), torch.randn(3, 2, 8))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Speech(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.fc = nn.LSTM(8, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.fc(self.lstm(x)[0])
-
-
-findings = pt2qa.check(pt2qa.capture(Speech().eval(), torch.randn(3, 2, 8), decompose=("lstm",)))
-""",
 )

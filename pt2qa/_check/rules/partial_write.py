@@ -48,43 +48,4 @@ RULE = Rule(
     fix=f"make the graph with pt2qa.capture, which makes such writes functional; or {_FIX}",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Damped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = self.a(x)
-        y[:, :2].mul_(0.1)
-        return self.b(y)
-
-
-program = torch.export.export(Damped().eval(), (torch.randn(2, 4),))
-findings = pt2qa.check(program, quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Damped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = self.a(x)
-        y[:, :2].mul_(0.1)
-        return self.b(y)
-
-
-findings = pt2qa.check(pt2qa.capture(Damped().eval(), torch.randn(2, 4)), quantizer="x86")
-""",
 )

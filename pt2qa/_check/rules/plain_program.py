@@ -69,31 +69,4 @@ RULE = Rule(
     "stands for",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class SamePadding(nn.Conv2d):
-    pass
-
-
-model = nn.Sequential(SamePadding(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
-program = torch.export.export(model, (torch.randn(2, 3, 8, 8),))
-findings = pt2qa.check(program, quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class SamePadding(nn.Conv2d):
-    pass
-
-
-model = nn.Sequential(SamePadding(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)).eval()
-findings = pt2qa.check(pt2qa.capture(model, torch.randn(2, 3, 8, 8)), quantizer="x86")
-""",
 )

@@ -38,22 +38,4 @@ RULE = Rule(
     "writes such models so that quantizers can read them",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-quantizer = pt2qa.quantizer("x86", modules={"3": None})
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-quantizer = pt2qa.quantizer("x86", modules={"2": None})
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
-""",
 )

@@ -39,30 +39,4 @@ RULE = Rule(
     fix="take the random numbers as an input of forward, or leave them out in eval mode: if self.training",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Noisy(nn.Module):
-    def forward(self, x):
-        return x + torch.rand_like(x)
-
-
-findings = pt2qa.check(torch.export.export(Noisy().eval(), (torch.randn(2, 4),)))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Noisy(nn.Module):
-    def forward(self, x, noise):
-        return x + noise
-
-
-findings = pt2qa.check(torch.export.export(Noisy().eval(), (torch.randn(2, 4), torch.rand(2, 4))))
-""",
 )

@@ -36,29 +36,4 @@ RULE = Rule(
     "backend has it), or cut the outliers off in the model before it is trained",
     needs=("pair", "layers"),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = 0.01 * torch.randn(64, 256)
-x[0, 0] = 4
-keep = pt2qa.OverridePlan((pt2qa.Edit("observer", ("linear",), observer="minmax"),))
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(256, 4).eval(), x), "x86", [x], overrides=keep)
-findings = pt2qa.check(pair, batches=[x])
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = 0.01 * torch.randn(64, 256)
-x[0, 0] = 4
-x.clamp_(max=0.1)
-keep = pt2qa.OverridePlan((pt2qa.Edit("observer", ("linear",), observer="minmax"),))
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(256, 4).eval(), x), "x86", [x], overrides=keep)
-findings = pt2qa.check(pair, batches=[x])
-""",
 )

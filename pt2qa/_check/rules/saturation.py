@@ -34,24 +34,4 @@ RULE = Rule(
     'and one that keeps them costs finer steps: pt2qa.Edit("observer", (name,), observer="minmax")',
     needs=("pair", "layers"),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = torch.randn(8, 16)
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 4).eval(), x), "x86", [x])
-findings = pt2qa.check(pair, batches=[5 * x])
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = torch.randn(8, 16)
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 4).eval(), x), "x86", [x, 5 * x])
-findings = pt2qa.check(pair, batches=[5 * x])
-""",
 )

@@ -77,38 +77,4 @@ RULE = Rule(
     fix="nothing where that is meant",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.relu = nn.Linear(4, 4), nn.ReLU()
-
-    def forward(self, x):
-        return self.relu(self.fc(self.relu(x)))
-
-
-findings = pt2qa.check(Twice().eval(), torch.randn(2, 4))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Once(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.first, self.second = nn.Linear(4, 4), nn.ReLU(), nn.ReLU()
-
-    def forward(self, x):
-        return self.second(self.fc(self.first(x)))
-
-
-findings = pt2qa.check(Once().eval(), torch.randn(2, 4))
-""",
 )

@@ -44,39 +44,4 @@ RULE = Rule(
     fix="nothing where that is meant; else quantize all readers or none, by settings of the quantizer",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens):
-        return self.head(self.embedding(tokens))
-
-
-findings = pt2qa.check(Tied().eval(), torch.zeros(2, 3, dtype=torch.long))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Untied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
-
-    def forward(self, tokens):
-        return self.head(self.embedding(tokens))
-
-
-findings = pt2qa.check(Untied().eval(), torch.zeros(2, 3, dtype=torch.long))
-""",
 )

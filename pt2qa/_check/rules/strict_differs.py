@@ -50,20 +50,4 @@ RULE = Rule(
     fix="capture it in the mode that annotates more, and use that mode wherever the model is exported",
     needs=("capture", "annotations"),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval().requires_grad_(False)
-findings = pt2qa.check(model, torch.randn(2, 4, 16), quantizer="x86")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
-findings = pt2qa.check(model, torch.randn(2, 4, 16), quantizer="x86")
-""",
 )

@@ -64,20 +64,4 @@ RULE = Rule(
     "the exported graph",
     needs=(),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout())
-findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout()).eval()
-findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
-""",
 )

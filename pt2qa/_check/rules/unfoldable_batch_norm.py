@@ -56,20 +56,4 @@ RULE = Rule(
     "count on its time in float",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8)).eval()
-findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
-findings = pt2qa.check(model, torch.randn(2, 3, 8, 8))
-""",
 )

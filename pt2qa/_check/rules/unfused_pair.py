@@ -79,24 +79,4 @@ RULE = Rule(
     'pt2qa.OverridePlan((pt2qa.Edit("fuse", (first, second)),)), given to pt2qa.quantize',
     needs=("annotations",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 3), nn.ReLU6()).eval()
-findings = pt2qa.check(model, torch.randn(2, 3, 8, 8), quantizer="xnnpack")
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 3), nn.ReLU6()).eval()
-x = torch.randn(2, 3, 8, 8)
-capture = pt2qa.capture(model, x)
-plan = pt2qa.OverridePlan(pt2qa.overrides.fusions(capture, "xnnpack"))
-pair = pt2qa.quantize(capture, "xnnpack", [x], overrides=plan, progress=False)
-findings = pt2qa.check(pair)
-""",
 )

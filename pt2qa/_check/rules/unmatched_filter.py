@@ -120,26 +120,4 @@ RULE = Rule(
     "pt2qa.capture(model, args).names lists every op with its module",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
-quantizer.set_module_name_qconfig("L['self'].2", None)
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
-""",
-    mended="""\
-import torch
-from torch import nn
-from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-import pt2qa
-
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
-quantizer.set_module_name_qconfig("2", None)
-findings = pt2qa.check(model, torch.randn(2, 4), quantizer=quantizer)
-""",
 )

@@ -37,24 +37,4 @@ RULE = Rule(
     "the op, or an activation that is rounded before its ReLU6 instead of with it",
     needs=("pair", "layers"),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = torch.randn(8, 16)
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 4).eval(), x), "x86", [50 * x])
-findings = pt2qa.check(pair, batches=[x])
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-torch.manual_seed(0)
-x = torch.randn(8, 16)
-pair = pt2qa.quantize(pt2qa.capture(nn.Linear(16, 4).eval(), x), "x86", [x])
-findings = pt2qa.check(pair, batches=[x])
-""",
 )

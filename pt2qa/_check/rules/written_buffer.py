@@ -28,40 +28,4 @@ RULE = Rule(
     fix="nothing for counters; state that outputs depend on belongs into the inputs and outputs of forward",
     needs=("graph",),
     find=find,
-    example="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Counter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x):
-        self.calls.add_(1)
-        return self.fc(x)
-
-
-findings = pt2qa.check(Counter().eval(), torch.randn(2, 4))
-""",
-    mended="""\
-import torch
-from torch import nn
-import pt2qa
-
-
-class Counter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x, calls):
-        return self.fc(x), calls + 1
-
-
-findings = pt2qa.check(Counter().eval(), (torch.randn(2, 4), torch.zeros(1)))
-""",
 )
