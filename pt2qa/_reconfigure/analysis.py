@@ -26,7 +26,7 @@ from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import Annotations, annotations_of
 from pt2qa.overrides.plan import OBSERVERS, Edit
-from pt2qa.plugins.abilities import levels_of, spell
+from pt2qa.plugins.abilities import levels_of, quantizer_code
 
 
 def reconfigure(
@@ -167,7 +167,7 @@ def reconfigure(
         verdict=verdict(aim, needed, limits, result, pair.quantizer, names),
         evaluations=tally.count,
         plan_json=final.plan.to_json(),
-        code=spell(recipe.plugin, final.plan, capture.module()),
+        code=quantizer_code(recipe.plugin, final.plan, capture.module()),
         notes=tuple(dict.fromkeys(notes)),
         quantizer=pair.quantizer,
         model=pair.model,

@@ -31,7 +31,7 @@ from pt2qa.overrides.points import (
 )
 from pt2qa.overrides.sharing import groups_of, root_of
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
-from pt2qa.plugins.abilities import fusable_of, levels_of, refusal
+from pt2qa.plugins.abilities import fusable_of, levels_of, unsupported_reason
 from pt2qa.plugins.options import did_you_mean
 
 EdgeKind = Literal["activation", "weight", "bias"]
@@ -305,7 +305,7 @@ def read_annotations(
         (kind, key): reason
         for kind in ("dynamic", "int16", "observer")
         for key in annotated
-        if (reason := refusal(plugin, kind, by_key[key]))
+        if (reason := unsupported_reason(plugin, kind, by_key[key]))
     }
     ground = kinds.Ground(nodes, refusals, fusable_of(plugin), describe(plugin), qat)
     ops = {

@@ -6,15 +6,18 @@ that needs it is called.
 
 from __future__ import annotations
 
+import warnings
+from typing import TYPE_CHECKING
+
 from pt2qa.overrides.plan import Edit, OverridePlan
-from pt2qa.plugins.abilities import fusable_of, levels_of, refusal, rules_of, spell
+from pt2qa.plugins.abilities import fusable_of, levels_of, quantizer_code, rules_of, unsupported_reason
+from pt2qa.plugins.code import Base, NamedOp, edited_quantizer_code, modules_in_float, ops_by_name
 from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import Option, check_options, describe, options_of
 from pt2qa.plugins.protocol import QuantizerPlugin
 from pt2qa.plugins.registry import GROUP, available, quantizer, resolve, unavailable
 from pt2qa.plugins.rules import DoesNotApplyError, Found, Need, Rule, Severity
 from pt2qa.plugins.scopes import Overrides, Scope, called_modules, check_overrides, modules_of, op_type, scopes_in
-from pt2qa.plugins.spelling import Base, Place, places_of, spell_edits
 
 __all__ = [
     # the contract
@@ -49,12 +52,30 @@ __all__ = [
     # override plans
     "Base",
     "Edit",
+    "NamedOp",
     "OverridePlan",
-    "Place",
+    "edited_quantizer_code",
     "fusable_of",
     "levels_of",
-    "places_of",
-    "refusal",
-    "spell",
-    "spell_edits",
+    "modules_in_float",
+    "ops_by_name",
+    "quantizer_code",
+    "unsupported_reason",
 ]
+
+_RENAMED = {
+    "Place": "NamedOp",
+    "places_of": "ops_by_name",
+    "refusal": "unsupported_reason",
+    "spell": "quantizer_code",
+    "spell_edits": "edited_quantizer_code",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _RENAMED:
+            raise AttributeError(f"module 'pt2qa.plugins' has no attribute {name!r}; it has {', '.join(__all__)}")
+        new = _RENAMED[name]
+        warnings.warn(f"pt2qa.plugins.{name} is called {new} now", DeprecationWarning, stacklevel=2)
+        return globals()[new]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from pt2qa.plugins.code import Base, edited_quantizer_code
+from pt2qa.plugins.options import name_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -10,8 +15,18 @@ if TYPE_CHECKING:
     from pt2qa.overrides.plan import OverridePlan
     from pt2qa.plugins.rules import Rule
 
+_FORMER = {"unsupported_reason": "refuses", "quantizer_code": "spell"}
 LEVELS = ("float", "observer")
 """What every backend can take: an op that stays in float, and scales that are found in another way."""
+
+
+def own_method(plugin: Any, name: str) -> Callable[..., Any] | None:
+    """A method that a plug-in may leave out, also by the name that it had before; None where it is left out."""
+    found: Callable[..., Any] | None = getattr(plugin, name, None)
+    if found is None and (found := getattr(plugin, _FORMER[name], None)) is not None:
+        text = f"quantizer {name_of(plugin)!r}: its method {_FORMER[name]} is called {name} now"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return found
 
 
 def levels_of(plugin: Any) -> tuple[str, ...]:
@@ -31,10 +46,10 @@ def taken_by(plugin: Any) -> tuple[str, ...]:
     return () if takes is None else tuple(takes())
 
 
-def refusal(plugin: Any, kind: str, node: Node) -> str:
+def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
     """Why an op cannot take an edit; empty where it can, or where the plug-in does not say."""
-    refuses = getattr(plugin, "refuses", None)
-    return "" if refuses is None else str(refuses(kind, node))
+    own = own_method(plugin, "unsupported_reason")
+    return "" if own is None else str(own(kind, node))
 
 
 def rules_of(plugin: Any) -> tuple[Rule, ...]:
@@ -43,20 +58,18 @@ def rules_of(plugin: Any) -> tuple[Rule, ...]:
     return () if rules is None else tuple(rules())
 
 
-def spell(plugin: Any, plan: OverridePlan, graph: GraphModule) -> str:
+def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule) -> str:
     """A plan as Python source for an export flow without pt2qa.
 
     Args:
-        plugin: the plug-in; one that cannot spell a plan gets a snippet that edits the annotation of any quantizer.
+        plugin: the plug-in; one that writes no code gets a quantizer that edits the annotation of any other.
         plan: the edits.
         graph: the captured float graph, with handles.
 
     Raises:
         SelectionError: the plan names an op that the graph does not have.
     """
-    from pt2qa.plugins.spelling import Base, spell_edits
-
-    own = getattr(plugin, "spell", None)
+    own = own_method(plugin, "quantizer_code")
     if own is not None:
         return str(own(plan, graph))
-    return spell_edits(plan, graph, Base((), "quantizer", "quantizer is the one that you configured"))
+    return edited_quantizer_code(plan, graph, Base((), "quantizer", "quantizer is the one that you configured"))

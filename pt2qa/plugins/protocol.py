@@ -25,9 +25,9 @@ class QuantizerPlugin(Protocol):
       the backend runs as one kernel though the quantizer rounds between them. Others are refused.
     - ``takes() -> tuple[str, ...]``: the kinds of op that it quantizes with these options, for the error of a model in
       which it finds none.
-    - ``refuses(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``); empty where
-      it can. ``node`` is one of the graph that is being annotated.
-    - ``spell(plan, graph) -> str``: Python source that does a plan's edits in an export flow without pt2qa.
+    - ``unsupported_reason(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``);
+      empty where it can. ``node`` is one of the graph that is being annotated.
+    - ``quantizer_code(plan, graph) -> str``: Python source that does a plan's edits in an export flow without pt2qa.
     - ``rules() -> tuple[Rule, ...]``: rules of the structure check that only this backend needs.
 
     >>> from dataclasses import dataclass

@@ -91,7 +91,7 @@ class X86:
             return ("linear",)
         return tuple(op for op in QUANTIZED_OPS if op != "matmul" or "matmul" in self.op_types)
 
-    def refuses(self, kind: str, node: Node) -> str:
+    def unsupported_reason(self, kind: str, node: Node) -> str:
         """Why Inductor cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         if kind == "int16":
             return "Inductor has no int16 activations"
@@ -99,11 +99,11 @@ class X86:
             return "Inductor computes scales for each input of linear only"
         return ""
 
-    def spell(self, plan: OverridePlan, graph: GraphModule) -> str:
+    def quantizer_code(self, plan: OverridePlan, graph: GraphModule) -> str:
         """The plan as calls of torchao's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""
-        from pt2qa_x86.spelling import spell
+        from pt2qa_x86.code import quantizer_code
 
-        return spell(self, plan, graph)
+        return quantizer_code(self, plan, graph)
 
     def rules(self) -> tuple[Rule, ...]:
         """What only these CPUs need to be checked for; see :class:`pt2qa.plugins.QuantizerPlugin`."""

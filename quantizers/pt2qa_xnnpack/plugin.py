@@ -96,7 +96,7 @@ class XNNPACK:
         """The kinds of op that this mode quantizes; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         return DYNAMIC_OPS if self.mode == "dynamic" else QUANTIZED_OPS
 
-    def refuses(self, kind: str, node: Node) -> str:
+    def unsupported_reason(self, kind: str, node: Node) -> str:
         """Why XNNPACK cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         if kind == "int16":
             return "XNNPACK has no int16 activations"
@@ -108,16 +108,16 @@ class XNNPACK:
             )
         if op_type(node) not in DYNAMIC_OPS:
             return f"XNNPACK computes scales for each input of {', '.join(DYNAMIC_OPS)} only"
-        return _dynamic_conv_refusal(node) if op_type(node) != "linear" else ""
+        return _dynamic_conv_reason(node) if op_type(node) != "linear" else ""
 
-    def spell(self, plan: OverridePlan, graph: GraphModule) -> str:
+    def quantizer_code(self, plan: OverridePlan, graph: GraphModule) -> str:
         """The plan as calls of ExecuTorch's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""
-        from pt2qa_xnnpack.spelling import spell
+        from pt2qa_xnnpack.code import quantizer_code
 
-        return spell(self, plan, graph)
+        return quantizer_code(self, plan, graph)
 
 
-def _dynamic_conv_refusal(node: Node) -> str:
+def _dynamic_conv_reason(node: Node) -> str:
     weight = node.all_input_nodes[1].meta.get("val")
     if weight is not None and op_type(node) == "conv2d" and weight.shape[1] == 1:
         return "XNNPACK has no depthwise convolution with scales computed for each input"

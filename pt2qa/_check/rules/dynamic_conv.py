@@ -8,6 +8,7 @@ from pt2qa._check.rounding import spec_read
 from pt2qa._check.subject import Subject
 from pt2qa._simulator.products import CONVOLUTIONS
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.plugins.abilities import own_method
 
 
 def find(subject: Subject) -> Iterator[Found]:
@@ -17,7 +18,7 @@ def find(subject: Subject) -> Iterator[Found]:
     convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
     if not convolutions:
         raise DoesNotApplyError("to models without convolutions")
-    declares = hasattr(subject.plugin, "refuses")
+    declares = own_method(subject.plugin, "unsupported_reason") is not None
     for node in convolutions:
         specs = [spec_read(annotations, key, node.key) for key in node.inputs if not nodes[key].constant]
         refusal = annotations.ground.refusals.get(("dynamic", node.key), "")

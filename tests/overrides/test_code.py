@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 import pt2qa
 from pt2qa import Edit, OverridePlan, SelectionError
 from pt2qa.overrides import annotations_of
-from pt2qa.plugins import GenericPlugin, resolve, spell
+from pt2qa.plugins import GenericPlugin, quantizer_code, resolve
 from tests.overrides.flows import annotated, captured, edited
 from tests.overrides.nets import NETS
 from tests.quantizers.graphs import Net
@@ -42,14 +42,14 @@ EDITS = [
 
 
 def run(code: str, **names: Any) -> Any:
-    """The quantizer that spelled code makes."""
+    """The quantizer that the code makes."""
     scope: dict[str, Any] = dict(names)
-    exec(compile(code, "spelled", "exec", dont_inherit=True), scope)
+    exec(compile(code, "code", "exec", dont_inherit=True), scope)
     return scope["quantizer"]
 
 
-def spelled(net: str, quantizer: str, *edits: Edit) -> str:
-    return spell(resolve(quantizer), OverridePlan(edits), captured(net)[0].module())
+def code_for(net: str, quantizer: str, *edits: Edit) -> str:
+    return quantizer_code(resolve(quantizer), OverridePlan(edits), captured(net)[0].module())
 
 
 @pytest.mark.parametrize(("net", "quantizer", "ops", "in_own_calls"), OWN_CALLS)
@@ -57,7 +57,7 @@ def test_the_quantizers_own_calls_are_used_where_they_say_the_same(
     net: str, quantizer: str, ops: tuple[str, ...], in_own_calls: bool
 ) -> None:
     edit = Edit("float", ops)
-    code = spelled(net, quantizer, edit)
+    code = code_for(net, quantizer, edit)
     assert ("class Edited" not in code) == in_own_calls
     assert "pt2qa" not in code
     own = annotations_of(captured(net)[0], run(code))
@@ -65,8 +65,8 @@ def test_the_quantizers_own_calls_are_used_where_they_say_the_same(
 
 
 @pytest.mark.parametrize(("net", "quantizer", "edits"), EDITS)
-def test_a_snippet_edits_the_annotation_alike(net: str, quantizer: str, edits: tuple[Edit, ...]) -> None:
-    code = spelled(net, quantizer, *edits)
+def test_the_code_edits_the_annotation_alike(net: str, quantizer: str, edits: tuple[Edit, ...]) -> None:
+    code = code_for(net, quantizer, *edits)
     assert "pt2qa" not in code
     own = annotations_of(captured(net)[0], run(code))
     assert own.edges == annotated(net, quantizer).with_edits(edits).edges
@@ -78,24 +78,24 @@ def test_it_runs_without_pt2qa() -> None:
     model, batch = NETS["mobile"]()
     graph = torch.export.export(model, batch).module()
     assert isinstance(graph, GraphModule)
-    prepared = prepare_pt2e(graph, run(spelled("mobile", "xnnpack", *edits)))
+    prepared = prepare_pt2e(graph, run(code_for("mobile", "xnnpack", *edits)))
     prepared(*batch)
     assert torch.equal(convert_pt2e(prepared)(*batch), edited("mobile", "xnnpack", *edits).quantized(*batch))
 
 
 def test_only_what_is_needed_is_there() -> None:
-    code = spelled("pooled", "xnnpack", Edit("float", ("cat",)))
+    code = code_for("pooled", "xnnpack", Edit("float", ("cat",)))
     assert "def leave_in_float" in code
     assert "def fuse" not in code
     assert "PlaceholderObserver" not in code
 
 
-def test_options_of_the_plugin_are_spelled() -> None:
+def test_options_of_the_plugin_are_in_the_code() -> None:
     graph = captured("residual")[0].module()
     plan = OverridePlan((Edit("float", ("fc/linear",)),))
-    per_tensor = spell(pt2qa.quantizer("xnnpack", per_channel=False), plan, graph)
+    per_tensor = quantizer_code(pt2qa.quantizer("xnnpack", per_channel=False), plan, graph)
     assert "get_symmetric_quantization_config(is_per_channel=False)" in per_tensor
-    narrow = spell(pt2qa.quantizer("x86", reduce_range=True), plan, graph)
+    narrow = quantizer_code(pt2qa.quantizer("x86", reduce_range=True), plan, graph)
     assert "get_default_x86_inductor_quantization_config(reduce_range=True)" in narrow
 
 
@@ -103,20 +103,20 @@ def test_what_the_quantizer_has_no_calls_for_is_said() -> None:
     capture = pt2qa.capture(Net().eval(), torch.randn(2, 3, 8, 8))
     plugin = pt2qa.quantizer("xnnpack", modules={"blocks.0": None})
     plan = OverridePlan((Edit("float", ("head.3/linear",)),))
-    code = spell(plugin, plan, capture.module())
+    code = quantizer_code(plugin, plan, capture.module())
     assert code.startswith("# quantizer is what pt2qa.quantizer('xnnpack', ...).build(graph, qat=False) gives")
     own = run(code, quantizer=plugin.build(capture.module(), qat=False))
     assert annotations_of(capture, own).edges == annotations_of(capture, plugin, plan.edits).edges
 
 
-def test_any_quantizer_gets_a_snippet() -> None:
+def test_any_quantizer_gets_code() -> None:
     plain = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
     capture, _ = captured("pooled")
     plan = OverridePlan((Edit("float", ("cat",)),))
-    code = spell(GenericPlugin(plain), plan, capture.module())
+    code = quantizer_code(GenericPlugin(plain), plan, capture.module())
     assert annotations_of(capture, run(code, quantizer=plain)).edges == annotations_of(capture, plain, plan.edits).edges
 
 
 def test_an_op_that_is_not_there_is_named() -> None:
     with pytest.raises(SelectionError, match="no op 'fc/linar'; did you mean 'fc/linear'"):
-        spelled("residual", "xnnpack", Edit("fuse", ("mean", "fc/linar")))
+        code_for("residual", "xnnpack", Edit("fuse", ("mean", "fc/linar")))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pt2qa.errors import SelectionError
+from pt2qa.plugins.code_template import IMPORTS, SOURCE
 from pt2qa.plugins.options import did_you_mean
-from pt2qa.plugins.snippet import IMPORTS, SOURCE
+from pt2qa.plugins.scopes import called_modules, modules_of, op_type
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -38,11 +40,11 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """An op that a plan names.
+class NamedOp:
+    """An op of a captured graph, as plans name it.
 
     Attributes:
-        name: as the plan has it.
+        name: module path, op and ordinal.
         op: what it does.
         module: path of the module that calls it; empty at the root.
         node: of the captured graph.
@@ -54,7 +56,7 @@ class Place:
     node: Node
 
 
-def places_of(graph: GraphModule) -> dict[str, Place]:
+def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
     """The ops of a captured graph by the names that plans use.
 
     Args:
@@ -63,17 +65,15 @@ def places_of(graph: GraphModule) -> dict[str, Place]:
     from pt2qa._graph.handles import handle_of, names_of
 
     names = names_of(graph)
-    nodes = [node for node in graph.graph.nodes if node.op == "call_function" and handle_of(node) in names]
-    places = {}
-    for node in nodes:
-        handle = handle_of(node)
-        assert handle is not None
-        name = names[handle]
-        places[name.name] = Place(name.name, name.op, name.module, node)
-    return places
+    named = [
+        NamedOp(names[handle].name, names[handle].op, names[handle].module, node)
+        for node in graph.graph.nodes
+        if node.op == "call_function" and (handle := handle_of(node)) in names
+    ]
+    return {op.name: op for op in named}
 
 
-def spell_edits(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
+def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
     """A plan as a quantizer that edits what another one annotated.
 
     It says every edit for quantizers that annotate weights where they are read, as torchao's do.
@@ -86,10 +86,10 @@ def spell_edits(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
     Raises:
         SelectionError: the plan names an op that the graph does not have.
     """
-    places = places_of(graph)
+    known = ops_by_name(graph)
     lines, remarks = [], [base.remark] if base.remark else []
     for edit in plan.edits:
-        line, remark = _call(edit, places)
+        line, remark = _call(edit, known)
         lines += [f"        {line}"] if line else []
         remarks += [remark] if remark else []
     head = [*(f"# {remark}." for remark in remarks)]
@@ -100,16 +100,62 @@ def spell_edits(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
     return "\n".join([*head, *imports, *base.imports, "", *body, "", f"quantizer = Edited({base.expression})", ""])
 
 
-def _call(edit: Edit, places: dict[str, Place]) -> tuple[str, str]:
+def modules_in_float(
+    plan: OverridePlan, graph: GraphModule, starts: Collection[str], reached: Collection[str]
+) -> tuple[str, ...]:
+    """The modules whose settings say a plan: whole regions in float, each alone in its module.
+
+    A region is an op with the batch norm and the ReLU that follow it.
+
+    Args:
+        plan: the edits.
+        graph: the captured float graph, with handles.
+        starts: types of ops that start a region, and whose annotation does not depend on that of the op before.
+        reached: types of the ops that a module's settings reach.
+
+    Returns:
+        Paths of modules; empty where settings do not say the plan: it does more than leave regions in float, a module
+        holds more than them, or an op behind one would be annotated otherwise.
+    """
+    known = ops_by_name(graph)
+    names = [name for edit in plan.edits for name in edit.ops]
+    if any(edit.kind != "float" for edit in plan.edits) or any(name not in known for name in names):
+        return ()
+    named = {known[name].node for name in names}
+    first = [known[name] for name in names if known[name].op in starts]
+    regions = [_region(op.node) for op in first]
+    readers = {reader for region in regions for reader in region[-1].users}
+    if {node for region in regions for node in region} != named or not all(
+        reader.op == "output" or op_type(reader) in starts for reader in readers
+    ):
+        return ()
+    for op in first:
+        inside = [node for node in graph.graph.nodes if node.op == "call_function" and op.module in modules_of(node)]
+        own = called_modules(op.node)[-1:] == (op.module,)
+        if not own or any(op_type(node) in reached and node not in named for node in inside):
+            return ()
+    return tuple(dict.fromkeys(op.module for op in first))
+
+
+def _region(start: Node) -> list[Node]:
+    region = [start]
+    for follower in ("batch_norm", "relu"):
+        readers = list(region[-1].users)
+        if len(readers) == 1 and op_type(readers[0]) == follower:
+            region.append(readers[0])
+    return region
+
+
+def _call(edit: Edit, known: dict[str, NamedOp]) -> tuple[str, str]:
     """The line of source that makes an edit, and a remark about what it cannot say."""
     for name in edit.ops:
-        if name not in places:
-            raise SelectionError(f"{edit}: the model has no op {name!r}{did_you_mean(name, places)}")
+        if name not in known:
+            raise SelectionError(f"{edit}: the model has no op {name!r}{did_you_mean(name, known)}")
     unnamed = [name for name in edit.ops if name.endswith("]")]
     if unnamed:
         return "", f"Not said below: {edit}. One output of an op with several has no name outside of pt2qa"
     # A batch norm is folded into its convolution before a quantizer sees the graph.
-    ops = [f"ops[{name!r}]" for name in edit.ops if places[name].op != "batch_norm"]
+    ops = [f"ops[{name!r}]" for name in edit.ops if known[name].op != "batch_norm"]
     joined = ", ".join(ops)
     if edit.kind == "fuse":
         return f"fuse(graph, {joined})", ""

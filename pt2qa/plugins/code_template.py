@@ -183,4 +183,4 @@ class Edited(Quantizer):
     def prepare_obs_or_fq_callback(self, model, observers):
         self.quantizer.prepare_obs_or_fq_callback(model, observers)
 '''
-"""Everything that an edited quantizer may need; the spelling leaves out what it does not."""
+"""Everything that an edited quantizer may need; what it does not need is left out."""

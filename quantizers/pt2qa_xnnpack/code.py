@@ -1,0 +1,54 @@
+"""Override plans as calls of ExecuTorch's quantizer.
+
+Its own way to leave a module in float is a filter: ``set_module_name`` takes no None.  A filter says what a plan says
+where it is asked for every op of the region, where the module holds nothing else, and where no op behind it would pass
+the region's scale on.  Everything else is said as an edit of the annotation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pt2qa.plugins import Base, OverridePlan, edited_quantizer_code, modules_in_float
+from pt2qa_xnnpack.plugin import QUANTIZED_OPS, XNNPACK
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+_MODULE = "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
+_ASKED = frozenset(QUANTIZED_OPS) - {"cat", "adaptive_avg_pool2d"}
+"""Ops for which the quantizer asks its filter, and whose annotation does not depend on that of the op before them."""
+
+
+def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule) -> str:
+    """A plan as Python source; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+    base = _base(plugin)
+    paths = modules_in_float(plan, graph, _ASKED, (*QUANTIZED_OPS, "relu"))
+    if not paths or base.remark:
+        return edited_quantizer_code(plan, graph, base)
+    return "\n".join(
+        [
+            *base.imports,
+            "from torchao.quantization.pt2e.quantizer import get_module_name_filter",
+            "",
+            f"in_float = [get_module_name_filter(path) for path in {list(paths)!r}]",
+            f"quantizer = {base.expression}",
+            "quantizer.set_filter_function(lambda node: not any(holds(node) for holds in in_float))",
+            "",
+        ]
+    )
+
+
+def _base(plugin: XNNPACK) -> Base:
+    if plugin.modules or plugin.op_types:
+        return Base(
+            (),
+            "quantizer",
+            "quantizer is what pt2qa.quantizer('xnnpack', ...).build(graph, qat=False) gives: the options modules and "
+            "op_types are pt2qa's own, and ExecuTorch's quantizer has no calls for them",
+        )
+    options = [f"is_per_channel={plugin.per_channel}", *(["is_dynamic=True"] if plugin.mode == "dynamic" else [])]
+    return Base(
+        (f"from {_MODULE} import XNNPACKQuantizer, get_symmetric_quantization_config",),
+        f"XNNPACKQuantizer().set_global(get_symmetric_quantization_config({', '.join(options)}))",
+    )
