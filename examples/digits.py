@@ -70,13 +70,13 @@ def train(pictures: Tensor, labels: Tensor, epochs: int) -> DigitNet:
 
 @torch.no_grad()
 def accuracy(model: Callable[[Tensor], Tensor], pictures: Tensor, labels: Tensor) -> float:
-    """Share of the pictures that a model tells right, in percent."""
+    """Share of the pictures that a model classifies correctly, in percent."""
     return (model(pictures).argmax(1) == labels).double().mean().item() * 100
 
 
 def main(folder: Path = Path("demo-reports"), epochs: int = 6) -> dict[str, pt2qa.LayerReport]:
     """Trains, quantizes and compares; one report for each quantizer, also saved in the folder."""
-    # torchao and torch tell, when they are first imported, which parts of theirs this machine has no use for.
+    # When they are first imported, torch and torchao log which of their parts this machine cannot use.
     for name in ("torch", "torchao"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -102,7 +102,7 @@ def main(folder: Path = Path("demo-reports"), epochs: int = 6) -> dict[str, pt2q
 
 
 def flow() -> tuple[nn.Module, Tensor, list[Tensor]]:
-    """The same for the command line: ``pt2qa analyze examples/digits.py:flow -o reports``."""
+    """The same model for the command line: ``pt2qa analyze examples/digits.py:flow -o reports``."""
     pictures, labels = digits()
     model = train(pictures[:TRAINING], labels[:TRAINING], epochs=6)
     batches = list(pictures[: 8 * BATCH].split(BATCH))

@@ -1,7 +1,7 @@
-"""The LSTM example of PyTorch's Numeric Suite tutorial, on the PT2E flow: weights, outputs, and modules on one input.
+"""The LSTM of PyTorch's Numeric Suite tutorial in the PT2E flow: weights, outputs, and modules on the same input.
 
-Run it with ``python examples/numeric_suite_lstm.py``; it takes some seconds. ``docs/numeric_suite.md`` explains what
-differs from the figures that the tutorial prints.
+Run it with ``python examples/numeric_suite_lstm.py``; it takes a few seconds. ``docs/numeric_suite.md`` explains why
+some numbers differ from the tutorial's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PUBLISHED = {
     "decoder output": "41.6",
     "decoder alone": "39.2",
 }
-"""dB, as the tutorial prints them for one token; "decoder alone" is its ``compare_model_stub``."""
+"""In dB, as the tutorial prints them for one token; "decoder alone" is the result of its ``compare_model_stub``."""
 
 QUANTIZERS = {
     "XNNPACK": pt2qa.quantizer("xnnpack", mode="dynamic"),
@@ -62,7 +62,7 @@ def figures(pair: pt2qa.QuantizedPair) -> dict[str, float]:
     weights = [row for row in pt2qa.compare_weights(pair).rows if row.quantized]
     layers = pt2qa.compare_layers(pair, batches(), progress=False)
     (decoder,) = pt2qa.compare_modules(pair, batches(), modules=[nn.Linear], progress=False).rows
-    # What the LSTM gives out, before the decoder rounds it: the product that is the last layer's hidden state.
+    # The LSTM's output before the decoder rounds it: the product that is the last layer's hidden state.
     output = [row for row in layers.rows if row.part_of == "rnn/lstm" and row.op == "mul"][-1]
     return {
         "LSTM weights": min(row.sqnr for row in weights if row.module == "rnn"),
@@ -74,7 +74,7 @@ def figures(pair: pt2qa.QuantizedPair) -> dict[str, float]:
 
 
 def main(seed: int = 0) -> dict[str, dict[str, float]]:
-    """Prints the figures beside the published ones, and returns them by quantizer."""
+    """Prints the figures next to the published ones, and returns them by quantizer."""
     for name in ("torch", "torchao"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.manual_seed(seed)
