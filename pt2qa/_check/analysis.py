@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from pt2qa._capture.program import Capture
+from pt2qa._check.context import CheckContext, UnavailableError, kind_of
 from pt2qa._check.cpu import cpu_features
 from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa._check.rules import RULES
-from pt2qa._check.subject import Subject, UnavailableError, kind_of
 from pt2qa._exclusion import exports
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._report.rows import Environment
@@ -40,7 +40,7 @@ def check(
     silence: Collection[str] = (),
     progress: bool | None = None,
 ) -> Findings:
-    """Looks for what will go wrong when a model is quantized, and says how to mend it.  Nothing is changed.
+    """Looks for what will go wrong when a model is quantized, and says how to fix it.  Nothing is changed.
 
     The more it is given, the more rules apply: a model alone, a model with example inputs, with a quantizer, a pair,
     a pair with data.
@@ -89,7 +89,7 @@ def check(
         raise SelectionError(f"model: got a {type(model).__name__}, expected the nn.Module of the capture or pair")
     if model is not None and kind in ("capture", "pair"):
         _check_model(model, subject.capture if kind == "pair" else subject)
-    known = Subject(
+    context = CheckContext(
         given=kind,
         value=subject,
         args=args,
@@ -103,23 +103,23 @@ def check(
         eager=model,
         progress=progress,
     )
-    every = _every_rule(known)
+    every = _every_rule(context)
     chosen = list(every) if rules is None else _chosen(rules, every)
     quiet = _silences(silence, every)
     rows: list[Finding] = []
     outcomes: list[RuleOutcome] = []
     for rule_id in chosen:
-        found, outcome = _run(every[rule_id], known, quiet)
+        found, outcome = _run(every[rule_id], context, quiet)
         rows += found
         outcomes.append(outcome)
     return Findings(
         rows=errors_first(rows, chosen),
         rules=tuple(outcomes),
-        checked=_checked(known, every, outcomes),
-        notes=(*_notes(known), *_unheard(quiet, outcomes)),
-        quantizer=_quantizer(known),
-        model=_model_name(known),
-        environment=_environment(known),
+        checked=_checked(context, every, outcomes),
+        notes=(*_notes(context), *_unheard(quiet, outcomes)),
+        quantizer=_quantizer(context),
+        model=_model_name(context),
+        environment=_environment(context),
     )
 
 
@@ -134,16 +134,16 @@ def _check_model(model: nn.Module, capture: Capture | None) -> None:
         )
 
 
-def _every_rule(subject: Subject) -> dict[str, Rule]:
+def _every_rule(context: CheckContext) -> dict[str, Rule]:
     """pt2qa's rules and those of the plug-in, by id."""
     try:
-        own = rules_of(subject.plugin)
+        own = rules_of(context.plugin)
     except UnavailableError:
         own = ()
     every = dict(RULES)
     for rule in own:
         if rule.id in every:
-            raise PluginError(f"{subject.plugin.name} brings a rule {rule.id!r}, which exists; give it another id")
+            raise PluginError(f"{context.plugin.name} brings a rule {rule.id!r}, which exists; give it another id")
         every[rule.id] = rule
     return every
 
@@ -175,12 +175,12 @@ def _unheard(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]) 
     yield from (f"silence: {rule}:{pattern} is the name of no finding" for rule, pattern in quiet if rule in loud)
 
 
-def _run(rule: Rule, subject: Subject, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
+def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
     """What a rule found, and what became of it."""
     try:
         for need in rule.needs:
-            getattr(subject, need)
-        found = list(rule.find(subject))
+            getattr(context, need)
+        found = list(rule.find(context))
     except (UnavailableError, DoesNotApplyError) as reason:
         return [], RuleOutcome(rule.id, rule.title, "not applied", 0, 0, str(reason))
     except Pt2qaError:
@@ -191,18 +191,18 @@ def _run(rule: Rule, subject: Subject, quiet: Iterable[tuple[str, str]]) -> tupl
         return [], RuleOutcome(rule.id, rule.title, "failed", 0, 0, " ".join(text.split()))
     # nan, which orders nothing, is unequal to itself.
     found.sort(key=lambda one: -one.value if one.value == one.value else 0.0)
-    rows = [_finding(rule, one, subject) for one in found]
+    rows = [_finding(rule, one, context) for one in found]
     shown = [row for row in rows if not _is_silenced(row, quiet)]
     outcome = RuleOutcome(rule.id, rule.title, "found" if rows else "clear", len(shown), len(rows) - len(shown), "")
     return shown, outcome
 
 
-def _finding(rule: Rule, found: Found, subject: Subject) -> Finding:
+def _finding(rule: Rule, found: Found, context: CheckContext) -> Finding:
     return Finding(
         rule=rule.id,
         severity=rule.severity if found.severity is None else found.severity,
         name=found.name,
-        source=found.source or subject.source_of(found.name),
+        source=found.source or context.source_of(found.name),
         why=found.why,
         fix=found.fix or rule.fix,
         value=found.value,
@@ -213,35 +213,35 @@ def _is_silenced(row: Finding, quiet: Iterable[tuple[str, str]]) -> bool:
     return any(row.rule == rule and fnmatchcase(row.name, pattern) for rule, pattern in quiet)
 
 
-def _checked(subject: Subject, every: Mapping[str, Rule], outcomes: Iterable[RuleOutcome]) -> tuple[str, ...]:
+def _checked(context: CheckContext, every: Mapping[str, Rule], outcomes: Iterable[RuleOutcome]) -> tuple[str, ...]:
     """What was given, and what the rules that ran have looked at beside it."""
     ran = [every[outcome.rule].needs for outcome in outcomes if outcome.outcome != "not applied"]
-    return tuple(dict.fromkeys((subject.given, *(need for needs in ran for need in needs))))
+    return tuple(dict.fromkeys((context.given, *(need for needs in ran for need in needs))))
 
 
-def _notes(subject: Subject) -> tuple[str, ...]:
-    return subject.pair.notes if subject.given == "pair" else ()
+def _notes(context: CheckContext) -> tuple[str, ...]:
+    return context.pair.notes if context.given == "pair" else ()
 
 
-def _quantizer(subject: Subject) -> str:
-    if subject.given == "pair" and subject.quantizer is None:
-        return subject.pair.quantizer
+def _quantizer(context: CheckContext) -> str:
+    if context.given == "pair" and context.quantizer is None:
+        return context.pair.quantizer
     try:
-        return describe(subject.plugin)
+        return describe(context.plugin)
     except UnavailableError:
-        return "" if subject.quantizer is None else str(subject.quantizer)
+        return "" if context.quantizer is None else str(context.quantizer)
 
 
-def _model_name(subject: Subject) -> str:
-    if subject.given in ("pair", "capture"):
-        return str(subject.value.model)
-    return type(subject.value).__name__ if subject.given == "model" else f"the {subject.given}"
+def _model_name(context: CheckContext) -> str:
+    if context.given in ("pair", "capture"):
+        return str(context.value.model)
+    return type(context.value).__name__ if context.given == "model" else f"the {context.given}"
 
 
-def _environment(subject: Subject) -> Environment:
-    if subject.given == "pair":
-        return subject.pair.environment
+def _environment(context: CheckContext) -> Environment:
+    if context.given == "pair":
+        return context.pair.environment
     try:
-        return Environment.here(fingerprint(subject.graph))
+        return Environment.here(fingerprint(context.graph))
     except UnavailableError:
         return Environment.here("")

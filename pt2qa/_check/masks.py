@@ -15,12 +15,12 @@ from pt2qa._graph.handles import op_of
 SMALLEST_MASK = -1e4
 """Masks hold -1e4 (BERT), -65504 and -3.4e38 (the smallest float16 and float32), or -inf; scores stay far above."""
 
-_PUTS_IN = frozenset(
+_FILLING = frozenset(
     {"full", "full_like", "new_full", "scalar_tensor", "fill", "masked_fill", "where", "mul", "pad", "constant_pad_nd"}
 )
 """Ops whose scalars become values of their result; a mask of zeros and ones is multiplied with the number."""
 
-_HANDS_ON = frozenset(
+_PASSING_ON = frozenset(
     {"add", "sub", "where", "masked_fill", "expand", "view", "reshape", "permute", "transpose", "slice", "select"}
     | {"unsqueeze", "squeeze", "to", "_to_copy", "clone", "contiguous", "cat", "triu", "tril", "repeat", "index"}
     | {"broadcast_to", "lift_fresh_copy", "detach", "alias", "copy", "slice_scatter", "minimum", "_unsafe_view"}
@@ -49,7 +49,7 @@ def masks_in(graph_module: GraphModule) -> dict[Node, Mask]:
     """
     found: dict[Node, Mask] = {}
     for node in graph_module.graph.nodes:
-        held = [found[source] for source in node.all_input_nodes if source in found] if _hands_on(node) else []
+        held = [found[source] for source in node.all_input_nodes if source in found] if _passes_on(node) else []
         held += [Mask(value, node) for value in _own(node, graph_module) if is_mask(value)]
         if held:
             found[node] = max(held, key=lambda mask: mask.severity)
@@ -61,9 +61,9 @@ def is_mask(value: float) -> bool:
     return not math.isfinite(value) or value <= SMALLEST_MASK
 
 
-def _hands_on(node: Node) -> bool:
+def _passes_on(node: Node) -> bool:
     # A module of a prepared graph is an observer, which returns what it sees.
-    return node.op == "call_module" or (node.op == "call_function" and op_of(node.target) in _HANDS_ON)
+    return node.op == "call_module" or (node.op == "call_function" and op_of(node.target) in _PASSING_ON)
 
 
 def _own(node: Node, graph_module: GraphModule) -> Iterable[float]:
@@ -73,7 +73,7 @@ def _own(node: Node, graph_module: GraphModule) -> Iterable[float]:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return []
         return [float(end) for end in value.detach().aminmax()]
-    if node.op != "call_function" or op_of(node.target) not in _PUTS_IN:
+    if node.op != "call_function" or op_of(node.target) not in _FILLING:
         return []
     arguments = (*node.args, *node.kwargs.values())
     return [float(part) for part in arguments if isinstance(part, (int, float)) and not isinstance(part, bool)]

@@ -10,8 +10,8 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.normalise.sources import write_sources
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rewriting import EVERY_PASS
-from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import handle_of, module_of, op_of
 from pt2qa._graph.internals.nodes import SOURCES, module_stack
 from pt2qa.errors import Pt2qaError
@@ -26,18 +26,18 @@ class Reasons:
     put back alone into the program as capture would have it: what is missed then is missed because of it.
 
     Args:
-        subject: a program or graph whose annotation is known, before and after capture's passes.
+        context: a program or graph whose annotation is known, before and after capture's passes.
         lost: names of the ops that are missed.
     """
 
-    def __init__(self, subject: Subject, lost: frozenset[str]) -> None:
-        self._subject, self._lost = subject, lost
-        self._rewritten = dict(self._named(subject.rewritten.module()))
-        self._calls = Counter(path for path, _ in {_stack(node)[-1] for node in subject.nodes.values() if _stack(node)})
+    def __init__(self, context: CheckContext, lost: frozenset[str]) -> None:
+        self._subject, self._lost = context, lost
+        self._rewritten = dict(self._named(context.rewritten.module()))
+        self._calls = Counter(path for path, _ in {_stack(node)[-1] for node in context.nodes.values() if _stack(node)})
         self._said = {name: text for name in self._rewritten if (text := self._difference(name))}
-        others = [change.rule for run in _BUT_SOURCES for change in subject.rewritten.changes[run]]
+        others = [change.rule for run in _BUT_SOURCES for change in context.rewritten.changes[run]]
         self._rules = ", ".join(dict.fromkeys(others)) or "op source"
-        without = subject.annotated_after(*_BUT_SOURCES) if others else None
+        without = context.annotated_after(*_BUT_SOURCES) if others else None
         # What is annotated with the sources of torch.export is not missed because of them.
         self._other_reason = frozenset() if without is None else lost & without.ops.keys()
         groups: dict[str, set[str]] = defaultdict(set)

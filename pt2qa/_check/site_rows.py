@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._report.rows import LayerRow
 
 VISIBLE_NOISE = 30.0
@@ -14,14 +14,14 @@ VISIBLE_NOISE = 30.0
 about 40; each site of a healthy MNIST CNN, ResNet-18, speech encoder and x86 EfficientNet-Lite0 stays above 34.
 """
 
-BIT = 20 * math.log10(2)
+DB_PER_BIT = 20 * math.log10(2)
 """6.02 dB: what one bit more or less does to rounding noise."""
 
 
-def site_rows(subject: Subject) -> tuple[LayerRow, ...]:
+def site_rows(context: CheckContext) -> tuple[LayerRow, ...]:
     """The rows of static sites that have one scale, without those of ops that hand on another row's values."""
     found: dict[tuple[float, ...], LayerRow] = {}
-    for row in subject.layers.rows:
+    for row in context.layers.rows:
         if row.observed_at == "dq" and row.scale > 0 and not math.isnan(row.zero_point):
             key = (row.scale, row.zero_point, row.ref_min, row.ref_max, row.rounding_sqnr)
             found.setdefault(key if not any(map(math.isnan, key)) else (*key, row.handle), row)
@@ -33,10 +33,10 @@ def is_nonfinite(row: LayerRow) -> bool:
     return "NaN or infinite" in row.note
 
 
-def given_rows(subject: Subject) -> tuple[LayerRow, ...]:
+def given_rows(context: CheckContext) -> tuple[LayerRow, ...]:
     """The rows of :func:`site_rows`; none where no data was given, or it could not be run."""
     try:
-        return site_rows(subject)
+        return site_rows(context)
     except UnavailableError:
         return ()
 

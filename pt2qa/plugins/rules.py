@@ -11,7 +11,7 @@ Severity = Literal["error", "warning", "note"]
 """``error``: fails, stays in float, or gives wrong numbers; ``warning``: costs accuracy or speed; ``note``: know it."""
 
 Need = Literal["model", "program", "capture", "graph", "annotations", "prepared", "pair", "layers"]
-"""What a rule looks at; see :class:`pt2qa._check.Subject`."""
+"""What a rule looks at; see :class:`pt2qa._check.context.CheckContext`."""
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 
@@ -52,8 +52,8 @@ class Rule:
         why: what comes of it, in a sentence or two.
         fix: what to do.
         needs: what the rule looks at.  Where something of it is not there, the rule is reported as not applied.
-        find: from the :class:`pt2qa._check.Subject` to what was found; edits nothing.  It raises
-            :class:`DoesNotApplyError` where the subject holds nothing that the rule is about.
+        find: from the :class:`pt2qa._check.context.CheckContext` to what was found; edits nothing.  It raises
+            :class:`DoesNotApplyError` where the context holds nothing that the rule is about.
     """
 
     id: str

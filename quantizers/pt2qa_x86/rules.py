@@ -14,13 +14,13 @@ _X86 = frozenset({"x86_64", "amd64", "sse2", "ssse3", "sse4_1", "avx", "avx2", "
 INT16_MAX = 2**15 - 1
 
 
-def find(subject: Any) -> Iterator[Found]:
+def find(context: Any) -> Iterator[Found]:
     """Convolutions and linears with a pair of weights whose products with the largest input exceed 16 bits."""
-    if subject.cpu & VNNI:
+    if context.cpu & VNNI:
         raise DoesNotApplyError("to CPUs with VNNI, which add products in 32 bits")
-    if not subject.cpu & _X86:
+    if not context.cpu & _X86:
         raise DoesNotApplyError('to CPUs that are not known to be x86; give cpu="no-vnni"')
-    for product in subject.integer_products:
+    for product in context.integer_products:
         given = product.input_params
         if given is None or given.dtype != "uint8":
             continue

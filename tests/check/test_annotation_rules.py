@@ -15,8 +15,8 @@ from torchao.quantization.pt2e.quantizer import ComposableQuantizer, DerivedQuan
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
 import pt2qa
+from pt2qa._check.context import CheckContext
 from pt2qa._check.products import multiply_adds
-from pt2qa._check.subject import Subject
 from pt2qa.report import Finding
 from tests.check.quantizers import DYNAMIC, INT8, UINT8, UNIT, WEIGHT, Annotates, every
 from tests.flows import residual_pair
@@ -226,7 +226,7 @@ def test_multiply_adds_of_a_dynamic_batch_put_no_guard_on_the_program() -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     capture = pt2qa.capture(linear().eval(), vector(), dynamic_shapes=({0: batch},))
     before = str(capture.program.range_constraints)
-    (product,) = Subject("capture", capture, quantizer="x86").products
+    (product,) = CheckContext("capture", capture, quantizer="x86").products
     assert product.macs == 2 * 4 * 4
     assert str(capture.program.range_constraints) == before
     capture.module()(vector(5))
@@ -660,9 +660,9 @@ def test_trap_26_a_dynamic_convolution_is_a_warning_and_a_dynamic_linear_is_not(
 
 def test_a_dynamic_convolution_is_fine_where_the_plug_in_says_so() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)).eval()
-    subject = Subject("capture", pt2qa.capture(model, image()), quantizer="xnnpack:mode=dynamic")
-    assert any("dynamic" in edge.spec for edge in subject.annotations.edges)
-    assert found("dynamic-conv", subject.capture, quantizer="xnnpack:mode=dynamic") == ()
+    context = CheckContext("capture", pt2qa.capture(model, image()), quantizer="xnnpack:mode=dynamic")
+    assert any("dynamic" in edge.spec for edge in context.annotations.edges)
+    assert found("dynamic-conv", context.capture, quantizer="xnnpack:mode=dynamic") == ()
 
 
 def _one_branch(nodes: dict[str, Node]) -> Any:
@@ -686,7 +686,7 @@ def test_branches_of_a_residual_add_that_are_not_rounded_alike() -> None:
 
 def test_a_residual_add_that_x86_takes_together_with_its_convolution_is_fine() -> None:
     capture = pt2qa.capture(residual(), images())
-    edges = Subject("capture", capture, quantizer="x86").annotations.edges
+    edges = CheckContext("capture", capture, quantizer="x86").annotations.edges
     assert {edge.source for edge in edges if edge.reader == "add"} == {"relu/relu"}  # the other branch is fused
     for qat in (False, True):
         assert outcome("residual-add", capture, quantizer="x86", qat=qat)[0] == "clear"

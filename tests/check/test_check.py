@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._check import analysis
+from pt2qa._check.context import CheckContext
 from pt2qa._check.cpu import cpu_features
 from pt2qa._check.rules import RULES, train_mode
-from pt2qa._check.subject import Subject
 from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, available
 from tests.flows import residual_pair
 from tests.models import images, residual
@@ -25,7 +25,7 @@ def in_training() -> nn.Module:
 
 
 def rule(id: str, **changes: object) -> Rule:
-    plain = Rule(id, "warning", "made up", "Nothing.", "nothing to do", (), lambda subject: (), "", "")
+    plain = Rule(id, "warning", "made up", "Nothing.", "nothing to do", (), lambda context: ())
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -77,14 +77,14 @@ def test_what_cannot_be_checked_is_an_error() -> None:
     ],
 )
 def test_a_rule_without_what_it_needs_is_not_applied(need: str, reason: str, only) -> None:  # type: ignore[no-untyped-def]
-    only(rule("needy", needs=(need,), find=lambda subject: [Found("x", "never reached")]))
+    only(rule("needy", needs=(need,), find=lambda context: [Found("x", "never reached")]))
     findings = pt2qa.check(nn.Linear(2, 2).eval())
     assert [(one.outcome, one.reason) for one in findings.rules] == [("not applied", reason)]
     assert f"Not applied, {reason}: 1, such as needy." in findings.summary()
 
 
 def test_a_rule_may_say_that_it_does_not_apply(only) -> None:  # type: ignore[no-untyped-def]
-    def find(subject: Subject) -> list[Found]:
+    def find(context: CheckContext) -> list[Found]:
         raise DoesNotApplyError("to models without convolutions")
 
     only(rule("idle", find=find))
@@ -103,8 +103,8 @@ def test_a_failure_of_the_quantizer_is_found_once_and_kept_for_its_rule(only) ->
             calls.append(qat)
             raise pt2qa.PluginError("no such thing")
 
-    def failures(subject: Subject) -> list[Found]:
-        return [Found(what, text) for what, text in subject.failures.items()]
+    def failures(context: CheckContext) -> list[Found]:
+        return [Found(what, text) for what, text in context.failures.items()]
 
     need = ("annotations",)
     only(rule("one", needs=need), rule("two", needs=need), rule("failures", find=failures))
@@ -131,7 +131,7 @@ def test_errors_come_first_and_the_findings_of_a_rule_stay_together(only) -> Non
 
 
 def test_a_plugin_brings_rules_of_its_own(only) -> None:  # type: ignore[no-untyped-def]
-    own = rule("own", find=lambda subject: [Found("", f"for {subject.plugin.name}")])
+    own = rule("own", find=lambda context: [Found("", f"for {context.plugin.name}")])
     only(rule("general"))
 
     @dataclass(frozen=True)
@@ -210,10 +210,10 @@ def test_a_model_with_keyword_inputs_and_dynamic_shapes() -> None:
 
 
 def test_a_rule_that_stumbles_does_not_cost_the_findings_of_the_others(only) -> None:  # type: ignore[no-untyped-def]
-    def stumbles(subject: Subject) -> list[Found]:
+    def stumbles(context: CheckContext) -> list[Found]:
         raise KeyError("nothing of that name")
 
-    only(rule("broken", find=stumbles), rule("fine", find=lambda subject: [Found("x", "is there")]))
+    only(rule("broken", find=stumbles), rule("fine", find=lambda context: [Found("x", "is there")]))
     findings = pt2qa.check(nn.Linear(2, 2))
     assert [row.rule for row in findings] == ["fine"]
     broken = next(one for one in findings.rules if one.rule == "broken")

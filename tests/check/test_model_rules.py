@@ -244,7 +244,7 @@ def test_without_a_quantizer_plain_programs_say_what_to_give() -> None:
     assert reason("plain-program", exported(_shared_relu(), images())) == "without a quantizer: give quantizer="
 
 
-def test_plain_program_leaves_what_capture_does_not_mend_to_others() -> None:
+def test_plain_program_leaves_what_capture_does_not_fix_to_others() -> None:
     program = exported(nn.Linear(4, 2), torch.randn(2, 4))
     unknown = pt2qa.quantizer("x86", modules={"nothing": None})
     assert reason("plain-program", program, quantizer=unknown) == (

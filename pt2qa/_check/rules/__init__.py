@@ -55,7 +55,7 @@ from pt2qa._check.rules import (
 from pt2qa.plugins import Rule
 
 _MODULES = (
-    # what costs most and is mended for nothing
+    # what costs most and is fixed for nothing
     unfused_pair,
     # the model and its capture
     capture_fails,

@@ -9,38 +9,38 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa._capture.inputs import as_call, leaf_names, share_memory
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.errors import CaptureError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Pairs of example inputs, and inputs that are parameters of the model, by the name of the second."""
-    args, kwargs = _inputs(subject)
+    args, kwargs = _inputs(context)
     inputs = [(name, value) for name, value in leaf_names(args, kwargs) if isinstance(value, Tensor)]
     for (first, a), (second, b) in combinations(inputs, 2):
         if share_memory(a, b):
             yield Found(second, f"is one tensor with {first}" if a is b else f"shares memory with {first}")
-    state = subject.program.state_dict.items() if subject.given == "program" else subject.model.state_dict().items()
+    state = context.program.state_dict.items() if context.given == "program" else context.model.state_dict().items()
     for owned, tensor in state:
         for name, value in inputs:
             if isinstance(tensor, Tensor) and share_memory(tensor, value):
                 yield Found(name, f"shares memory with the model's {owned}")
 
 
-def _inputs(subject: Subject) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if subject.given == "program":
+def _inputs(context: CheckContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if context.given == "program":
         # Not those of a copy, which shares nothing.
-        examples = subject.value.example_inputs
+        examples = context.value.example_inputs
         if examples is None:
             raise DoesNotApplyError("to programs without example inputs")
         return examples  # type: ignore[no-any-return]
-    if subject.given != "model":
+    if context.given != "model":
         raise DoesNotApplyError("to what was captured with inputs that are not known any more")
-    if subject.args is None and subject.kwargs is None:
+    if context.args is None and context.kwargs is None:
         raise DoesNotApplyError("for a model with example inputs: pt2qa.check(model, args)")
     try:
-        return as_call(subject.args, None if subject.kwargs is None else dict(subject.kwargs))
+        return as_call(context.args, None if context.kwargs is None else dict(context.kwargs))
     except CaptureError as error:
         raise DoesNotApplyError(f"to inputs that capture refuses: {error}") from error
 

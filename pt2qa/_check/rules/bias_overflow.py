@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.integer_products import IntegerProduct
-from pt2qa._check.subject import Subject
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 INT32_MAX = 2**31 - 1
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Biases of more than 2^31 - 1 steps: ``|bias| / (scale of the input * scale of the weight)``."""
-    products = [product for product in subject.integer_products if product.bias is not None]
+    products = [product for product in context.integer_products if product.bias is not None]
     if not products:
         raise DoesNotApplyError("to models without biases beside quantized weights")
     for product in products:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.overrides import Annotations
 from pt2qa.overrides.points import Derives, Point, Shares
 from pt2qa.overrides.sharing import root_of
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Chains of shared specs that go in a circle or break off, groups whose first point has no spec of its own."""
-    annotations = subject.annotations
+    annotations = context.annotations
     if not any(isinstance(spec, Shares | Derives) for spec in annotations.specs.values()):
         raise DoesNotApplyError("to annotations without shared scales")
     yield from _endless(annotations)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._check.rules import aliased_inputs, train_mode
-from pt2qa._check.subject import Subject, UnavailableError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """What capture says, where no rule of its own says it already."""
-    if subject.given != "model":
+    if context.given != "model":
         raise DoesNotApplyError("to what is captured already")
-    if any(train_mode.find(subject)):
+    if any(train_mode.find(context)):
         raise DoesNotApplyError("to models in training mode")
-    if subject.args is None and subject.kwargs is None:
+    if context.args is None and context.kwargs is None:
         raise DoesNotApplyError("for a model with example inputs: pt2qa.check(model, args)")
-    if any(aliased_inputs.find(subject)):
+    if any(aliased_inputs.find(context)):
         raise DoesNotApplyError("to example inputs that share memory")
     try:
-        subject.capture  # noqa: B018  capturing is what may fail
+        context.capture  # noqa: B018  capturing is what may fail
     except UnavailableError:
-        why, fix = _parted(subject.failures["capture"])
+        why, fix = _parted(context.failures["capture"])
         yield Found("", why, fix=fix)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.integer_products import FEW_CHANNELS
-from pt2qa._check.subject import Subject
 from pt2qa._layers.text import LOW_SQNR
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
@@ -13,12 +13,12 @@ RATIO = 16.0
 """A channel with a sixteenth of the weight's range has 16 of its 256 integers: four bits of eight."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Weights with one scale in which more than a few channels are small because others are 16 times as large."""
-    shared = [product for product in subject.integer_products if product.weight_params.axis is None]
+    shared = [product for product in context.integer_products if product.weight_params.axis is None]
     if not shared:
         raise DoesNotApplyError("to models without weights that have one scale for the whole tensor")
-    worst = {(row.name, row.attr): row.worst_channel_sqnr for row in subject.weights.rows}
+    worst = {(row.name, row.attr): row.worst_channel_sqnr for row in context.weights.rows}
     for product in shared:
         largest = product.largest
         alive = (product.integers.flatten(1) != 0).any(1) & product.visible

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.products import Product
-from pt2qa._check.subject import Subject
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """By kind of op the counts, and their share of the multiply-adds, unless all are quantized."""
-    products = subject.products
+    products = context.products
     if not products:
         raise DoesNotApplyError("to models without convolutions, linears or matrix products")
     if all(product.state == "quantized" for product in products):
         return
     for op in dict.fromkeys(product.op for product in products):
         alike = [product for product in products if product.op == op]
-        yield Found(op, _counts(alike, subject.given == "pair"), value=sum(product.share for product in alike))
+        yield Found(op, _counts(alike, context.given == "pair"), value=sum(product.share for product in alike))
 
 
 def _counts(products: Sequence[Product], is_converted: bool) -> str:

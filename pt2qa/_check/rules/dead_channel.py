@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Weights with channels that are zero once quantized, and were worth a step of the op's output in float."""
-    rows = [row for row in subject.weights.rows if row.quantized]
+    rows = [row for row in context.weights.rows if row.quantized]
     if not rows:
         raise DoesNotApplyError("to models without quantized weights")
-    products = {(product.name, "weight"): product for product in subject.integer_products}
+    products = {(product.name, "weight"): product for product in context.integer_products}
     for row in rows:
         product = products.get((row.name, row.attr))
         if not row.dead_channels:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._capture.normalise.dead_code import remove_dead_code
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """What capture removed; of a plain program, what it would remove, an error where the quantizer fails on it."""
-    dead = [change.name for change in subject.changes if change.rule == "dead code"]
-    if subject.given not in ("program", "graph"):
+    dead = [change.name for change in context.changes if change.rule == "dead code"]
+    if context.given not in ("program", "graph"):
         yield from (Found(name, "capture removed it") for name in dead)
         return
-    if dead and remove_dead_code in subject.mends:
-        error = subject.failures["annotations"]
+    if dead and remove_dead_code in context.fixing_passes:
+        error = context.failures["annotations"]
         yield from (Found(name, f"nothing reads it, and the quantizer fails: {error}", "error", _FIX) for name in dead)
         return
     yield from (Found(name, "nothing reads it", "warning", _FIX) for name in dead)

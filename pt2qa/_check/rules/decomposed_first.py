@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._graph.handles import module_of, op_of
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
@@ -15,14 +15,14 @@ _DECOMPOSED = ("convolution", "native_batch_norm_legit_no_training", "native_bat
 _PRODUCTS = ("addmm", "mm")
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """One finding that counts the ops which only decomposition writes."""
-    if subject.given not in ("program", "graph"):
+    if context.given not in ("program", "graph"):
         raise DoesNotApplyError("to programs that pt2qa.capture made")
-    counts = Counter(op_of(node.target) for node in subject.nodes.values() if _is_decomposed(node))
+    counts = Counter(op_of(node.target) for node in context.nodes.values() if _is_decomposed(node))
     if counts:
         listed = ", ".join(f"{count} {op}" for op, count in counts.items())
-        yield Found("", f"{listed}: run_decompositions() came before the quantizer, {_outcome(subject)}")
+        yield Found("", f"{listed}: run_decompositions() came before the quantizer, {_outcome(context)}")
 
 
 def _is_decomposed(node: Node) -> bool:
@@ -32,12 +32,12 @@ def _is_decomposed(node: Node) -> bool:
     return op in _DECOMPOSED or (op in _PRODUCTS and module_of(node)[1] == "Linear")
 
 
-def _outcome(subject: Subject) -> str:
+def _outcome(context: CheckContext) -> str:
     try:
-        return f"which annotates {len(subject.annotations.ops)} ops"
+        return f"which annotates {len(context.annotations.ops)} ops"
     except UnavailableError:
-        if "annotations" in subject.failures:
-            return f"which fails: {subject.failures['annotations']}"
+        if "annotations" in context.failures:
+            return f"which fails: {context.failures['annotations']}"
         return "which looks for conv2d, batch_norm and linear"
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct, limits
 from pt2qa._check.observers import observed
-from pt2qa._check.subject import Subject
 from pt2qa._simulator.program import Site
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
-FLOORS = (2.0**-12, float(torch.finfo(torch.float32).eps))
+OBSERVER_EPS = (2.0**-12, float(torch.finfo(torch.float32).eps))
 """``eps`` of observers, below which no scale gets: XNNPACK's and x86's quantizers set the first, torchao's default is
 the second."""
 
@@ -20,34 +20,34 @@ FEWEST_STEPS = 8
 """A channel whose largest weight is fewer steps has lost four of its eight bits, and is below 24 dB."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Observers that saw nothing but zeros; in a pair, scales that no data can have asked for."""
-    if subject.given == "prepared":
-        return _in_prepared(subject)
-    if subject.given == "pair":
-        return _in_pair(subject)
+    if context.given == "prepared":
+        return _in_prepared(context)
+    if context.given == "pair":
+        return _in_pair(context)
     raise DoesNotApplyError("before calibration: give a graph with observers, or a pair")
 
 
-def _in_prepared(subject: Subject) -> Iterator[Found]:
-    for observer in observed(subject.prepared):
+def _in_prepared(context: CheckContext) -> Iterator[Found]:
+    for observer in observed(context.prepared):
         zeros = int(((observer.low == 0) & (observer.high == 0)).sum())
         if observer.saw and zeros == observer.low.numel() and not observer.is_constant:
-            yield Found(subject.name_of(observer.source), "calibration saw nothing but zeros here")
+            yield Found(context.name_of(observer.source), "calibration saw nothing but zeros here")
         elif zeros and observer.is_constant:
-            yield Found(subject.name_of(observer.source), _empty(zeros, observer.low.numel()), "note", _EMPTY_FIX)
+            yield Found(context.name_of(observer.source), _empty(zeros, observer.low.numel()), "note", _EMPTY_FIX)
 
 
-def _in_pair(subject: Subject) -> Iterator[Found]:
-    for site in subject.pair.sites:
+def _in_pair(context: CheckContext) -> Iterator[Found]:
+    for site in context.pair.sites:
         scales = torch.as_tensor(site.params.scale if site.params.scale is not None else 1.0).double()
         wrong = scales[~(scales.isfinite() & (scales > 0))]
         if wrong.numel():
             what = f"the scale of its {site.kind} is {float(wrong[0])}"
             yield Found(site.name, what, "error", "look for infinite or NaN values in the calibration data or weights")
-        elif site.kind == "activation" and any(abs(float(scales.max()) / floor - 1) < 1e-6 for floor in FLOORS):
+        elif site.kind == "activation" and any(abs(float(scales.max()) / floor - 1) < 1e-6 for floor in OBSERVER_EPS):
             yield Found(site.name, _floored(site))
-    for product in subject.integer_products:
+    for product in context.integer_products:
         yield from _weights(product)
 
 

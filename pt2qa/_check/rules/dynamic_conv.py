@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rounding import spec_read
-from pt2qa._check.subject import Subject
 from pt2qa._simulator.products import CONVOLUTIONS
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 from pt2qa.plugins.abilities import own_method
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Convolutions with a dynamic input, unless the plug-in says that its backend has them."""
-    annotations = subject.annotations
+    annotations = context.annotations
     nodes = annotations.ground.nodes
     convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
     if not convolutions:
         raise DoesNotApplyError("to models without convolutions")
-    declares = own_method(subject.plugin, "unsupported_reason") is not None
+    declares = own_method(context.plugin, "unsupported_reason") is not None
     for node in convolutions:
         specs = [spec_read(annotations, key, node.key) for key in node.inputs if not nodes[key].constant]
         refusal = annotations.ground.refusals.get(("dynamic", node.key), "")

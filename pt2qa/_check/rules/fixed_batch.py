@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import user_inputs
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Inputs with a fixed first dimension, where no input has a dynamic one."""
-    graph = subject.graph
+    graph = context.graph
     values = {str(node.target): node.meta.get(VALUE) for node in user_inputs(graph)}
     inputs = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.dim()}
     if not inputs:
@@ -28,7 +28,7 @@ def find(subject: Subject) -> Iterator[Found]:
         if guarded:
             why = f"takes size {value.shape[0]} in dimension 0; _guards_fn fails on any other, before and after convert"
             yield Found(name, why, "warning", _FIX_GUARDS.format(shapes))
-        elif subject.given != "graph":
+        elif context.given != "graph":
             yield Found(name, f"takes batches of {value.shape[0]} only", fix=_FIX.format(shapes))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rounding import spec_read
-from pt2qa._check.subject import Subject
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 FIXED = {
@@ -15,9 +15,9 @@ FIXED = {
 """The scale that covers an op's range with 8 bits; int8 kernels of XNNPACK, TFLite and CMSIS-NN ask for it."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Outputs of softmax, sigmoid and tanh that are rounded to 8 bits with a scale from calibration."""
-    annotations = subject.annotations
+    annotations = context.annotations
     ops = [node for node in annotations.ground.nodes.values() if node.op in FIXED]
     if not ops:
         raise DoesNotApplyError("to models without softmax, sigmoid or tanh")

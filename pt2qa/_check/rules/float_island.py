@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rounding import own_spec, spec_read
-from pt2qa._check.subject import Subject
 from pt2qa.overrides import Annotations
 from pt2qa.overrides.points import GraphNode
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
-_SHOWN = 4
-_NOTHING_TO_DO = {"dropout", "feature_dropout", "alias", "detach", "getitem"}
+_LISTED = 4
+_FREE = {"dropout", "feature_dropout", "alias", "detach", "getitem"}
 """Ops that a backend takes out, or that only name an output."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Kinds of connected ops that the quantizer leaves out between rounded values, the costliest kind first."""
-    annotations = subject.annotations
+    annotations = context.annotations
     if not annotations.edges:
         raise DoesNotApplyError("to models of which nothing is annotated")
     places: dict[str, list[str]] = defaultdict(list)
     costs: Counter[str] = Counter()
     for island in _islands(annotations):
         read, written = _border(annotations, island)
-        kinds = list(dict.fromkeys(node.op for node in island if node.op not in _NOTHING_TO_DO))
+        kinds = list(dict.fromkeys(node.op for node in island if node.op not in _FREE))
         if read and written and kinds:
-            more = f" and {len(kinds) - _SHOWN} more" if len(kinds) > _SHOWN else ""
-            what = f"{', '.join(kinds[:_SHOWN])}{more} between quantized ops, with {read} dequantize"
+            more = f" and {len(kinds) - _LISTED} more" if len(kinds) > _LISTED else ""
+            what = f"{', '.join(kinds[:_LISTED])}{more} between quantized ops, with {read} dequantize"
             what += f" and {written} quantize"
             places[what].append(island[0].name)
             costs[what] += read + written

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 
 from torch.fx import Node
 
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._check.products import Product
-from pt2qa._check.subject import Subject, UnavailableError
 from pt2qa._simulator.products import OPAQUE, WEIGHTED
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, modules_of
 
@@ -16,13 +16,13 @@ NOTABLE = 0.01
 """Share of a model's multiply-adds below which ops in float are a note: int8 at best saves three quarters of it."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Products of which nothing is rounded, those with the same reason together, the most work first."""
-    products = subject.products
+    products = context.products
     if not products:
         raise DoesNotApplyError("to models without convolutions, linears or matrix products")
-    passed = _left_on_purpose(subject, products) | _missed(subject)
-    callers = {name.name: name.module_type for name in subject.names.values()}
+    passed = _left_on_purpose(context, products) | _missed(context)
+    callers = {name.name: name.module_type for name in context.names.values()}
     groups: dict[tuple[str, str], list[Product]] = defaultdict(list)
     for product in products:
         if product.state == "float" and not _has_a_rule(product) and product.name not in passed:
@@ -54,22 +54,22 @@ def _reason(product: Product, products: Collection[Product], caller: str) -> tup
     return f"the quantizer takes {taken} of {len(alike)} {op}, not {f'one {by}' if by else 'this one'}", ""
 
 
-def _missed(subject: Subject) -> frozenset[str]:
+def _missed(context: CheckContext) -> frozenset[str]:
     """Names of the ops that the quantizer finds once ``pt2qa.capture`` wrote the program: plain-program names them."""
-    if subject.given not in ("program", "graph"):
+    if context.given not in ("program", "graph"):
         return frozenset()
     try:
-        return frozenset(subject.normalised.ops.keys() - subject.annotations.ops.keys())
+        return frozenset(context.normalised.ops.keys() - context.annotations.ops.keys())
     except UnavailableError:
         return frozenset()
 
 
-def _left_on_purpose(subject: Subject, products: Collection[Product]) -> frozenset[str]:
+def _left_on_purpose(context: CheckContext, products: Collection[Product]) -> frozenset[str]:
     """Names of the products that the user asked to leave in float, by an edit or by an option of a plug-in."""
-    edits = subject.value.recipe.edits if subject.given == "pair" and subject.value.recipe is not None else ()
+    edits = context.value.recipe.edits if context.given == "pair" and context.value.recipe is not None else ()
     asked = {op for edit in edits if edit.kind == "float" for op in edit.ops}
     try:
-        plugin = subject.plugin
+        plugin = context.plugin
     except UnavailableError:
         return frozenset(asked)
     modules = {path for path, settings in getattr(plugin, "modules", {}).items() if settings is None}

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._check.foreign import is_foreign
-from pt2qa._check.subject import Subject, UnavailableError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """A quantizer that derives from another package's ``Quantizer``."""
-    if subject.quantizer is None:
-        known = subject.given == "pair" and subject.pair.recipe is not None
+    if context.quantizer is None:
+        known = context.given == "pair" and context.pair.recipe is not None
         raise DoesNotApplyError("to quantizers that made a pair" if known else "without a quantizer: give quantizer=")
-    if not is_foreign(subject.quantizer):
+    if not is_foreign(context.quantizer):
         return
     try:
-        subject.plugin  # noqa: B018  it is refused, and the reason is kept
+        context.plugin  # noqa: B018  it is refused, and the reason is kept
     except UnavailableError:
-        yield Found("", subject.failures["quantizer"])
+        yield Found("", context.failures["quantizer"])
 
 
 RULE = Rule(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.products import Product
-from pt2qa._check.subject import Subject
 from pt2qa._simulator.products import RECURRENT
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Products with a rounded input and a float weight, or the other way round where others of their kind have both."""
-    products = subject.products
+    products = context.products
     if not products:
         raise DoesNotApplyError("to models without convolutions, linears or matrix products")
     whole = {product.op for product in products if product.state == "quantized"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import GraphModule, Node
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._simulator.op_rules import functional_spelling, mutates_first_argument
@@ -16,17 +16,17 @@ from pt2qa.overrides import Annotations
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """In-place ops around which other edges are rounded once every op is spelled out of place."""
-    graph = copy.deepcopy(subject.graph)
-    written = dict(_spell_out_of_place(graph, subject))
+    graph = copy.deepcopy(context.graph)
+    written = dict(_spell_out_of_place(graph, context))
     if not written:
         raise DoesNotApplyError("to graphs without in-place ops")
     try:
-        after = subject.annotate(graph, subject.names)
+        after = context.annotate(graph, context.names)
     except QuantizeError as error:
         raise DoesNotApplyError(f"where the quantizer fails on the other spelling: {error}".rstrip(".")) from error
-    before = subject.annotations
+    before = context.annotations
     for name, node in written.items():
         missing, extra = (
             _roundings(one, name) - _roundings(other, name) for one, other in ((after, before), (before, after))
@@ -37,13 +37,13 @@ def find(subject: Subject) -> Iterator[Found]:
             yield Found(name, f"written in place ({node.target}), the quantizer {' and '.join(parts)}")
 
 
-def _spell_out_of_place(graph: GraphModule, subject: Subject) -> Iterator[tuple[str, Node]]:
+def _spell_out_of_place(graph: GraphModule, context: CheckContext) -> Iterator[tuple[str, Node]]:
     """Gives in-place ops the targets that they would have out of place; edits ``graph``.
 
     It may then compute something else, where another op looks at the same memory: it is for annotating only.
     """
-    names: Mapping[int, object] = subject.names
-    originals = {node.name: node for node in subject.graph.graph.nodes}
+    names: Mapping[int, object] = context.names
+    originals = {node.name: node for node in context.graph.graph.nodes}
     for node in graph.graph.nodes:
         if node.op != "call_function" or not mutates_first_argument(node.target) or handle_of(node) not in names:
             continue
@@ -52,7 +52,7 @@ def _spell_out_of_place(graph: GraphModule, subject: Subject) -> Iterator[tuple[
         if other is not None:
             original = originals[node.name]
             node.target = other
-            yield subject.name_of(original), original
+            yield context.name_of(original), original
 
 
 def _roundings(annotations: Annotations, name: str) -> set[str]:

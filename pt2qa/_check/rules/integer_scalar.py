@@ -7,28 +7,28 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Additions and products of integers (or doubles) whose scalar the quantizer replaces."""
-    if subject.given not in ("program", "graph"):
+    if context.given not in ("program", "graph"):
         raise DoesNotApplyError("to programs that pt2qa.capture made")
-    plugin = subject.plugin
-    scalars = {change.name for change in subject.changes if change.rule == "scalar"}
+    plugin = context.plugin
+    scalars = {change.name for change in context.changes if change.rule == "scalar"}
     if not scalars:
         return
-    graph = copy.deepcopy(subject.graph)
+    graph = copy.deepcopy(context.graph)
     try:
-        transformed = plugin.build(graph, qat=subject.qat).transform_for_annotation(graph)
+        transformed = plugin.build(graph, qat=context.qat).transform_for_annotation(graph)
     except Exception as error:
         raise DoesNotApplyError("where the quantizer fails; see quantizer-fails") from error
     after = {handle_of(node): node for node in transformed.graph.nodes}
-    for name in scalars & subject.nodes.keys():
-        before = subject.nodes[name]
+    for name in scalars & context.nodes.keys():
+        before = context.nodes[name]
         new = after.get(handle_of(before))
         if new is not None and not isinstance(before.args[1], Node) and isinstance(new.args[1], Node):
             dtype = str(before.meta[VALUE].dtype).removeprefix("torch.")

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.readers import constants_by_memory
-from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator.products import CONVOLUTIONS
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
-_FOLDS = CONVOLUTIONS | {"linear"}
+_FOLDING = CONVOLUTIONS | {"linear"}
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Each convolution or linear with a batch norm of which another reader of the same weight knows nothing."""
-    if subject.qat:
+    if context.qat:
         raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
-    graph = subject.graph
+    graph = context.graph
     norms = [node for node in graph.graph.nodes if _folds(node)]
     if not norms:
         raise DoesNotApplyError("to models without a batch norm behind a convolution or linear")
@@ -33,16 +33,16 @@ def find(subject: Subject) -> Iterator[Found]:
         others = [reader for reader in readers if reader not in normed]
         bypassed = [user for reader in folded for user in reader.users if not _folds(user)]
         weight = str(constants[0].target)
-        name = subject.name_of(folded[0])
+        name = context.name_of(folded[0])
         if len({norm for reader in folded for norm in _norms_behind(reader)}) > 1:
-            listed = _listed(subject, [user for reader in folded for user in reader.users if _folds(user)])
+            listed = _listed(context, [user for reader in folded for user in reader.users if _folds(user)])
             yield Found(name, f"{weight} is one weight behind which different batch norms stand: {listed}")
         elif why := _bias_at_fault(folded):
             yield Found(name, f"{weight} is used {len(folded)} times, and {why}")
         elif others:
-            yield Found(name, f"its batch norm is folded into {weight}, which {_listed(subject, others)} reads too")
+            yield Found(name, f"its batch norm is folded into {weight}, which {_listed(context, others)} reads too")
         elif bypassed:
-            yield Found(name, f"its batch norm is folded into it, and {_listed(subject, bypassed)} reads it without")
+            yield Found(name, f"its batch norm is folded into it, and {_listed(context, bypassed)} reads it without")
 
 
 def _folds(node: Node) -> bool:
@@ -50,7 +50,7 @@ def _folds(node: Node) -> bool:
     if node.op != "call_function" or op_of(node.target) != "batch_norm" or not isinstance(node.args[0], Node):
         return False
     before = node.args[0]
-    if before.op != "call_function" or op_of(before.target) not in _FOLDS:
+    if before.op != "call_function" or op_of(before.target) not in _FOLDING:
         return False
     # prepare leaves a linear with more than two dimensions alone.
     return op_of(before.target) != "linear" or before.meta[VALUE].dim() == 2
@@ -67,7 +67,7 @@ def _bias_at_fault(folded: list[Node]) -> str:
 
 
 def _reads_weight(reader: Node, constant: Node) -> bool:
-    return reader.op == "call_function" and op_of(reader.target) in _FOLDS and reader.args[1] is constant
+    return reader.op == "call_function" and op_of(reader.target) in _FOLDING and reader.args[1] is constant
 
 
 def _norms_behind(node: Node) -> set[tuple[str, ...]]:
@@ -78,8 +78,8 @@ def _parameters(norm: Node) -> tuple[str, ...]:
     return tuple(str(argument) for argument in norm.args[1:5])
 
 
-def _listed(subject: Subject, nodes: list[Node]) -> str:
-    return ", ".join(dict.fromkeys("the output" if node.op == "output" else subject.name_of(node) for node in nodes))
+def _listed(context: CheckContext, nodes: list[Node]) -> str:
+    return ", ".join(dict.fromkeys("the output" if node.op == "output" else context.name_of(node) for node in nodes))
 
 
 RULE = Rule(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rounding import differing, own_spec
-from pt2qa._check.subject import Subject
 from pt2qa.overrides import Annotations
 from pt2qa.overrides.points import Point
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
-PRESERVING = frozenset(
+VALUE_PRESERVING = frozenset(
     {"transpose", "permute", "t", "swapaxes", "movedim", "numpy_T", "reshape", "view", "_unsafe_view", "flatten"}
     | {"unflatten", "squeeze", "unsqueeze", "expand", "repeat", "slice", "select", "narrow", "chunk", "split", "flip"}
     | {"roll", "clone", "contiguous", "cat", "stack", "max_pool1d", "max_pool2d", "max_pool3d", "pixel_shuffle"}
@@ -19,9 +19,9 @@ PRESERVING = frozenset(
 """Ops that hand on values as they are, or some of them."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Value-preserving ops with other scales before than after, and values that are rounded in two ways."""
-    annotations = subject.annotations
+    annotations = context.annotations
     if not annotations.edges:
         raise DoesNotApplyError("to models of which nothing is annotated")
     yield from _unequal_sides(annotations)
@@ -32,7 +32,7 @@ def _unequal_sides(annotations: Annotations) -> Iterator[Found]:
     groups = {point: first for point, first in annotations.groups.items() if own_spec(annotations, point) is not None}
     for node in annotations.ground.nodes.values():
         after = groups.get((node.key, ""))
-        if node.op not in PRESERVING or node.constant or after is None:
+        if node.op not in VALUE_PRESERVING or node.constant or after is None:
             continue
         before = {groups[point] for key in node.inputs if (point := (key, node.key)) in groups}
         if others := sorted(before - {after}):

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """The outermost modules of which no weight is read; those whose result is thrown away are dead code."""
-    model, program = subject.model, subject.capture.program
+    model, program = context.model, context.capture.program
     names = program.graph_signature.inputs_to_parameters
     parameters = dict(model.named_parameters(remove_duplicate=False))
     # A tied weight is read under one of its names.
@@ -21,7 +21,7 @@ def find(subject: Subject) -> Iterator[Found]:
         for node in program.graph.find_nodes(op="placeholder")
         if node.name in names and node.users
     }
-    dead = {change.name.rpartition("/")[0] for change in subject.changes if change.rule == "dead code"}
+    dead = {change.name.rpartition("/")[0] for change in context.changes if change.rule == "dead code"}
     reported: list[str] = []
     for path, module in model.named_modules():
         own = list(module.parameters())

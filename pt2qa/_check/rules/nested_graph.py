@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import nested_graphs, op_of, walk
 from pt2qa.plugins import Found, Rule, Severity
 
@@ -14,16 +14,16 @@ _GRAD = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Each op that runs nested graphs, with the number of ops in them."""
-    graph = subject.graph
+    graph = context.graph
     for node in graph.graph.nodes:
         bodies = nested_graphs(node, graph)
         if bodies:
-            yield _found(node, sum(_count_ops(body) for _, body in bodies), subject)
+            yield _found(node, sum(_count_ops(body) for _, body in bodies), context)
 
 
-def _found(node: Node, count: int, subject: Subject) -> Found:
+def _found(node: Node, count: int, context: CheckContext) -> Found:
     op = op_of(node.target)
     what = f"the {count} ops in its nested graphs" if count != 1 else "the one op in its nested graph"
     severity: Severity = "error"
@@ -42,7 +42,7 @@ def _found(node: Node, count: int, subject: Subject) -> Found:
     else:
         why, severity = f"pt2qa neither quantizes nor analyses {what}", "warning"
         fix = ""
-    return Found(subject.name_of(node), why, severity, fix, value=count)
+    return Found(context.name_of(node), why, severity, fix, value=count)
 
 
 def _count_ops(body: GraphModule) -> int:

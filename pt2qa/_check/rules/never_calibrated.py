@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.observers import observed
 from pt2qa._check.site_rows import given_rows
-from pt2qa._check.subject import Subject
 from pt2qa._simulator.program import Site
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Observers of a prepared graph without a value; in a pair made elsewhere, scales as such observers give them."""
-    if subject.given == "prepared":
-        return _in_prepared(subject)
-    if subject.given == "pair":
-        return _in_pair(subject)
+    if context.given == "prepared":
+        return _in_prepared(context)
+    if context.given == "pair":
+        return _in_pair(context)
     raise DoesNotApplyError("before prepare: give a graph with observers, or a pair")
 
 
-def _in_prepared(subject: Subject) -> Iterator[Found]:
-    observers = observed(subject.prepared)
+def _in_prepared(context: CheckContext) -> Iterator[Found]:
+    observers = observed(context.prepared)
     if not observers:
         raise DoesNotApplyError("to graphs whose observers keep no range")
     missed = [observer for observer in observers if not observer.saw]
@@ -29,13 +29,13 @@ def _in_prepared(subject: Subject) -> Iterator[Found]:
         yield Found("", f"none of the {len(observers)} observers saw a value: no batch was run through this graph")
         return
     for observer in missed:
-        yield Found(subject.name_of(observer.source), "its observer saw no value, and gets the scale 1.0")
+        yield Found(context.name_of(observer.source), "its observer saw no value, and gets the scale 1.0")
 
 
-def _in_pair(subject: Subject) -> Iterator[Found]:
-    if subject.pair.recipe is not None:
+def _in_pair(context: CheckContext) -> Iterator[Found]:
+    if context.pair.recipe is not None:
         return  # pt2qa.quantize raises where an observer saw nothing
-    static = [site for site in subject.pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
+    static = [site for site in context.pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
     if not static:
         raise DoesNotApplyError("to models whose scales are chosen from each batch")
     suspects = [site for site in static if _is_default(site)]
@@ -44,7 +44,7 @@ def _in_pair(subject: Subject) -> Iterator[Found]:
             "", f"all {len(static)} activations have the scale 1.0 and the zero point 0: nothing was calibrated"
         )
         return
-    used = {row.name for row in given_rows(subject) if row.range_use > 0.5}
+    used = {row.name for row in given_rows(context) if row.range_use > 0.5}
     for site in suspects:
         if site.name not in used:
             why = "its scale is 1.0 and its zero point 0, as of an observer that saw no value"

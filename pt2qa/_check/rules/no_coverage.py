@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """A model of whose matrix products none is quantized."""
-    products = subject.products
+    products = context.products
     if not products:
         raise DoesNotApplyError("to models without convolutions, linears or matrix products")
     if any(product.state != "float" for product in products):
@@ -21,7 +21,7 @@ def find(subject: Subject) -> Iterator[Found]:
     owners = list(dict.fromkeys(product.owner for product in products))
     nested = f"; they stand inside {', '.join(owners)}, whose graph no quantizer enters" if all(owners) else ""
     why = f"0 % is quantized: {kinds} with {macs:,} multiply-adds stay in float{nested}"
-    rounds = subject.given == "pair" and bool(subject.pair.sites)
+    rounds = context.given == "pair" and bool(context.pair.sites)
     yield Found("", f"{why}; only other ops are rounded" if rounds else why)
 
 

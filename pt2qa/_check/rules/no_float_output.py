@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.fx import Node
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """One finding where every tensor that forward returns has whole numbers or truth values."""
-    leaves = pytree.tree_leaves(subject.graph.graph.output_node().args)
+    leaves = pytree.tree_leaves(context.graph.graph.output_node().args)
     values = [leaf.meta.get(VALUE) for leaf in leaves if isinstance(leaf, Node)]
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:

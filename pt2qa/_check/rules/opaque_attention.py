@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import op_of
 from pt2qa._simulator.products import ATTENTION
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Each attention op; which are as many pairs of matrix products in float."""
-    for name, node in subject.nodes.items():
+    for name, node in context.nodes.items():
         if node.op == "call_function" and op_of(node.target) in ATTENTION:
             yield Found(name, "its two matrix products are computed in float")
 

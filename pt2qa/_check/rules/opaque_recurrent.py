@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.fx import Node
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator.products import CELLS
@@ -19,11 +19,11 @@ HALF = 0.5
 _KINDS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Each recurrent op with the weights that it holds; an error where that is half of the model's."""
-    graph = subject.graph
+    graph = context.graph
     total = sum(parameter.numel() for parameter in graph.parameters())
-    for name, node in subject.nodes.items():
+    for name, node in context.nodes.items():
         op = op_of(node.target)
         if node.op != "call_function" or op not in (*_KINDS, *CELLS):
             continue

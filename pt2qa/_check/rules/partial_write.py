@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._capture.aliases import Aliases
-from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Writes that are lost where the tensor is rounded: those of a plain program, those that capture had to leave."""
-    writes = [change for change in subject.changes if change.rule == "partial write"]
-    aliases = Aliases(subject.graph) if writes else None
-    rounded = _rounded(subject)
+    writes = [change for change in context.changes if change.rule == "partial write"]
+    aliases = Aliases(context.graph) if writes else None
+    rounded = _rounded(context)
     for change in writes:
         if change.what.startswith("left as it is"):
             reason = change.what.partition(": ")[2]
             yield Found(change.name, f"capture could not write it another way: {reason}", "warning", _FIX)
-        if subject.given not in ("program", "graph"):
+        if context.given not in ("program", "graph"):
             continue
-        node = subject.nodes.get(change.name)
+        node = context.nodes.get(change.name)
         group = aliases.group(node) if aliases is not None and node is not None else []
         if rounded is None:
             yield Found(change.name, "the tensor that it writes to is read later on", "warning")
-        elif lost := [name for member in group if (name := subject.name_of(member)) in rounded]:
-            why = f"the tensor that it writes to is read later on, and {subject.plugin.name} rounds it at {lost[0]}"
+        elif lost := [name for member in group if (name := context.name_of(member)) in rounded]:
+            why = f"the tensor that it writes to is read later on, and {context.plugin.name} rounds it at {lost[0]}"
             yield Found(change.name, why)
 
 
-def _rounded(subject: Subject) -> set[str] | None:
+def _rounded(context: CheckContext) -> set[str] | None:
     """Names of the ops whose values the quantizer rounds; None where that is not known."""
     try:
-        return {edge.source for edge in subject.annotations.edges}
+        return {edge.source for edge in context.annotations.edges}
     except UnavailableError:
         return None
 

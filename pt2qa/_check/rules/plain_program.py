@@ -9,27 +9,27 @@ from pt2qa._capture.normalise.dead_code import remove_dead_code
 from pt2qa._capture.normalise.regions import inline_regions
 from pt2qa._capture.normalise.scalars import keep_scalars
 from pt2qa._capture.normalise.zeros import remove_added_zeros
+from pt2qa._check.context import CheckContext
 from pt2qa._check.missed_ops import Reasons
 from pt2qa._check.rules import decomposed_first
-from pt2qa._check.subject import Subject
 from pt2qa._report.prose import counted
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
-_HAVE_RULES = (inline_regions, remove_dead_code, remove_added_zeros, keep_scalars)
+_REPORTED_ELSEWHERE = (inline_regions, remove_dead_code, remove_added_zeros, keep_scalars)
 """Passes of capture whose findings other rules show."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """What makes the quantizer fail; or each op that it would annotate after ``pt2qa.capture``, with the reason."""
-    if subject.given not in ("program", "graph"):
+    if context.given not in ("program", "graph"):
         raise DoesNotApplyError("to programs that pt2qa.capture made")
-    if any(decomposed_first.find(subject)):
+    if any(decomposed_first.find(context)):
         raise DoesNotApplyError("to programs that were decomposed first")
-    subject.plugin  # noqa: B018  raises where there is none
-    mends = subject.mends
-    error = subject.failures.get("annotations", "")
-    for run, changes in mends.items():
-        if run in _HAVE_RULES:
+    context.plugin  # noqa: B018  raises where there is none
+    fixing = context.fixing_passes
+    error = context.failures.get("annotations", "")
+    for run, changes in fixing.items():
+        if run in _REPORTED_ELSEWHERE:
             continue
         shared = [change for change in changes if change.rule == "shared module"]
         for change in shared or changes:
@@ -38,18 +38,18 @@ def find(subject: Subject) -> Iterator[Found]:
         if not changes:
             yield Found("", f"the quantizer fails on the sources that torch.export wrote: {error}")
     if error:
-        if not mends:
+        if not fixing:
             raise DoesNotApplyError("where the quantizer fails on pt2qa.capture's spelling, too")
         return
-    lost = [name for name in subject.normalised.ops if name not in subject.annotations.ops]
+    lost = [name for name in context.normalised.ops if name not in context.annotations.ops]
     if not lost:
         return
-    here, there = len(subject.annotations.ops), len(subject.normalised.ops)
-    why = f"{subject.plugin.name} annotates {counted(here, 'op')} of this program, {there} after pt2qa.capture"
+    here, there = len(context.annotations.ops), len(context.normalised.ops)
+    why = f"{context.plugin.name} annotates {counted(here, 'op')} of this program, {there} after pt2qa.capture"
     yield Found("", why, value=inf)
-    reasons = Reasons(subject, frozenset(lost))
+    reasons = Reasons(context, frozenset(lost))
     for name in lost:
-        node = subject.nodes.get(name)
+        node = context.nodes.get(name)
         if node is not None:  # else it stands in a nested graph, which has a rule of its own
             yield Found(name, reasons.of(name, node))
 

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.op_arguments import argument_of
-from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa.plugins import Found, Rule
 
-_SWITCHED = ("train", "training", "dropout_p")
+_TRAINING_ARGUMENTS = ("train", "training", "dropout_p")
 """Arguments by which an op draws random numbers or not; train-mode looks at them."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Ops of the graph that draw random numbers whatever the mode."""
-    for name, node in subject.nodes.items():
+    for name, node in context.nodes.items():
         if _is_random(node):
             yield Found(name, f"{op_of(node.target)} draws new random numbers in each run")
 
@@ -27,7 +27,7 @@ def find(subject: Subject) -> Iterator[Found]:
 def _is_random(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    return argument_of(node, *_SWITCHED) is None
+    return argument_of(node, *_TRAINING_ARGUMENTS) is None
 
 
 RULE = Rule(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pt2qa._check.rules.unused_range import WIDE
-from pt2qa._check.site_rows import BIT, clamp_cost, site_rows
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
+from pt2qa._check.rules.unused_range import LEAST_RANGE_USE
+from pt2qa._check.site_rows import DB_PER_BIT, clamp_cost, site_rows
 from pt2qa._layers.text import LOW_SQNR
 from pt2qa._report.formats import decibel, share
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Sites below 20 dB though the data reaches across their range and the clamp costs less than a bit."""
-    for row in site_rows(subject):
-        if row.range_use >= WIDE and row.rounding_sqnr < LOW_SQNR and not clamp_cost(row) > BIT:
+    for row in site_rows(context):
+        if row.range_use >= LEAST_RANGE_USE and row.rounding_sqnr < LOW_SQNR and not clamp_cost(row) > DB_PER_BIT:
             # Of rounding alone: signal / (scale**2 / 12) is the ratio that the dB state.
             steps = (10 ** (row.rounding_sqnr / 10) / 12) ** 0.5
             yield Found(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._check.rules import mixed_parameters
-from pt2qa._check.subject import Subject, UnavailableError
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams, Site
@@ -20,11 +20,11 @@ SAME = 1e-6
 _ATTRIBUTES = ("dtype", "quant_min", "quant_max", "axis", "scale", "zero_point")
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Sites that round what another site has rounded, and values dequantized otherwise than they were quantized."""
-    pair = subject.pair
-    yield from _dequantized_otherwise(subject)
-    told = _annotated(subject)
+    pair = context.pair
+    yield from _dequantized_otherwise(context)
+    told = _annotated(context)
     static = [site for site in pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
     if not static:
         raise DoesNotApplyError("to models without scales from calibration")
@@ -61,7 +61,7 @@ def _rounded_before(pair: QuantizedPair, slot: int) -> Iterator[tuple[Site, tupl
     step = pair.program.steps[producer]
     if step.site is not None:
         yield pair.sites[step.site], ()
-    elif step.op in mixed_parameters.PRESERVING or step.op == "getitem":
+    elif step.op in mixed_parameters.VALUE_PRESERVING or step.op == "getitem":
         for source in step.reads:
             for site, through in _rounded_before(pair, source):
                 yield site, (*through, step.op) if step.op != "getitem" else through
@@ -71,17 +71,17 @@ def _after(through: tuple[str, ...]) -> str:
     return " after" if len(through) == 1 else f" after {through[-1]}, and nothing between changes it"
 
 
-def _annotated(subject: Subject) -> set[str]:
+def _annotated(context: CheckContext) -> set[str]:
     """What the rule mixed-parameters says already, where the annotation is known."""
     try:
-        annotations = subject.annotations
+        annotations = context.annotations
     except UnavailableError:
         return set()
-    return {found.name for found in mixed_parameters.find(subject)} if annotations.edges else set()
+    return {found.name for found in mixed_parameters.find(context)} if annotations.edges else set()
 
 
-def _dequantized_otherwise(subject: Subject) -> Iterator[Found]:
-    graph_module = subject.pair.quantized
+def _dequantized_otherwise(context: CheckContext) -> Iterator[Found]:
+    graph_module = context.pair.quantized
     for node in graph_module.graph.nodes:
         source = node.args[0] if node.args else None
         if not quant_ops.is_dequantize(node) or not isinstance(source, torch.fx.Node):
@@ -91,7 +91,7 @@ def _dequantized_otherwise(subject: Subject) -> Iterator[Found]:
         before, after = (quant_ops.read_params(one, lambda constant: None) for one in (source, node))
         if names := differing(before, after):
             made = source.args[0]
-            name = subject.name_of(made) if isinstance(made, torch.fx.Node) else ""
+            name = context.name_of(made) if isinstance(made, torch.fx.Node) else ""
             how = ", ".join(f"{name} {getattr(before, name)} and {getattr(after, name)}" for name in names)
             yield Found(name, f"is quantized and dequantized with different parameters: {how}", "error", _OTHERWISE_FIX)
 

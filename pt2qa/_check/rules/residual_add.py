@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rounding import differing, spec_read
-from pt2qa._check.subject import Subject
 from pt2qa.overrides import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import GraphNode
@@ -15,9 +15,9 @@ from pt2qa.plugins import DoesNotApplyError, Found, Rule
 _JOINS = ("add", "sub", "mul", "cat", "stack")
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Annotated joins that read one branch rounded and another in float, or rounded in another way."""
-    annotations = subject.annotations
+    annotations = context.annotations
     joins = [node for node in annotations.ground.nodes.values() if node.op in _JOINS and node.name in annotations.ops]
     if not joins:
         raise DoesNotApplyError("to models without annotated sums or concatenations")

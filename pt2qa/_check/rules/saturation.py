@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pt2qa._check.site_rows import BIT, VISIBLE_NOISE, clamp_cost, site_rows
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
+from pt2qa._check.site_rows import DB_PER_BIT, VISIBLE_NOISE, clamp_cost, site_rows
 from pt2qa._report.formats import decibel, number, share
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Sites below 30 dB whose noise is more than a bit above that of rounding alone, because values are clamped."""
-    for row in site_rows(subject):
+    for row in site_rows(context):
         cost = clamp_cost(row)
-        if row.saturation > 0 and cost > BIT and row.rounding_sqnr < VISIBLE_NOISE:
+        if row.saturation > 0 and cost > DB_PER_BIT and row.rounding_sqnr < VISIBLE_NOISE:
             beyond = f"{row.ref_min:.3g}..{row.ref_max:.3g}, up to {number(row.excess_lsb)} steps beyond its range"
             yield Found(
                 row.name,

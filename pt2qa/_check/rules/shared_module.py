@@ -7,33 +7,33 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
-from pt2qa._check.subject import Subject, UnavailableError
+from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._graph.handles import clean_path
 from pt2qa._graph.internals.nodes import VALUE, module_stack
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """The outermost modules with several calls; a warning where the quantizer takes the weights of some calls only."""
-    calls = _calls(subject.nodes)
-    annotations = _annotations(subject)
+    calls = _calls(context.nodes)
+    annotations = _annotations(context)
     for path, ops_of_calls in calls.items():
         count = len(ops_of_calls)
         if count < 2 or any(len(calls[outer]) >= count for outer in _outer(path) if outer in calls):
             continue
-        yield _found(path, list(ops_of_calls.values()), annotations, subject)
+        yield _found(path, list(ops_of_calls.values()), annotations, context)
 
 
-def _found(path: str, calls: list[list[str]], annotations: Annotations | None, subject: Subject) -> Found:
+def _found(path: str, calls: list[list[str]], annotations: Annotations | None, context: CheckContext) -> Found:
     what = f"called {len(calls)} times"
     if annotations is not None:
-        weighted = [[name for name in ops if _reads_weight(subject.nodes[name])] for ops in calls]
+        weighted = [[name for name in ops if _reads_weight(context.nodes[name])] for ops in calls]
         if any(weighted):
             readers = {edge.reader for edge in annotations.edges if edge.kind == "weight"}
             taken = sum(all(name in readers for name in ops) for ops in weighted)
             if 0 < taken < len(calls):
-                why = f"{what}, and {subject.plugin.name} quantizes the weights in {taken} of these calls only"
+                why = f"{what}, and {context.plugin.name} quantizes the weights in {taken} of these calls only"
                 return Found(path, why, "warning", _FIX_WEIGHTS)
     return Found(path, f"{what}; each call has scales of its own, settings by module name reach all of them")
 
@@ -57,10 +57,10 @@ def _reads_weight(node: Node) -> bool:
     return any(source.op == "get_attr" and source.meta[VALUE].dim() > 1 for source in node.all_input_nodes)
 
 
-def _annotations(subject: Subject) -> Annotations | None:
+def _annotations(context: CheckContext) -> Annotations | None:
     """What the quantizer annotates, where there is one that can."""
     try:
-        return subject.annotations
+        return context.annotations
     except UnavailableError:
         return None
 

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.readers import constants_by_memory, readers_of
-from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import module_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Weights with two readers or more in different modules; calls of one module are shared-module's."""
-    for constants in constants_by_memory(subject.graph).values():
+    for constants in constants_by_memory(context.graph).values():
         readers = [reader for constant in constants for reader in readers_of(constant)]
         if not _is_weight(constants[0]) or len(readers) < 2 or len({_place(reader) for reader in readers}) < 2:
             continue
-        names = ", ".join(dict.fromkeys(subject.name_of(reader) for reader in readers))
+        names = ", ".join(dict.fromkeys(context.name_of(reader) for reader in readers))
         also = ", ".join(dict.fromkeys(str(constant.target) for constant in constants[1:]))
         called = f" (also called {also})" if also else ""
         yield Found(str(constants[0].target), f"one tensor{called}, read by {names}")

@@ -6,25 +6,25 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pt2qa._capture.program import capture
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.errors import Pt2qaError
 from pt2qa.overrides import Annotations
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, Severity
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Ops that are annotated in one mode of ``torch.export`` alone, after all that capture does."""
-    if subject.given != "model":
+    if context.given != "model":
         raise DoesNotApplyError("to graphs: which mode made them is done")
-    here = subject.annotations
+    here = context.annotations
     try:
-        kwargs = None if subject.kwargs is None else dict(subject.kwargs)
-        captured = capture(subject.model, subject.args, kwargs, dynamic_shapes=subject.dynamic_shapes, strict=True)
+        kwargs = None if context.kwargs is None else dict(context.kwargs)
+        captured = capture(context.model, context.args, kwargs, dynamic_shapes=context.dynamic_shapes, strict=True)
     except Pt2qaError as error:
         raise DoesNotApplyError("to models that torch.export cannot take with strict=True") from error
-    if captured.names == subject.capture.names:
+    if captured.names == context.capture.names:
         return
-    there = subject.annotate(captured.module(), captured.names)
+    there = context.annotate(captured.module(), captured.names)
     yield from _only(here, there, "strict=False", "note")
     yield from _only(there, here, "strict=True", "warning")
 

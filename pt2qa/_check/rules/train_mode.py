@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from torch import nn
 from torch.fx import Node
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.op_arguments import argument_of
-from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import op_of
 from pt2qa._simulator.products import RECURRENT
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
-_BEHAVES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RReLU)
+_MODE_DEPENDENT = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RReLU)
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Modules of the model, or ops of the graph, that behave as in training."""
-    if subject.given == "model":
-        for name, module in subject.model.named_modules():
+    if context.given == "model":
+        for name, module in context.model.named_modules():
             if module.training and _behaves(module):
                 yield Found(name, f"{type(module).__name__} is in training mode")
         return
-    if subject.given == "prepared":
+    if context.given == "prepared":
         raise DoesNotApplyError("to graphs that are being calibrated or trained")
-    if subject.qat and subject.given in ("program", "graph"):
+    if context.qat and context.given in ("program", "graph"):
         raise DoesNotApplyError("to programs that are to be trained")
-    for name, node in subject.nodes.items():
+    for name, node in context.nodes.items():
         if trains(node):
             yield Found(name, f"{op_of(node.target)} was exported in training mode", fix=_FIX_EXPORTED)
 
@@ -45,7 +45,7 @@ def _behaves(module: nn.Module) -> bool:
         return module.dropout > 0
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return module.track_running_stats
-    return isinstance(module, _BEHAVES)
+    return isinstance(module, _MODE_DEPENDENT)
 
 
 _FIX_EXPORTED = (

@@ -8,24 +8,24 @@ from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rules.train_mode import trains
-from pt2qa._check.subject import Subject
 from pt2qa._graph.handles import handle_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Batch norms that are left once torchao has folded what it folds, on a copy."""
-    if subject.qat:
+    if context.qat:
         raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
-    if not any(_is_batch_norm(node) for node in subject.graph.graph.nodes):
+    if not any(_is_batch_norm(node) for node in context.graph.graph.nodes):
         raise DoesNotApplyError("to models without batch norm")
-    for node in _unfolded(subject.graph):
+    for node in _unfolded(context.graph):
         before = node.all_input_nodes[0]
         op = "an input" if before.op == "placeholder" else op_of(before.target)
         rank = f" with {before.meta[VALUE].dim()} dimensions" if op == "linear" else ""
-        yield Found(subject.name_of(node), f"it reads {op}{rank}, and stays a float op")
+        yield Found(context.name_of(node), f"it reads {op}{rank}, and stays a float op")
 
 
 def _unfolded(graph: GraphModule) -> list[Node]:

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rounding import own_spec, spec_read
-from pt2qa._check.subject import Subject
 from pt2qa._simulator.products import CONVOLUTIONS
 from pt2qa.overrides import Annotations, fusions_in
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import GraphNode
 from pt2qa.plugins import Found, Rule
 
-_FIRST = CONVOLUTIONS | {"linear", "add", "mul", "matmul", *BATCH_NORMS}
+_PRODUCERS = CONVOLUTIONS | {"linear", "add", "mul", "matmul", *BATCH_NORMS}
 _ACTIVATIONS = ("relu", "relu6", "hardtanh", "clamp", "leaky_relu", "hardswish", "silu", "gelu", "sigmoid", "tanh")
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """What the backend could fuse, and what the quantizer itself takes as one at other places."""
-    annotations = subject.annotations
+    annotations = context.annotations
     nodes = {node.name: node for node in annotations.ground.nodes.values()}
     declared = set[str]()
     for edit in fusions_in(annotations):
         first, second = (nodes[name] for name in edit.ops)
         declared.add(first.name)
-        yield Found(first.name, f"is rounded before the {_label(second, subject)} that reads it; {_KERNEL}")
+        yield Found(first.name, f"is rounded before the {_label(second, context)} that reads it; {_KERNEL}")
     for first, second, elsewhere in _fused_elsewhere(annotations):
         if first.name not in declared:
             times = f"at {elsewhere} other place{'' if elsewhere == 1 else 's'}"
@@ -36,9 +36,9 @@ def find(subject: Subject) -> Iterator[Found]:
             )
 
 
-def _label(node: GraphNode, subject: Subject) -> str:
+def _label(node: GraphNode, context: CheckContext) -> str:
     """The op as people call it: a ReLU6 is a hardtanh from 0 to 6."""
-    found = subject.nodes.get(node.name)
+    found = context.nodes.get(node.name)
     is_relu6 = found is not None and node.op == "hardtanh" and list(found.args[1:]) == [0.0, 6.0]
     return "ReLU6" if is_relu6 else node.op
 
@@ -56,7 +56,7 @@ def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, boo
     """An annotated op and the activation that alone reads it; whether its output is rounded in between."""
     nodes = annotations.ground.nodes
     for first in nodes.values():
-        if first.op not in _FIRST or first.name not in annotations.ops or len(first.readers) != 1:
+        if first.op not in _PRODUCERS or first.name not in annotations.ops or len(first.readers) != 1:
             continue
         second = nodes[first.readers[0]]
         if second.op in _ACTIVATIONS:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.internals.nodes import module_stack
 from pt2qa.errors import PluginError
 from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, called_modules, modules_of
@@ -34,22 +34,22 @@ class Filter:
     key: Any
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Entries of the quantizer's settings that hold no op of the graph; names as errors with near ones."""
-    graph = subject.graph
+    graph = context.graph
     try:
-        quantizer = subject.plugin.build(graph, qat=subject.qat)
+        quantizer = context.plugin.build(graph, qat=context.qat)
     except PluginError as error:
         raise DoesNotApplyError("to quantizers that refuse the model; see quantizer-fails") from error
     filters = list(filters_of(quantizer, set()))
-    if not isinstance(subject.plugin, GenericPlugin):
+    if not isinstance(context.plugin, GenericPlugin):
         # What a plug-in sets for a type of op is its own way to do what it was asked, whether the model has one or not.
         filters = [one for one in filters if one.kind == "module_name"]
     if not filters:
         raise DoesNotApplyError("to quantizers without filters by name or type")
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     for one in filters:
-        if not any(_HOLDS[one.kind](one.key, node) for node in nodes):
+        if not any(_MATCHES[one.kind](one.key, node) for node in nodes):
             why = f"{one.attribute} holds {_text(one.key)}, and no op of the graph passes it"
             if one.kind == "module_name":
                 yield Found("", why + _near(one.key, nodes).removesuffix("."))
@@ -65,7 +65,7 @@ def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
     for attribute, value in vars(quantizer).items():
         kind = _SETTING.fullmatch(attribute)
         if kind and isinstance(value, Mapping):
-            yield from (Filter(attribute, kind[1], key) for key in value if _FITS[kind[1]](key))
+            yield from (Filter(attribute, kind[1], key) for key in value if _IS_KEY[kind[1]](key))
         inner = value if isinstance(value, list | tuple) else (value,)
         for other in inner:
             if isinstance(other, Quantizer) and id(other) not in seen:
@@ -99,12 +99,12 @@ def _is_op(op: Any, node: Node) -> bool:
     return node.target is op or getattr(node.target, "overloadpacket", None) is op
 
 
-_HOLDS: Mapping[str, Callable[[Any, Node], bool]] = {
+_MATCHES: Mapping[str, Callable[[Any, Node], bool]] = {
     "module_name": lambda path, node: path in called_modules(node),
     "module_type": _in_module_type,
     "operator_type": _is_op,
 }
-_FITS: Mapping[str, Callable[[Any], bool]] = {
+_IS_KEY: Mapping[str, Callable[[Any], bool]] = {
     "module_name": lambda key: isinstance(key, str),
     "module_type": lambda key: isinstance(key, type),
     "operator_type": callable,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from pt2qa._check.context import CheckContext
 from pt2qa._check.site_rows import VISIBLE_NOISE, site_rows
-from pt2qa._check.subject import Subject
 from pt2qa._report.formats import decibel, share
 from pt2qa.plugins import Found, Rule
 
-WIDE = 0.45
+LEAST_RANGE_USE = 0.45
 """Share of the range below which more than one bit is lost: one-sided values under a symmetric scale use 127/255."""
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Sites below 30 dB that use well under half of their integers."""
-    for row in site_rows(subject):
-        if 0 < row.range_use < WIDE and row.rounding_sqnr < VISIBLE_NOISE:
+    for row in site_rows(context):
+        if 0 < row.range_use < LEAST_RANGE_USE and row.rounding_sqnr < VISIBLE_NOISE:
             bits = -math.log2(row.range_use)
             yield Found(
                 row.name,

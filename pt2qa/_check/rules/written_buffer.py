@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._capture.aliases import Aliases
-from pt2qa._check.subject import Subject
+from pt2qa._check.context import CheckContext
 from pt2qa.plugins import Found, Rule
 
 
-def find(subject: Subject) -> Iterator[Found]:
+def find(context: CheckContext) -> Iterator[Found]:
     """Buffers to which an op of the graph writes."""
-    graph = subject.graph
+    graph = context.graph
     buffers = graph.graph.find_nodes(op="get_attr")
     for node in Aliases(graph).written(buffers):
         name = str(node.target)

@@ -44,7 +44,7 @@ class UnavailableError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class CheckContext:
     """A model as far as it is known, for rules.
 
     What is below as a property raises :class:`UnavailableError` where it cannot be had, so that a rule which names it
@@ -196,7 +196,7 @@ class Subject:
         return self._annotated(lambda: self.annotate(rewritten.module(), rewritten.names), "normalised")
 
     @functools.cached_property
-    def mends(self) -> Mapping[Pass, tuple[Change, ...]]:
+    def fixing_passes(self) -> Mapping[Pass, tuple[Change, ...]]:
         """Where the quantizer fails on the program that was given: the passes of capture that make it work.
 
         Those without which it fails; where there is none, since two of them do, the first that is enough.  Empty where
