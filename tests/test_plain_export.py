@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 import pt2qa
+from pt2qa._graph.annotation import annotated_ops
 from pt2qa._graph.handles import op_of
-from pt2qa._quantize.plain_export import annotated_ops
 from pt2qa._quantize.quantization import _prepare
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import resolve
@@ -89,9 +89,49 @@ def test_a_quantizer_that_fails_on_the_plain_export_is_named() -> None:
     )
 
 
+class Counting(Wary):
+    """Counts how often it is asked to annotate a graph."""
+
+    graphs = 0
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        self.graphs += 1
+        annotated: GraphModule = self.own.annotate(model)
+        return annotated
+
+
+def test_a_quantizer_annotates_the_plain_export_once_for_each_capture() -> None:
+    captures = [pt2qa.capture(Functional().eval(), images()) for _ in range(2)]
+    quantizer, other = Counting(), Counting()
+    plan = pt2qa.OverridePlan((pt2qa.Edit("float", ("conv2d_1",)),))
+
+    def quantized(capture: pt2qa.Capture, quantizer: Quantizer, plan: pt2qa.OverridePlan | None = None) -> str:
+        pair = pt2qa.quantize(capture, quantizer, [images()], overrides=plan, progress=False)
+        return next(note for note in pair.notes if "plain torch.export" in note)
+
+    notes = [quantized(captures[0], quantizer) for _ in range(2)]
+    assert quantizer.graphs == 3  # prepare's graph twice, and the plain export
+    notes.append(quantized(captures[0], quantizer, plan))
+    assert quantizer.graphs == 4
+    notes.append(quantized(captures[1], quantizer))
+    assert quantizer.graphs == 6
+    quantized(captures[0], other)
+    assert other.graphs == 2
+    assert len(set(notes)) == 1
+
+
+def test_a_quantizer_that_was_configured_anew_annotates_the_plain_export_anew() -> None:
+    capture, quantizer = pt2qa.capture(Functional().eval(), images()), Counting()
+    pt2qa.quantize(capture, quantizer, [images()], progress=False)
+    quantizer.own.set_module_type_qconfig(nn.Linear, None)
+    pt2qa.quantize(capture, quantizer, [images()], progress=False)
+    assert quantizer.graphs == 4
+
+
+@pytest.mark.parametrize("qat", [False, True])
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
-def test_a_prepared_program_shows_what_the_quantizer_annotated(quantizer: str) -> None:
+def test_what_a_quantizer_annotates_is_counted_as_prepare_asks_it(quantizer: str, qat: bool) -> None:
     capture, plugin = pt2qa.capture(residual(), images()), resolve(quantizer)
-    prepared = _prepare(plugin, capture.module(), (), capture.names, False)
-    again = annotate(capture.module(), plugin, (), capture.names, qat=False)
-    assert annotated_ops(prepared) == annotated_ops(again) != {}
+    _, counted = _prepare(plugin, capture.module(), (), capture.names, qat)
+    again = annotate(capture.module(), plugin, (), capture.names, qat=qat)
+    assert counted == annotated_ops(again.graph.nodes) != {}

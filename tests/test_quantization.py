@@ -190,6 +190,18 @@ def test_observers_that_never_saw_a_value_are_named() -> None:
         pt2qa.quantize(capture, "xnnpack", [torch.empty(0, 16)], progress=False)
 
 
+@pytest.mark.parametrize(("value", "what"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
+def test_a_calibration_batch_that_no_scale_fits_is_named(value: float, what: str) -> None:
+    bad = torch.ones(4, 16)
+    bad[0, 0] = value
+    capture = pt2qa.capture(Linears().eval(), EXAMPLE)
+    with pytest.raises(
+        pt2qa.QuantizeError,
+        match=rf"^calibration batch 1 \(counted from 0\) holds {what} in the input x, for which no scale fits\. Leave",
+    ):
+        pt2qa.quantize(capture, "xnnpack", [EXAMPLE, (bad,)], progress=False)
+
+
 def test_a_quantizer_that_raises_is_named_with_its_reason() -> None:
     from torchao.quantization.pt2e.quantizer import Quantizer
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pt2qa._graph.agreement import compare_outputs
+from pt2qa._graph.agreement import compare_outputs, difference
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._report.prose import few
 from pt2qa.errors import CaptureError
 
 AGREEMENT_DB = 100.0
@@ -36,7 +38,7 @@ class State:
         return tuple(
             path
             for path, module, name, value, saved in self._saved
-            if module._buffers.get(name) is not value or not _identical(value, saved)
+            if module._buffers.get(name) is not value or difference(value, saved, math.inf)
         )
 
     def restore(self) -> None:
@@ -91,7 +93,7 @@ def check_stateless(
     state.restore()
     if found is not None:
         raise CaptureError(
-            f"the model keeps state: forward changes its buffers {_listed(changed)}, and {found.leaf} {found.what} "
+            f"the model keeps state: forward changes its buffers {few([repr(name) for name in changed])}, and {found} "
             "between two runs of one input. pt2qa compares runs of one input: take the state as an input and return "
             "the new one."
         )
@@ -134,23 +136,12 @@ def check_agreement(
         return
     if own is not None:
         raise CaptureError(
-            f"the model disagrees with itself: {own.leaf} {own.what} between two runs of one input in eval mode. It is "
+            f"the model disagrees with itself: {own} between two runs of one input in eval mode. It is "
             "random (torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. pt2qa compares "
             "runs of one input: make forward deterministic."
         )
     raise CaptureError(
-        f"the captured program does not compute what the model computes: {found.leaf} {found.what} on the example "
+        f"the captured program does not compute what the model computes: {found} on the example "
         "inputs. Values that forward reads from outside, branches on values and writes to views of a tensor are the "
         "usual causes. Try the other strict=, and compare torch.export.export(model, args).module() with the model."
     )
-
-
-def _identical(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, NaN counting as equal to NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

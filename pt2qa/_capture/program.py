@@ -52,7 +52,6 @@ class Capture:
     changes: tuple[Change, ...] = ()
     stateful: tuple[str, ...] = ()
     plain: ExportedProgram | None = field(default=None, repr=False)
-    known_to_plain: dict[tuple[int, bool], tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
 
     def module(self) -> GraphModule:
         """A fresh graph to run or to prepare.

@@ -24,7 +24,7 @@ from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewr
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, source_line
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._layers.report import LayerReport
-from pt2qa._quantize.calibration import find_observers
+from pt2qa._quantize.observers import find_observers
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._weights.analysis import compare_weights
 from pt2qa._weights.report import WeightReport

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._quantize.calibration import find_observers
+from pt2qa._quantize.observers import find_observers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ else agrees exactly: integers, booleans, where NaN and infinities stand, shapes,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,21 +19,8 @@ FLIPS = 1e-3
 """Share of the integers and booleans of one output that a folded batch norm may change, as in the argmax of pixels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disagreement:
-    """An output in which two runs differ.
-
-    Attributes:
-        leaf: its name, such as ``output[1]``.
-        what: how it differs, as the end of a sentence.
-    """
-
-    leaf: str
-    what: str
-
-
-def compare_outputs(expected: Any, actual: Any, least: float, *, flips: float = 0.0) -> Disagreement | None:
-    """The first output in which two runs differ, or None.
+def compare_outputs(expected: Any, actual: Any, least: float, *, flips: float = 0.0) -> str | None:
+    """The first output in which two runs differ, and how; None where they agree.
 
     Args:
         expected: nested outputs of the one run.
@@ -44,29 +30,23 @@ def compare_outputs(expected: Any, actual: Any, least: float, *, flips: float = 
             float rounding decides which is the larger one.
 
     >>> compare_outputs((torch.ones(2), 1), (torch.ones(2), 2), 100)
-    Disagreement(leaf='output[1]', what='is 2 instead of 1')
+    'output[1] is 2 instead of 1'
     """
     wanted, spec = pytree.tree_flatten_with_path(expected)
     given, other = pytree.tree_flatten_with_path(actual)
     if len(wanted) != len(given):
-        return Disagreement("output", f"has {len(given)} leaves ({other}) instead of {len(wanted)} ({spec})")
-    return compare_leaves(
-        [leaf for _, leaf in wanted],
-        [leaf for _, leaf in given],
-        [leaf_name(path) for path, _ in wanted],
-        least,
-        flips=flips,
-    )
+        return f"output has {len(given)} leaves ({other}) instead of {len(wanted)} ({spec})"
+    names = [leaf_name(path) for path, _ in wanted]
+    return compare_leaves([leaf for _, leaf in wanted], [leaf for _, leaf in given], names, least, flips=flips)
 
 
 def compare_leaves(
     expected: Sequence[Any], actual: Sequence[Any], names: Sequence[str], least: float, *, flips: float = 0.0
-) -> Disagreement | None:
+) -> str | None:
     """As :func:`compare_outputs`, for flat outputs and their names."""
     for name, want, got in zip(names, expected, actual, strict=True):
-        what = difference(want, got, least, flips=flips)
-        if what is not None:
-            return Disagreement(name, what)
+        if what := difference(want, got, least, flips=flips):
+            return f"{name} {what}"
     return None
 
 
@@ -80,7 +60,7 @@ def difference(expected: Any, actual: Any, least: float, *, flips: float = 0.0) 
         same = type(expected) is type(actual) and (expected == actual or (expected != expected and actual != actual))
         return None if same else f"is {actual!r} instead of {expected!r}"
     if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
-        return f"is {_kind(actual)} instead of {_kind(expected)}"
+        return f"is {kind_of(actual)} instead of {kind_of(expected)}"
     if not (expected.is_floating_point() or expected.is_complex()):
         count = int((expected != actual).sum())
         return f"differs in {count} of {expected.numel()} values" if count > flips * expected.numel() else None
@@ -108,5 +88,12 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return "output" + "".join(parts)
 
 
-def _kind(value: Tensor) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is: dtype and shape of a tensor, the type of anything else.
+
+    >>> kind_of(torch.zeros(2, 3)), kind_of(1)
+    ('float32[2, 3]', 'int')
+    """
+    if not isinstance(value, Tensor):
+        return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

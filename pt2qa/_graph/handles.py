@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -212,6 +212,12 @@ def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
             placed_by_handle[handle] = placed
     namer = _Namer()
     return {handle: namer.name(placed_by_handle[handle]) for handle in sorted(placed_by_handle)}
+
+
+def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:
+    """What people read for a node, by its handle; None for one without."""
+    handle = handle_of(node)
+    return names[handle].name if handle is not None and handle in names else None
 
 
 def op_of(target: Callable[..., Any] | str) -> str:

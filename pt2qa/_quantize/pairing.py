@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
+from pt2qa._graph.annotation import annotated_ops, specs_of
 from pt2qa._graph.handles import OpName, handle_of, input_handles, names_of
+from pt2qa._graph.internals.torchao import is_logger, is_observer
+from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
@@ -300,7 +303,7 @@ def _as_graph_module(side: str, graph: Any) -> GraphModule:
     if isinstance(graph, ExportedProgram):
         graph = graph.module()
     if isinstance(graph, GraphModule):
-        return _without(graph, _is_logger)
+        return without(graph, is_logger)
     raise PairingError(f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram.")
 
 
@@ -315,7 +318,7 @@ def _handles(graph_module: GraphModule) -> dict[int, list[Node]]:
 
 def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> GraphModule:
     """The reference without observers, and with the batch norms folded that the quantized graph has folded."""
-    graph_module = _without(reference, _is_observer)
+    graph_module = without(reference, is_observer)
     known = _handles(quantized)
     folded = any(
         op_rules.op_name(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module)
@@ -342,33 +345,6 @@ _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 def _ops(graph_module: GraphModule) -> Iterable[Node]:
     return (node for node in graph_module.graph.nodes if node.op == "call_function")
-
-
-def _is_observer(target: str, module: nn.Module) -> bool:
-    return target.startswith("activation_post_process")
-
-
-def _is_logger(target: str, module: nn.Module) -> bool:
-    """Whether torchao's ``prepare_for_propagation_comparison`` put the module in."""
-    return type(module).__name__ == "OutputLogger"
-
-
-def _without(graph_module: GraphModule, is_gone: Callable[[str, nn.Module], bool]) -> GraphModule:
-    """The graph without the calls of some modules that hand on their input; a copy where it has any."""
-    names = {
-        node.name
-        for node in graph_module.graph.nodes
-        if node.op == "call_module" and is_gone(str(node.target), graph_module.get_submodule(str(node.target)))
-    }
-    if not names:
-        return graph_module
-    stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-    for node in list(stripped.graph.nodes):
-        if node.name in names:
-            node.replace_all_uses_with(node.args[0])
-            stripped.graph.erase_node(node)
-    stripped.recompile()
-    return stripped
 
 
 def _pair_handles(pair: QuantizedPair) -> Pairing:
@@ -457,12 +433,9 @@ def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
             handles.add(step.handle)
             totals[step.op] += 1
             quantized[step.op] += is_quantized(step.op, reads)
-    annotations = [
-        (op_rules.op_name(node.target), annotation)
-        for node in _ops(pair.quantized)
-        if handle_of(node) in handles and (annotation := node.meta.get("quantization_annotation")) is not None
-    ]
-    annotated = Counter(op for op, annotation in annotations if quant_ops.asks(annotation))
+    ops = [node for node in _ops(pair.quantized) if handle_of(node) in handles]
+    annotated = annotated_ops(ops)
+    known = any(specs_of(node) for node in ops)
     return tuple(
-        OpCoverage(op, total, annotated[op] if annotations else -1, quantized[op]) for op, total in totals.most_common()
+        OpCoverage(op, total, annotated[op] if known else -1, quantized[op]) for op, total in totals.most_common()
     )

@@ -6,73 +6,61 @@ Each op that only one of the two graphs shows to the quantizer makes another qua
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import Counter
+from typing import Any
 
-from torch.fx import GraphModule
+from torch.export import ExportedProgram
 
 from pt2qa._capture.program import Capture
-from pt2qa._graph.handles import op_of
+from pt2qa._graph.annotation import annotated_ops
 from pt2qa._report.prose import few
 from pt2qa._simulator.products import PRODUCTS
-from pt2qa._simulator.quant_ops import asks
 from pt2qa.errors import Pt2qaError
-from pt2qa.plugins import QuantizerPlugin
+from pt2qa.overrides.edited import annotate
+from pt2qa.plugins import GenericPlugin, QuantizerPlugin
 
 _ADVICE = "export capture.program, not the model, to deploy what was measured"
 
+_known: weakref.WeakKeyDictionary[ExportedProgram, list[tuple[Any, str]]] = weakref.WeakKeyDictionary()
+"""By captured program, what was said of each quantizer: to annotate takes minutes with some."""
 
-def rewriting_notes(
-    capture: Capture, plugin: QuantizerPlugin, here: Counter[str] | None, *, qat: bool
-) -> tuple[str, ...]:
-    """A note where capture's rewriting changed what a quantizer annotates; measured once for each quantizer object.
+
+def rewriting_note(capture: Capture, plugin: QuantizerPlugin, here: Counter[str], *, qat: bool) -> str:
+    """Says how capture's rewriting changed what a quantizer annotates; empty where it did not.
+
+    The plain export is annotated once for each quantizer, as long as that annotates the captured program alike.
 
     Args:
         capture: keeps the plain export where it changed anything.
         plugin: the quantizer.
-        here: what it annotated in the captured program, see :func:`annotated_ops`; None: it is annotated once more,
-            which takes seconds with quantizers that match patterns.
+        here: what it annotates in the captured program, see :func:`pt2qa._graph.annotation.annotated_ops`.
         qat: as ``prepare_qat_pt2e`` annotates.
     """
     if capture.plain is None:
-        return ()
-    known = capture.known_to_plain
-    key = (id(plugin), qat)
-    if key not in known:
-        # The quantizer is kept, so that its id is not given to another.
-        known[key] = plugin, _compared(capture, plugin, here, qat)
-    return tuple(filter(None, [known[key][1]]))
+        return ""
+    known = _known.setdefault(capture.program, [])
+    # A torchao quantizer comes in a new plug-in each time; plug-ins with the same options are equal.
+    own = weakref.ref(plugin.quantizer) if isinstance(plugin, GenericPlugin) else plugin
+    key = own, qat, here
+    note = next((note for other, note in known if other == key), None)
+    if note is None:
+        note = _compared(capture.plain, capture, plugin, here, qat)
+        known.append((key, note))
+    return note
 
 
-def _compared(capture: Capture, plugin: QuantizerPlugin, here: Counter[str] | None, qat: bool) -> str:
-    assert capture.plain is not None
-    here = annotated_ops(_annotate(capture.module(), capture, plugin, qat)) if here is None else here
+def _compared(plain: ExportedProgram, capture: Capture, plugin: QuantizerPlugin, here: Counter[str], qat: bool) -> str:
+    graph = copy.deepcopy(plain.module(check_guards=False))
     try:
-        plain = annotated_ops(_annotate(capture.plain.module(check_guards=False), capture, plugin, qat))
+        there = annotated_ops(annotate(graph, plugin, (), capture.names, qat=qat).graph.nodes)
     except Pt2qaError as error:
         return f"{plugin.name} fails on the plain torch.export of the model ({error}); {_ADVICE}"
-    changed = [op for op in here | plain if here[op] != plain[op]]
+    changed = sorted((op for op in here | there if here[op] != there[op]), key=lambda op: op not in PRODUCTS)
     if not changed:
         return ""
-    changed.sort(key=lambda op: op not in PRODUCTS)
-    kinds = few([f"{op} {plain[op]} -> {here[op]}" for op in changed])
+    kinds = few([f"{op} {there[op]} -> {here[op]}" for op in changed])
     return (
         f"capture's rewriting changed how many ops {plugin.name} annotates, against a plain torch.export: {kinds}; "
         f"{_ADVICE}"
-    )
-
-
-def _annotate(graph: GraphModule, capture: Capture, plugin: QuantizerPlugin, qat: bool) -> GraphModule:
-    from pt2qa.overrides.edited import annotate
-
-    return annotate(copy.deepcopy(graph), plugin, (), capture.names, qat=qat)
-
-
-def annotated_ops(graph: GraphModule) -> Counter[str]:
-    """By kind, the ops at which a quantizer asks for a rounded value."""
-    return Counter(
-        op_of(node.target)
-        for node in graph.graph.nodes
-        if node.op == "call_function"
-        and (annotation := node.meta.get("quantization_annotation")) is not None
-        and asks(annotation)
     )

@@ -1,27 +1,31 @@
-"""From a capture to a :class:`QuantizedPair`: prepare, calibrate, convert."""
+"""From a capture to a :class:`QuantizedPair`: prepare, check, calibrate, convert, check, pair."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-import torch
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.handles import CUSTOM, OpName, op_of
-from pt2qa._quantize.calibration import calibrate, find_observers, place_of
-from pt2qa._quantize.conversion_check import check_runs, refuse_float64, refuse_float64_observers
+from pt2qa._graph.handles import OpName, op_of
+from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
+from pt2qa._graph.internals.torchao import fold_quantized_weights
+from pt2qa._quantize.calibration import calibrate, read_calls
+from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
+from pt2qa._quantize.observers import find_observers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
-from pt2qa._quantize.plain_export import annotated_ops, rewriting_notes
-from pt2qa._quantize.prepare_check import check_prepared
+from pt2qa._quantize.plain_export import rewriting_note
+from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
-from pt2qa._simulator.batches import Batch, read_batches
+from pt2qa._simulator.batches import Batch
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
+from pt2qa.overrides.edited import EditedQuantizer
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import taken_by
 
@@ -69,51 +73,41 @@ def quantize(
         raise QuantizeError(f"overrides: got {overrides!r}, expected an OverridePlan or None")
     if train is not None and not qat:
         raise QuantizeError("train was given without qat=True. Pass qat=True to train the prepared graph.")
-    float_graph = capture.module()
     edits = overrides.edits if overrides is not None else ()
+    names, float_graph = capture.names, capture.module()
     refuse_float64(float_graph)
-    prepared = _prepare(plugin, float_graph, edits, capture.names, qat)
-    # QAT puts other nodes in the places of conv and batch norm, and edits are no part of the quantizer.
-    annotated = None if qat or edits else annotated_ops(prepared)
+    prepared, annotated = _prepare(plugin, float_graph, edits, names, qat)
     if not find_observers(prepared):
         raise QuantizeError(
-            f"{plugin.name} annotated 0 of {_count_ops(float_graph)} ops: the model would stay in float. "
+            f"{plugin.name} annotated 0 of {_ops_of(float_graph).total()} ops: the model would stay in float. "
             f"{_takes_and_has(plugin, float_graph)}. Check the quantizer's settings and module names{_nested(capture)}."
         )
+    refuse_float64_observers(prepared, names, plugin.name)
 
-    observed = [(place_of(node, prepared), node.args[0]) for node in find_observers(prepared).values()]
-    refuse_float64_observers([(place, node) for place, node in observed if isinstance(node, Node)], plugin.name)
-
-    # Some quantizers calibrate with fake-quantize ops, too; they are off while prepare is checked.
-    fake = qat or _fake_quantizes(prepared)
-
-    first: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def check(args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        first.append((args, kwargs))
-        if not fake:
-            check_prepared(float_graph, prepared, args, kwargs, outputs, plugin.name)
-
-    if fake:
-        _check_fake_quantize_off(float_graph, prepared, capture, plugin.name)
+    calls = read_calls(capture, float_graph, calibration, inputs_of)
+    first = next(calls)
     if qat:
-        _train(prepared, train)
-    calibrate(capture, prepared, read_batches(calibration, inputs_of), plugin.name, first=check, progress=progress)
+        _switch(prepared, "eval")
+    check_prepared(float_graph, prepared, first, names, plugin.name)
+    if train is not None:
+        _switch(prepared, "train")
+        train(prepared)
+        _switch(prepared, "eval")
+    calibrate(prepared, itertools.chain([first], calls), names, plugin.name, progress=progress)
+
     reference, quantized = _convert(prepared, plugin.name)
-    check_runs(quantized, *first[0], capture.names, plugin.name)
+    check_runs(quantized, first, names, plugin.name)
+    rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
+    notes = (*_notes(capture), rewriting, *_override_notes(overrides, describe(plugin)))
     result = QuantizedPair(
         reference=reference,
         quantized=quantized,
-        names=capture.names,
+        names=names,
         quantizer=describe(plugin) + (" after QAT" if qat else ""),
         model=capture.model,
         float_graph=float_graph,
         capture=capture,
-        notes=(
-            *_notes(capture),
-            *rewriting_notes(capture, plugin, annotated, qat=qat),
-            *_override_notes(overrides, describe(plugin)),
-        ),
+        notes=tuple(filter(None, notes)),
         recipe=Recipe(plugin, None if isinstance(calibration, Iterator) else calibration, qat, train, inputs_of, edits),
     )
     try:
@@ -123,20 +117,20 @@ def quantize(
     return result
 
 
+# -- prepare -----------------------------------------------------------------------------------------------------------
+
+
 def _prepare(
     plugin: QuantizerPlugin, float_graph: GraphModule, edits: tuple[Edit, ...], names: Mapping[int, OpName], qat: bool
-) -> GraphModule:
+) -> tuple[GraphModule, Counter[str]]:
+    """A prepared copy of a graph, and how many ops of each kind the quantizer annotated before any edit."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
     # prepare folds batch norms into the graph it is given, and QAT trains its parameters: work on a copy of both.
     graph = copy.deepcopy(float_graph)
-    torchao_quantizer = plugin.build(graph, qat=qat)
-    if edits:
-        from pt2qa.overrides.edited import EditedQuantizer
-
-        torchao_quantizer = EditedQuantizer(torchao_quantizer, plugin, edits, names, qat=qat)
+    quantizer = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:
-        return (prepare_qat_pt2e if qat else prepare_pt2e)(graph, torchao_quantizer)  # type: ignore[no-any-return]
+        prepared = (prepare_qat_pt2e if qat else prepare_pt2e)(graph, quantizer)
     except Pt2qaError:
         raise
     except Exception as error:
@@ -144,16 +138,18 @@ def _prepare(
             f"{plugin.name} could not prepare the model: {type(error).__name__}: {str(error) or 'no message'}. "
             "The traceback above this one shows the op it stumbled on."
         ) from error
+    assert quantizer.annotated is not None, "prepare has the quantizer annotate"
+    return prepared, quantizer.annotated
 
 
-def _count_ops(graph_module: GraphModule) -> int:
-    return sum(node.op == "call_function" for node in graph_module.graph.nodes)
+def _ops_of(graph_module: GraphModule) -> Counter[str]:
+    return Counter(op_of(node.target) for node in graph_module.graph.nodes if node.op == "call_function")
 
 
 def _takes_and_has(plugin: QuantizerPlugin, graph_module: GraphModule) -> str:
     """Which kinds of op a quantizer takes as it is configured, where it says so, and which a graph has."""
-    counts = Counter(op_of(node.target) for node in graph_module.graph.nodes if node.op == "call_function")
-    has = f"the model has {', '.join(f'{op} ({count})' for op, count in counts.most_common()) or 'no op'}"
+    counts = _ops_of(graph_module).most_common()
+    has = f"the model has {', '.join(f'{op} ({count})' for op, count in counts) or 'no op'}"
     takes = taken_by(plugin)
     return f"With these options it takes {', '.join(takes)}; {has}" if takes else has[0].upper() + has[1:]
 
@@ -163,58 +159,24 @@ def _nested(capture: Capture) -> str:
     return f"; {count} ops are inside nested graphs (cond, loops), which quantizers do not enter" if count else ""
 
 
-def _notes(capture: Capture) -> tuple[str, ...]:
-    notes = []
+def _notes(capture: Capture) -> Iterator[str]:
     if capture.unanalysed:
-        shown = ", ".join(capture.unanalysed[:5]) + (" …" if len(capture.unanalysed) > 5 else "")
-        notes.append(f"not analysed, inside nested graphs: {len(capture.unanalysed)} ops ({shown})")
+        yield f"not analysed, inside nested graphs: {len(capture.unanalysed)} ops ({few(capture.unanalysed)})"
     if capture.stateful:
-        names = ", ".join(capture.stateful)
-        notes.append(f"forward writes to {names}; every batch is compared from the captured state")
-    return tuple(notes)
+        yield f"forward writes to {', '.join(capture.stateful)}; every batch is compared from the captured state"
 
 
-def _override_notes(overrides: OverridePlan | None, quantizer: str) -> tuple[str, ...]:
+def _override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[str]:
     if overrides is None or not overrides.edits:
-        return ()
-    counts = Counter(edit.kind for edit in overrides.edits)
-    notes = [f"overrides: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"]
-    if overrides.quantizer and overrides.quantizer != quantizer:
-        notes.append(f"the overrides were made for {overrides.quantizer}, and are applied to {quantizer}")
-    return tuple(notes)
-
-
-# -- quantization-aware training ---------------------------------------------------------------------------------------
-
-
-def _fake_quantizes(prepared: GraphModule) -> bool:
-    from torchao.quantization.pt2e import FakeQuantizeBase
-
-    return any(isinstance(module, FakeQuantizeBase) for module in prepared.modules())
-
-
-def _check_fake_quantize_off(float_graph: GraphModule, prepared: GraphModule, capture: Capture, name: str) -> None:
-    """Checks a prepared graph on the example inputs with fake quantization off; leaves it in eval mode."""
-    from torchao.quantization.pt2e import disable_fake_quant, disable_observer, enable_fake_quant, enable_observer
-
-    _switch(prepared, "eval")
-    prepared.apply(disable_fake_quant).apply(disable_observer)
-    with torch.no_grad():
-        outputs = prepared(*capture.args, **capture.kwargs)
-        check_prepared(float_graph, prepared, capture.args, capture.kwargs, outputs, name)
-    prepared.apply(enable_fake_quant).apply(enable_observer)
-
-
-def _train(prepared: GraphModule, train: Callable[[GraphModule], None] | None) -> None:
-    if train is None:
         return
-    _switch(prepared, "train")
-    train(prepared)
-    _switch(prepared, "eval")
+    counts = Counter(edit.kind for edit in overrides.edits)
+    yield f"overrides: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"
+    if overrides.quantizer and overrides.quantizer != quantizer:
+        yield f"the overrides were made for {overrides.quantizer}, and are applied to {quantizer}"
 
 
 def _switch(prepared: GraphModule, mode: Literal["eval", "train"]) -> None:
-    """Puts a prepared graph into a mode, in place; its batch norms keep their handles.
+    """Puts a graph that was prepared for training into a mode, in place; its batch norms keep their handles.
 
     torchao puts new batch norms in the places of the old ones, which know nothing of where they come from.
     """
@@ -224,7 +186,7 @@ def _switch(prepared: GraphModule, mode: Literal["eval", "train"]) -> None:
     (move_exported_model_to_eval if mode == "eval" else move_exported_model_to_train)(prepared)
     for key, nodes in _batch_norms(prepared).items():
         for node, meta in zip(nodes, known[key], strict=True):
-            node.meta |= {name: meta[name] for name in (CUSTOM, "nn_module_stack") if name in meta}
+            node.meta |= {name: meta[name] for name in (CUSTOM, MODULE_STACK) if name in meta}
 
 
 def _batch_norms(graph_module: GraphModule) -> dict[str, list[Node]]:
@@ -245,15 +207,14 @@ def _convert(prepared: GraphModule, name: str) -> tuple[GraphModule, GraphModule
     ``convert_pt2e`` is asked not to fold the weights: that graph holds the float weights and every quantize op, so that
     taking the quantization out gives the reference, after QAT too, and folding the rest gives what it usually returns.
     """
-    from torchao.quantization.pt2e.constant_fold import constant_fold
-    from torchao.quantization.pt2e.quantize_pt2e import _quant_node_constraint, convert_pt2e
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     try:
         unfolded = convert_pt2e(prepared, fold_quantize=False)
         reference = quant_ops.strip_quantization(unfolded)
         quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
         quantized.meta.update(unfolded.meta)
-        constant_fold(quantized, _quant_node_constraint)
+        fold_quantized_weights(quantized)
     except Exception as error:
         raise QuantizeError(f"convert_pt2e failed for {name}: {type(error).__name__}: {error}.") from error
     return reference, quantized

@@ -52,23 +52,6 @@ def is_quantization(node: Node) -> bool:
     return is_quantize(node) or is_dequantize(node) or is_choose_qparams(node) or is_half_cast(node)
 
 
-def asks(annotation: Any) -> bool:
-    """Whether a torchao annotation asks for a rounded value; quantizers need not set its ``_annotated``."""
-    inputs = [(source, spec) for source, spec in (annotation.input_qspec_map or {}).items()]
-    return any(
-        spec is not None and rounds(spec, constant=source is not None and source.op == "get_attr")
-        for source, spec in (*inputs, (None, annotation.output_qspec))
-    )
-
-
-def rounds(spec: Any, *, constant: bool) -> bool:
-    """Whether a torchao spec rounds what it is given: float32 rounds nothing, float16 constants alone."""
-    dtype = getattr(spec, "dtype", None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        return True
-    return dtype.itemsize == 1 or (dtype is torch.float16 and constant)
-
-
 def is_static_per_tensor(node: Node) -> bool:
     """Whether one scale and zero point, literals of the graph, serve the whole tensor."""
     return _op_name(node).endswith("quantize_per_tensor") and _overload(node) == "default"

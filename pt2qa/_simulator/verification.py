@@ -167,7 +167,7 @@ class Verification:
         if found is not None:
             hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
             raise SimulationError(
-                f"the quantized graph without its quantization is not the reference graph: {found.leaf} {found.what}, "
+                f"the quantized graph without its quantization is not the reference graph: {found}, "
                 "so what differs is not int8. Either the two graphs were not made from one float graph (same weights, "
                 f"eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
             )

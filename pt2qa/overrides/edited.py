@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from pt2qa._graph.annotation import annotated_ops
 from pt2qa._graph.handles import OpName
+from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa.errors import Pt2qaError, QuantizeError
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.plan import Edit
@@ -17,7 +20,7 @@ from pt2qa.plugins import QuantizerPlugin
 
 
 class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
-    """Does what a quantizer does, and edits what it annotated.
+    """Does what a quantizer does, counts what it annotates, and edits that.
 
     Args:
         quantizer: any torchao quantizer, configured.
@@ -25,6 +28,9 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         edits: the edits, made one after the other.
         names: what to call each handle of the graph.
         qat: whether ``prepare_qat_pt2e`` uses it.
+
+    Attributes:
+        annotated: by kind, how many ops the quantizer annotated; None until it did.
     """
 
     def __init__(
@@ -42,7 +48,7 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         self.edits = edits
         self.names = names
         self.qat = qat
-        self._edited = False
+        self.annotated: Counter[str] | None = None
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """What the quantizer does to the graph before it annotates."""
@@ -59,10 +65,11 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
             QuantizeError: an edit changes nothing, or cannot be made in this graph.
         """
         model = self.quantizer.annotate(model) or model
-        if not self._edited:
-            self._edited = True
-            before = read_annotations(model, self.plugin, self.names, qat=self.qat)
-            write_specs(model, before.specs, before.with_edits(self.edits).specs)
+        if self.annotated is None:
+            self.annotated = annotated_ops(model.graph.nodes)
+            if self.edits:
+                before = read_annotations(model, self.plugin, self.names, qat=self.qat)
+                write_specs(model, before.specs, before.with_edits(self.edits).specs)
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -84,14 +91,10 @@ def annotate(
         SelectionError: an edit names an op that the model does not have.
         PluginError: the backend does not have what an edit asks for.
     """
-    from torchao.quantization.pt2e.quantize_pt2e import _fuse_conv_bn_, _fuse_linear_bn_
-
-    quantizer = plugin.build(graph, qat=qat)
-    edited = EditedQuantizer(quantizer, plugin, edits, names, qat=qat) if edits else quantizer
+    edited = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:
         if not qat:
-            _fuse_conv_bn_(graph)
-            _fuse_linear_bn_(graph)
+            fold_batch_norms(graph)
         graph = edited.transform_for_annotation(graph)
         edited.annotate(graph)
         edited.validate(graph)

@@ -18,11 +18,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from pt2qa._graph.annotation import rounds, specs_of
 from pt2qa._graph.handles import OpName, handle_of
-from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.nodes import ANNOTATION, VALUE
+from pt2qa._graph.internals.torchao import maker_of
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.products import keyword_numbers
-from pt2qa._simulator.quant_ops import rounds
 
 Point = tuple[str, str]
 """fx names of the node that makes a value and of its reader; the second is empty for the node's own output."""
@@ -123,19 +124,11 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
 
 def read_specs(graph_module: GraphModule) -> dict[Point, Any]:
     """Every annotated point of a graph with its spec."""
-    from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
-
-    specs: dict[Point, Any] = {}
-    for node in graph_module.graph.nodes:
-        annotation = node.meta.get(Q_ANNOTATION_KEY)
-        if annotation is None:
-            continue
-        for source, spec in (annotation.input_qspec_map or {}).items():
-            if spec is not None:
-                specs[source.name, node.name] = _read(spec)
-        if annotation.output_qspec is not None:
-            specs[node.name, ""] = _read(annotation.output_qspec)
-    return specs
+    return {
+        (node.name, "") if source is None else (source.name, node.name): _read(spec)
+        for node in graph_module.graph.nodes
+        for source, spec in specs_of(node)
+    }
 
 
 def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
@@ -143,7 +136,7 @@ def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
 
     A node that is left with nothing loses its annotation: QAT's prepare takes an empty one for a damaged one.
     """
-    from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY, QuantizationAnnotation
+    from torchao.quantization.pt2e.quantizer import QuantizationAnnotation
 
     nodes = {node.name: node for node in graph_module.graph.nodes}
     points = before.keys() | after.keys()
@@ -152,7 +145,7 @@ def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
     }
     for name in sorted(changed):
         node = nodes[name]
-        found = node.meta.get(Q_ANNOTATION_KEY)
+        found = node.meta.get(ANNOTATION)
         annotation = QuantizationAnnotation(_annotated=True) if found is None else copy.copy(found)
         inputs = {
             source: after.get((source.name, name))
@@ -162,9 +155,9 @@ def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
         annotation.input_qspec_map = {source: _write(spec, nodes) for source, spec in inputs.items()}
         annotation.output_qspec = _write(after.get((name, "")), nodes)
         if annotation.output_qspec is None and not any(spec is not None for spec in inputs.values()):
-            del node.meta[Q_ANNOTATION_KEY]
+            del node.meta[ANNOTATION]
         else:
-            node.meta[Q_ANNOTATION_KEY] = annotation
+            node.meta[ANNOTATION] = annotation
 
 
 def is_quantized(spec: Any, node: GraphNode) -> bool:
@@ -221,7 +214,7 @@ def spec_facts(spec: Any) -> SpecFacts:
 
 
 def _observer_name(maker: type[Any], spec: Any) -> str:
-    keywords = getattr(getattr(spec.observer_or_fake_quant_ctr, "p", None), "keywords", {})
+    _, keywords = maker_of(spec)
     inner = getattr(keywords.get("observer"), "__name__", "")
     return f"{maker.__name__}({inner})" if inner else maker.__name__
 
@@ -243,8 +236,7 @@ def dtype_of(node: Node) -> str:
 
 def observer_class(spec: Any) -> type[Any] | None:
     """The class of observer or fake-quantize that a spec asks for; None where it asks for none."""
-    maker = getattr(spec, "observer_or_fake_quant_ctr", None)
-    maker = getattr(getattr(maker, "p", None), "func", maker)
+    maker, _ = maker_of(spec)
     return maker if isinstance(maker, type) else None
 
 

@@ -1,0 +1,44 @@
+"""What a quantizer wrote at the nodes of a graph: torchao's annotations, read here alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import ANNOTATION
+
+
+def specs_of(node: Node) -> list[tuple[Node | None, Any]]:
+    """The specs of a node's annotation, each with the input that it is for, None for the output; empty without one."""
+    annotation = node.meta.get(ANNOTATION)
+    if annotation is None:
+        return []
+    specs = [*(annotation.input_qspec_map or {}).items(), (None, annotation.output_qspec)]
+    return [(source, spec) for source, spec in specs if spec is not None]
+
+
+def annotated_ops(nodes: Iterable[Node]) -> Counter[str]:
+    """By kind, the ops at which a quantizer asks for a rounded value; it need not set ``_annotated``."""
+    return Counter(
+        op_of(node.target)
+        for node in nodes
+        if node.op == "call_function"
+        and any(rounds(spec, constant=_is_constant(source)) for source, spec in specs_of(node))
+    )
+
+
+def rounds(spec: Any, *, constant: bool) -> bool:
+    """Whether a torchao spec rounds what it is given: float32 rounds nothing, float16 constants alone."""
+    dtype = getattr(spec, "dtype", None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return True
+    return dtype.itemsize == 1 or (dtype is torch.float16 and constant)
+
+
+def _is_constant(source: Node | None) -> bool:
+    return source is not None and source.op == "get_attr"

@@ -1,0 +1,169 @@
+"""What is checked between the steps of quantization, so that no fault surfaces deep inside an analysis.
+
+Observers pass values on unchanged, so a prepared graph must still compute the float model: where it does not, no
+calibration can put it right, and to blame int8 would be wrong.  A quantizer may also ask for what torch has no kernel
+for, such as an embedding of rounded indices: prepare and convert make such a graph, and it fails when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.agreement import FLIPS, compare_outputs, difference, kind_of
+from pt2qa._graph.handles import OpName, handle_of, name_of
+from pt2qa._graph.internals.nodes import VALUE, calls_guards
+from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torchao import is_observer
+from pt2qa._quantize.calibration import Call, run_batch
+from pt2qa._quantize.observers import find_observers, observed_value, without
+from pt2qa._report.prose import few
+from pt2qa._simulator import op_rules
+from pt2qa._simulator.batches import as_batch, flatten_batch
+from pt2qa._simulator.simulator import graph_values
+from pt2qa._simulator.verification import graph_outputs
+from pt2qa.errors import QuantizeError
+
+PREPARE_MATCH_DB = 60.0
+"""Below this, ``prepare`` changed the model: folding a batch norm costs float rounding, which is far above."""
+
+_REMEDY = "Pass model.float() and float32 inputs to pt2qa.capture"
+
+
+def refuse_float64(float_graph: GraphModule) -> None:
+    """Refuses a model that computes in float64 alone, before it is prepared.
+
+    Raises:
+        QuantizeError: all its floating-point values are float64, which the quantize ops of torch do not take.
+    """
+    dtypes = {dtype for node in float_graph.graph.nodes if (dtype := _dtype(node)) is not None}
+    if {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}:
+        raise QuantizeError(f"the model computes in float64, which torch's quantize ops do not take. {_REMEDY}.")
+
+
+def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName], quantizer: str) -> None:
+    """Refuses a quantizer that wants float64 values of a model to be rounded.
+
+    Raises:
+        QuantizeError: there are such values; the message names them.
+    """
+    found = {
+        observed_value(node, names)
+        for node in find_observers(prepared).values()
+        if _dtype(node.all_input_nodes[0]) is torch.float64
+    }
+    if found:
+        raise QuantizeError(
+            f"{quantizer} asks for float64 values to be rounded, which torch's quantize ops do not take: "
+            f"{few(sorted(found))}. {_REMEDY}, or leave these in float."
+        )
+
+
+def check_prepared(
+    float_graph: GraphModule, prepared: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str
+) -> None:
+    """Compares the outputs of a prepared graph, observers left out, with those of the float graph.
+
+    Args:
+        float_graph: what was prepared.
+        prepared: the graph, in eval mode; its observers see nothing of this.
+        call: the first calibration batch.
+        names: what to call each handle.
+        quantizer: its name, for the error.
+
+    Raises:
+        QuantizeError: they differ by more than float rounding, in integers, or in where NaN stands; the message names
+            the first op where they do.
+    """
+    rewritten = without(prepared, is_observer)
+    expected, actual = run_batch(float_graph, call, 0), run_batch(rewritten, call, 0)
+    found = compare_outputs(expected, actual, PREPARE_MATCH_DB, flips=FLIPS)
+    if found is None:
+        return
+    first = _first_changed(float_graph, rewritten, pytree.tree_leaves(call))
+    where = f", first at {name_of(first, names) or first.name}" if first is not None else ""
+    raise QuantizeError(
+        f"prepare changed the model before any quantization: {found}, held against the float model{where}. This is "
+        f"{quantizer}'s or torchao's rewriting, not int8: no calibration can mend it. A convolution whose weights "
+        "are used twice with batch norms that differ is the usual cause; give each use its own weights."
+    )
+
+
+def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: list[Any]) -> Node | None:
+    """The first op whose value prepare changed; a conv with a folded batch norm is held against the norm."""
+    after_folding = {
+        handle_of(node.args[0]): handle_of(node)
+        for node in float_graph.graph.nodes
+        if op_rules.op_name(node.target) == "batch_norm" and isinstance(node.args[0], Node)
+    }
+    kept = {handle_of(node) for node in rewritten.graph.nodes if node.op == "call_function"}
+    expected: dict[int | None, Tensor] = {}
+    found: list[Node] = []
+
+    def keep(node: Node, value: Any) -> None:
+        if node.op == "call_function" and isinstance(value, Tensor):
+            expected[handle_of(node)] = value.clone()
+
+    def compare(node: Node, value: Any) -> None:
+        handle = handle_of(node)
+        if found or node.op != "call_function" or handle is None or not isinstance(value, Tensor):
+            return
+        batch_norm = after_folding.get(handle)
+        want = expected.get(batch_norm if batch_norm is not None and batch_norm not in kept else handle)
+        if want is not None and want.shape == value.shape and difference(want, value, PREPARE_MATCH_DB, flips=FLIPS):
+            found.append(node)
+
+    graph_values(float_graph, values, keep)
+    graph_values(rewritten, values, compare)
+    return found[0] if found else None
+
+
+def check_runs(quantized: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str) -> None:
+    """Runs a converted graph on a batch; its buffers stay as they are.
+
+    Args:
+        quantized: what ``convert_pt2e`` returned.
+        call: the first calibration batch.
+        names: what to call each handle.
+        quantizer: its name, for the error.
+
+    Raises:
+        QuantizeError: it fails; the message names the op and what it was given.
+    """
+    seen: dict[Node, str] = {}
+
+    def note(node: Node, value: Any) -> None:
+        seen[node] = ", ".join(map(kind_of, pytree.tree_leaves(value)))
+
+    values = flatten_batch(quantized, as_batch(*call, quantized))
+    try:
+        graph_outputs(quantized, values, note)
+    except Exception as error:
+        failed = next(node for node in quantized.graph.nodes if node not in seen and not calls_guards(node))
+        name = _op_around(failed, names)
+        given = "; ".join(seen[source] for source in failed.all_input_nodes) or "nothing"
+        reason = str(error).strip().partition("\n")[0]
+        raise QuantizeError(
+            f"the graph that {quantizer} and convert_pt2e made cannot run: at {name}, {failed.target} fails on {given} "
+            f"with {type(error).__name__}: {reason}. No calibration can fix it. Leave the op, or what reads it, "
+            f"in float: overrides=OverridePlan((Edit('float', ({name!r},)),))."
+        ) from error
+
+
+def _op_around(node: Node, names: Mapping[int, OpName]) -> str:
+    """The op that a node is; of one that only quantizes, the op that makes the value, else the first that reads it."""
+    before, after = node, node
+    while name_of(before, names) is None and before.args and isinstance(before.args[0], Node):
+        before = before.args[0]
+    while name_of(after, names) is None and after.users:
+        after = next(iter(after.users))
+    return name_of(before, names) or name_of(after, names) or node.name
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    value = node.meta.get(VALUE)
+    return value.dtype if isinstance(value, Tensor) else None

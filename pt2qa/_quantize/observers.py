@@ -1,0 +1,49 @@
+"""The modules that prepare puts behind values, and graphs without them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.handles import OpName, name_of
+from pt2qa._graph.internals.torchao import is_observer
+
+
+def find_observers(prepared: GraphModule) -> dict[str, Node]:
+    """The observers of a prepared graph by attribute name, with a node that calls each."""
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+    return {
+        str(node.target): node
+        for node in prepared.graph.nodes
+        if node.op == "call_module" and is_observer(modules.get(str(node.target)))
+    }
+
+
+def observed_value(observer: Node, names: Mapping[int, OpName]) -> str:
+    """What an observer sees: the op or input that makes the value, or the name of the weight."""
+    source = observer.args[0]
+    assert isinstance(source, Node)
+    return str(source.target) if source.op == "get_attr" else name_of(source, names) or source.name
+
+
+def without(graph_module: GraphModule, is_gone: Callable[[nn.Module], bool]) -> GraphModule:
+    """A graph, and those nested in it, without the calls of some modules that hand on their input.
+
+    Returns:
+        A copy with the same parameters; the graph itself where it calls none of these modules.
+    """
+    stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    changed = False
+    for node in list(stripped.graph.nodes):
+        if node.op == "call_module" and is_gone(stripped.get_submodule(str(node.target))):
+            node.replace_all_uses_with(node.args[0])
+            stripped.graph.erase_node(node)
+            changed = True
+        elif node.op == "get_attr" and isinstance(nested := getattr(stripped, str(node.target), None), GraphModule):
+            setattr(stripped, str(node.target), own := without(nested, is_gone))
+            changed |= own is not nested
+    stripped.recompile()
+    return stripped if changed else graph_module
