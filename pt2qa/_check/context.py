@@ -229,10 +229,21 @@ class CheckContext:
     def products(self) -> tuple[Product, ...]:
         """The ops that multiply matrices, and how far the quantizer takes each of them."""
         if self.given != "pair":
-            return products_of(self.graph, self.names, self.annotations, None)
-        known = self.value.recipe is not None and self.value.capture is not None
-        graph = self.graph if known else self.value.reference
-        return products_of(graph, self.names, self.annotations if known else None, self.value.program)
+            found = products_of(self.graph, self.names, self.annotations, None)
+        else:
+            known = self.value.recipe is not None and self.value.capture is not None
+            graph = self.graph if known else self.value.reference
+            found = products_of(graph, self.names, self.annotations if known else None, self.value.program)
+        if not found:
+            raise UnavailableError("to models without convolutions, linears or matrix products")
+        return found
+
+    @property
+    def known_annotations(self) -> Annotations | None:
+        """What the quantizer annotates; None where that cannot be had."""
+        with contextlib.suppress(UnavailableError):
+            return self.annotations
+        return None
 
     @property
     def prepared(self) -> GraphModule:

@@ -51,9 +51,9 @@ class Rule:
         title: what is wrong, as the head of a list of places: ``modules that forward never calls``.
         why: what comes of it, in a sentence or two.
         fix: what to do.
-        needs: what the rule looks at.  Where something of it is not there, the rule is reported as not applied.
         find: from the :class:`pt2qa._check.context.CheckContext` to what was found; edits nothing.  It raises
             :class:`DoesNotApplyError` where the context holds nothing that the rule is about.
+        needs: what the rule looks at.  Where something of it is not there, the rule is reported as not applied.
     """
 
     id: str
@@ -61,5 +61,5 @@ class Rule:
     title: str
     why: str
     fix: str
-    needs: tuple[Need, ...]
     find: Callable[[Any], Iterable[Found]] = field(repr=False)
+    needs: tuple[Need, ...] = ()

@@ -25,7 +25,7 @@ def in_training() -> nn.Module:
 
 
 def rule(id: str, **changes: object) -> Rule:
-    plain = Rule(id, "warning", "made up", "Nothing.", "nothing to do", (), lambda context: ())
+    plain = Rule(id, "warning", "made up", "Nothing.", "nothing to do", lambda context: ())
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 

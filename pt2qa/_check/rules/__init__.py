@@ -1,113 +1,29 @@
-"""The rules, one a file.  Their order is that of the screen, within one severity."""
+"""The rules, one a file."""
 
 from __future__ import annotations
 
-from pt2qa._check.rules import (
-    added_zero,
-    aliased_inputs,
-    bias_overflow,
-    broken_share,
-    capture_fails,
-    channel_range,
-    coverage,
-    dead_channel,
-    dead_code,
-    decomposed_first,
-    degenerate_scale,
-    dynamic_conv,
-    fixed_batch,
-    fixed_range,
-    float_island,
-    float_op,
-    foreign_quantizer,
-    half_quantized,
-    in_place_spelling,
-    integer_observed,
-    integer_scalar,
-    invalid_fold,
-    mixed_parameters,
-    module_never_called,
-    nested_graph,
-    never_calibrated,
-    no_coverage,
-    no_float_output,
-    nonfinite_observed,
-    opaque_attention,
-    opaque_recurrent,
-    partial_write,
-    plain_program,
-    quantizer_fails,
-    random_op,
-    range_outliers,
-    requantize_mismatch,
-    residual_add,
-    saturation,
-    shared_module,
-    shared_weight,
-    strict_differs,
-    train_mode,
-    unfoldable_batch_norm,
-    unfused_pair,
-    unmatched_filter,
-    unused_range,
-    written_buffer,
-)
+from importlib import import_module
+
 from pt2qa.plugins import Rule
 
-_MODULES = (
+_ORDER = (
     # what costs most and is fixed for nothing
-    unfused_pair,
+    "unfused_pair "
     # the model and its capture
-    capture_fails,
-    aliased_inputs,
-    train_mode,
-    plain_program,
-    decomposed_first,
-    nested_graph,
-    invalid_fold,
-    partial_write,
-    integer_scalar,
-    dead_code,
-    added_zero,
-    opaque_recurrent,
-    unfoldable_batch_norm,
-    random_op,
-    module_never_called,
-    fixed_batch,
-    no_float_output,
-    shared_module,
-    shared_weight,
-    opaque_attention,
-    written_buffer,
+    "capture_fails aliased_inputs train_mode plain_program decomposed_first nested_graph invalid_fold partial_write "
+    "integer_scalar dead_code added_zero opaque_recurrent unfoldable_batch_norm random_op module_never_called "
+    "fixed_batch no_float_output shared_module shared_weight opaque_attention written_buffer "
     # what the quantizer annotates
-    quantizer_fails,
-    foreign_quantizer,
-    no_coverage,
-    broken_share,
-    unmatched_filter,
-    integer_observed,
-    float_op,
-    half_quantized,
-    in_place_spelling,
-    residual_add,
-    mixed_parameters,
-    dynamic_conv,
-    strict_differs,
-    coverage,
-    float_island,
-    fixed_range,
+    "quantizer_fails foreign_quantizer no_coverage broken_share unmatched_filter integer_observed float_op "
+    "half_quantized in_place_spelling residual_add mixed_parameters dynamic_conv strict_differs coverage float_island "
+    "fixed_range "
     # the numbers
-    never_calibrated,
-    nonfinite_observed,
-    degenerate_scale,
-    dead_channel,
-    channel_range,
-    saturation,
-    range_outliers,
-    unused_range,
-    requantize_mismatch,
-    bias_overflow,
+    "never_calibrated nonfinite_observed degenerate_scale dead_channel channel_range saturation range_outliers "
+    "unused_range requantize_mismatch bias_overflow"
 )
+"""The files in the order in which the screen shows what they find, within one severity."""
 
-RULES: dict[str, Rule] = {module.RULE.id: module.RULE for module in _MODULES}
+_FOUND: list[Rule] = [import_module(f"{__name__}.{name}").RULE for name in _ORDER.split()]
+
+RULES: dict[str, Rule] = {rule.id: rule for rule in _FOUND}
 """Every rule of pt2qa by id; a plug-in may bring more for its own backend."""

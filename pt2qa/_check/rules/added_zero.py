@@ -28,6 +28,5 @@ RULE = Rule(
     why="Python's sum([a, b]) begins with 0 + a. Quantizers take that for an addition of two tensors: one fails with "
     "a bare AssertionError, another rounds the result once more.",
     fix="write a + b in the place of sum([a, b]), or make the graph with pt2qa.capture, which removes the addition",
-    needs=(),
     find=find,
 )

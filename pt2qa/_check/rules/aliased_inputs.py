@@ -52,6 +52,5 @@ RULE = Rule(
     why="torch.export takes tensors that are one, such as h = c = zeros, for one input: the program reads one of them "
     "in the place of both, and its outputs are wrong without a word.",
     fix="give each input a tensor of its own: pass h.clone()",
-    needs=(),
     find=find,
 )

@@ -44,6 +44,5 @@ RULE = Rule(
     title="the model cannot be captured",
     why="torch.export, or pt2qa's check of what it made, stops here; nothing else can be said about the model.",
     fix="pt2qa.capture(model, args) raises the error with torch's whole message",
-    needs=(),
     find=find,
 )

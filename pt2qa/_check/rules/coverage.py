@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from pt2qa._check.context import CheckContext
 from pt2qa._check.products import Product
-from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.plugins import Found, Rule
 
 
 def find(context: CheckContext) -> Iterator[Found]:
     """By kind of op the counts, and their share of the multiply-adds, unless all are quantized."""
     products = context.products
-    if not products:
-        raise DoesNotApplyError("to models without convolutions, linears or matrix products")
     if all(product.state == "quantized" for product in products):
         return
     for op in dict.fromkeys(product.op for product in products):
@@ -38,6 +36,5 @@ RULE = Rule(
     why="Eligible is what multiplies matrices: convolutions, linears, matmul, attention, recurrent ops. Their "
     "multiply-adds are counted for the example inputs.",
     fix="float-op, half-quantized and the rules on opaque ops name what is left, and the reasons",
-    needs=(),
     find=find,
 )

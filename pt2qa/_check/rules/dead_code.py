@@ -31,6 +31,5 @@ RULE = Rule(
     why="Some quantizers fail on an unused convolution with a bare IndexError, and others put observers behind "
     "what nobody reads. pt2qa.capture removes such ops.",
     fix="nothing where that is meant; else use the result in forward",
-    needs=(),
     find=find,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from pt2qa._check.context import CheckContext, UnavailableError
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import module_of, op_of
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
@@ -33,12 +33,10 @@ def _is_decomposed(node: Node) -> bool:
 
 
 def _outcome(context: CheckContext) -> str:
-    try:
-        return f"which annotates {len(context.annotations.ops)} ops"
-    except UnavailableError:
-        if "annotations" in context.failures:
-            return f"which fails: {context.failures['annotations']}"
-        return "which looks for conv2d, batch_norm and linear"
+    if context.known_annotations is not None:
+        return f"which annotates {len(context.known_annotations.ops)} ops"
+    error = context.failures.get("annotations")
+    return "which looks for conv2d, batch_norm and linear" if error is None else f"which fails: {error}"
 
 
 RULE = Rule(
@@ -49,6 +47,5 @@ RULE = Rule(
     "native_batch_norm instead. Some quantizers then fail, and others leave nearly everything in float "
     "without a word.",
     fix="quantize what torch.export.export returns, and decompose (or to_edge) afterwards",
-    needs=(),
     find=find,
 )

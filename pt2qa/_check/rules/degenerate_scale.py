@@ -94,6 +94,5 @@ RULE = Rule(
     "clamped. Where small values meet an eps that is large for them, they get few integers.",
     fix="calibrate on data that reaches the op; where its values are so small, give the observer a smaller eps, and "
     "where they are always zero, leave it out of the model",
-    needs=(),
     find=find,
 )

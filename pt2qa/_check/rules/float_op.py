@@ -10,7 +10,7 @@ from torch.fx import Node
 from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._check.products import Product
 from pt2qa._simulator.products import OPAQUE, WEIGHTED
-from pt2qa.plugins import DoesNotApplyError, Found, Rule, modules_of
+from pt2qa.plugins import Found, Rule, modules_of
 
 NOTABLE = 0.01
 """Share of a model's multiply-adds below which ops in float are a note: int8 at best saves three quarters of it."""
@@ -19,8 +19,6 @@ NOTABLE = 0.01
 def find(context: CheckContext) -> Iterator[Found]:
     """Products of which nothing is rounded, those with the same reason together, the most work first."""
     products = context.products
-    if not products:
-        raise DoesNotApplyError("to models without convolutions, linears or matrix products")
     passed = _left_on_purpose(context, products) | _missed(context)
     callers = {name.name: name.module_type for name in context.names.values()}
     groups: dict[tuple[str, str], list[Product]] = defaultdict(list)
@@ -93,6 +91,5 @@ RULE = Rule(
     why="They cost float time and float weights, and nothing says so when the model is converted.",
     fix="see whether the quantizer has a setting for it (pt2qa quantizers lists those of the plug-ins); where its "
     "backend has no such kernel, count on its time in float",
-    needs=(),
     find=find,
 )

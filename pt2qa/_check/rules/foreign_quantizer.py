@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from pt2qa._check.context import CheckContext, UnavailableError
-from pt2qa._check.foreign import is_foreign
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -22,6 +22,21 @@ def find(context: CheckContext) -> Iterator[Found]:
         yield Found("", context.failures["quantizer"])
 
 
+def is_foreign(quantizer: Any) -> bool:
+    """Whether an object annotates graphs as a quantizer does, but not for torchao's ``prepare_pt2e``.
+
+    >>> from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import X86InductorQuantizer
+    >>> is_foreign(X86InductorQuantizer()), is_foreign("x86"), is_foreign(None)
+    (False, False, False)
+    """
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    if quantizer is None or isinstance(quantizer, (str, type, Quantizer)):
+        return False
+    named = any(base.__name__ == "Quantizer" for base in type(quantizer).__mro__)
+    return named or (hasattr(quantizer, "annotate") and not hasattr(quantizer, "build"))
+
+
 RULE = Rule(
     id="foreign-quantizer",
     severity="error",
@@ -30,6 +45,5 @@ RULE = Rule(
     "first, and the model stays in float (pytorch#160095).",
     fix="take the quantizer that derives from torchao.quantization.pt2e.quantizer.Quantizer: those of torchao and "
     "executorch do, those of torch.ao do not",
-    needs=(),
     find=find,
 )

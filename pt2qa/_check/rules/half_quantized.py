@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pt2qa._check.context import CheckContext
 from pt2qa._check.products import Product
 from pt2qa._simulator.products import RECURRENT
-from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.plugins import Found, Rule
 
 
 def find(context: CheckContext) -> Iterator[Found]:
     """Products with a rounded input and a float weight, or the other way round where others of their kind have both."""
     products = context.products
-    if not products:
-        raise DoesNotApplyError("to models without convolutions, linears or matrix products")
     whole = {product.op for product in products if product.state == "quantized"}
     for product in products:
         if product.state == "input only" or (product.state == "weight only" and product.op in whole):
@@ -44,6 +42,5 @@ RULE = Rule(
     "mean that the op is quantized.",
     fix="have its other operand quantized too (an nn.Linear instead of addmm, which is what GPT-2's Conv1D makes), or "
     'keep both in float: pt2qa.Edit("float", (name,)) for the op that asks for the rounding',
-    needs=(),
     find=find,
 )

@@ -44,6 +44,5 @@ RULE = Rule(
     why="Some quantizers replace the scalar of every add and mul by a float32 tensor: an index becomes a float "
     "(IndexError), and 16777217 + 1 becomes 16777216.",
     fix="make the graph with pt2qa.capture, which keeps such scalars",
-    needs=(),
     find=find,
 )

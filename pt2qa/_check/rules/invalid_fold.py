@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
-from pt2qa._check.readers import constants_by_memory
+from pt2qa._check.rules.shared_weight import constants_by_memory
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator.products import CONVOLUTIONS

@@ -65,6 +65,5 @@ RULE = Rule(
     "become 0, and values beyond the integers are clamped.",
     fix="run batches through the prepared graph that reach these ops, all branches included, before convert_pt2e; "
     "pt2qa.quantize does it and raises where one is missed",
-    needs=(),
     find=find,
 )

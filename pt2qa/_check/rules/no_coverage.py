@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pt2qa._check.context import CheckContext
-from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.plugins import Found, Rule
 
 
 def find(context: CheckContext) -> Iterator[Found]:
     """A model of whose matrix products none is quantized."""
     products = context.products
-    if not products:
-        raise DoesNotApplyError("to models without convolutions, linears or matrix products")
     if any(product.state != "float" for product in products):
         return
     kinds = ", ".join(f"{count} {op}" for op, count in Counter(product.op for product in products).items())
@@ -34,6 +32,5 @@ RULE = Rule(
     "in a nested graph, and a quantizer without settings.",
     fix="quantize the graph of pt2qa.capture(model, args), which takes such regions apart and says of every op what it "
     "stands for; then see that the quantizer has settings (set_global) and that its filters match",
-    needs=(),
     find=find,
 )

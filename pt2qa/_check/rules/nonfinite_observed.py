@@ -103,6 +103,5 @@ RULE = Rule(
     fix="keep the op that adds the mask in float: "
     'pt2qa.quantize(..., overrides=pt2qa.OverridePlan((pt2qa.Edit("float", (name,)),))); '
     "or mask with a number a little below the smallest score, -30 say, instead",
-    needs=(),
     find=find,
 )

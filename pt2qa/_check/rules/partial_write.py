@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._capture.aliases import Aliases
-from pt2qa._check.context import CheckContext, UnavailableError
+from pt2qa._check.context import CheckContext
 from pt2qa.plugins import Found, Rule
 
 
@@ -13,7 +13,8 @@ def find(context: CheckContext) -> Iterator[Found]:
     """Writes that are lost where the tensor is rounded: those of a plain program, those that capture had to leave."""
     writes = [change for change in context.changes if change.rule == "partial write"]
     aliases = Aliases(context.graph) if writes else None
-    rounded = _rounded(context)
+    annotations = context.known_annotations
+    rounded = None if annotations is None else {edge.source for edge in annotations.edges}
     for change in writes:
         if change.what.startswith("left as it is"):
             reason = change.what.partition(": ")[2]
@@ -29,14 +30,6 @@ def find(context: CheckContext) -> Iterator[Found]:
             yield Found(change.name, why)
 
 
-def _rounded(context: CheckContext) -> set[str] | None:
-    """Names of the ops whose values the quantizer rounds; None where that is not known."""
-    try:
-        return {edge.source for edge in context.annotations.edges}
-    except UnavailableError:
-        return None
-
-
 _FIX = "compute the new tensor and use that: torch.cat, torch.where or slice_scatter in the place of the assignment"
 
 RULE = Rule(
@@ -46,6 +39,5 @@ RULE = Rule(
     why="After y[:, :2].mul_(0.1) the graph goes on to read y from before the write. In one memory that is right; once "
     "y is rounded, the slice is another tensor, the write is lost, and the quantized model computes something else.",
     fix=f"make the graph with pt2qa.capture, which makes such writes functional; or {_FIX}",
-    needs=(),
     find=find,
 )

@@ -67,6 +67,5 @@ RULE = Rule(
     "stays in float without a word.",
     fix="quantize the graph of pt2qa.capture(model, args), which computes the same and says of every op what it "
     "stands for",
-    needs=(),
     find=find,
 )

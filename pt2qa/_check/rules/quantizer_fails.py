@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._check.context import CheckContext, UnavailableError
-from pt2qa._check.foreign import is_foreign
 from pt2qa._check.rules import decomposed_first
+from pt2qa._check.rules.foreign_quantizer import is_foreign
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -36,6 +36,5 @@ RULE = Rule(
     "that begin with 0, and settings that name what the model does not have.",
     fix="where the message names a setting, correct the setting; else take the graph that pt2qa.capture makes, which "
     "writes such models so that quantizers can read them",
-    needs=(),
     find=find,
 )

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
-from pt2qa._check.op_arguments import argument_of
+from pt2qa._check.rules.train_mode import argument_of
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa.plugins import Found, Rule

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pt2qa._check.context import CheckContext, UnavailableError
+from pt2qa._check.context import CheckContext
 from pt2qa._check.rules import mixed_parameters
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator import quant_ops
@@ -73,11 +73,8 @@ def _after(through: tuple[str, ...]) -> str:
 
 def _annotated(context: CheckContext) -> set[str]:
     """What the rule mixed-parameters says already, where the annotation is known."""
-    try:
-        annotations = context.annotations
-    except UnavailableError:
-        return set()
-    return {found.name for found in mixed_parameters.find(context)} if annotations.edges else set()
+    annotations = context.known_annotations
+    return {found.name for found in mixed_parameters.find(context)} if annotations and annotations.edges else set()
 
 
 def _dequantized_otherwise(context: CheckContext) -> Iterator[Found]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
-from pt2qa._check.context import CheckContext, UnavailableError
+from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import clean_path
 from pt2qa._graph.internals.nodes import VALUE, module_stack
 from pt2qa.overrides.annotations import Annotations
@@ -17,7 +17,7 @@ from pt2qa.plugins import Found, Rule
 def find(context: CheckContext) -> Iterator[Found]:
     """The outermost modules with several calls; a warning where the quantizer takes the weights of some calls only."""
     calls = _calls(context.nodes)
-    annotations = _annotations(context)
+    annotations = context.known_annotations
     for path, ops_of_calls in calls.items():
         count = len(ops_of_calls)
         if count < 2 or any(len(calls[outer]) >= count for outer in _outer(path) if outer in calls):
@@ -55,14 +55,6 @@ def _outer(path: str) -> list[str]:
 
 def _reads_weight(node: Node) -> bool:
     return any(source.op == "get_attr" and source.meta[VALUE].dim() > 1 for source in node.all_input_nodes)
-
-
-def _annotations(context: CheckContext) -> Annotations | None:
-    """What the quantizer annotates, where there is one that can."""
-    try:
-        return context.annotations
-    except UnavailableError:
-        return None
 
 
 _FIX_WEIGHTS = "give each call a module of its own (copy.deepcopy), or count on the float time of the other calls"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from collections import defaultdict
 from collections.abc import Iterator
 
-from torch.fx import Node
+from torch import Tensor
+from torch.fx import GraphModule, Node
 
+from pt2qa._capture.aliases import memory_of
 from pt2qa._check.context import CheckContext
-from pt2qa._check.readers import constants_by_memory, readers_of
 from pt2qa._graph.handles import module_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import Found, Rule
@@ -16,7 +19,7 @@ from pt2qa.plugins import Found, Rule
 def find(context: CheckContext) -> Iterator[Found]:
     """Weights with two readers or more in different modules; calls of one module are shared-module's."""
     for constants in constants_by_memory(context.graph).values():
-        readers = [reader for constant in constants for reader in readers_of(constant)]
+        readers = [reader for constant in constants for reader in _readers(constant)]
         if not _is_weight(constants[0]) or len(readers) < 2 or len({_place(reader) for reader in readers}) < 2:
             continue
         names = ", ".join(dict.fromkeys(context.name_of(reader) for reader in readers))
@@ -33,6 +36,27 @@ def _is_weight(constant: Node) -> bool:
 def _place(reader: Node) -> str:
     """The module that an op belongs to; an op that none called is a place of its own."""
     return module_of(reader)[0] or reader.name
+
+
+def constants_by_memory(graph: GraphModule) -> dict[int, list[Node]]:
+    """The ``get_attr`` nodes of the tensors of a graph, by a number for their memory, in graph order."""
+    found: dict[int, list[Node]] = defaultdict(list)
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = operator.attrgetter(str(node.target))(graph)
+        memory = memory_of(value) if isinstance(value, Tensor) else None
+        if memory is not None:
+            found[memory].append(node)
+    return found
+
+
+def _readers(constant: Node) -> list[Node]:
+    """The ops that read a constant beside something else; its views, which read nothing else, are looked through."""
+    found: list[Node] = []
+    for user in constant.users:
+        if user.op != "call_function":
+            continue
+        found += [user] if len(user.all_input_nodes) > 1 else _readers(user)
+    return list(dict.fromkeys(found))
 
 
 RULE = Rule(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
-from pt2qa._check.op_arguments import argument_of
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.torch import arguments_of
 from pt2qa._simulator.products import RECURRENT
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
@@ -39,6 +40,22 @@ def trains(node: Node) -> bool:
     return bool(argument_of(node, "training", "train")) or bool(argument_of(node, "dropout_p"))
 
 
+def argument_of(node: Node, *names: str) -> Any:
+    """The value of the first of the named arguments that the op has, its default where it is left out; None without.
+
+    >>> import torch
+    >>> x = torch.fx.Graph().placeholder("x")
+    >>> argument_of(x.graph.call_function(torch.ops.aten.dropout.default, (x, 0.5, True)), "training", "train")
+    True
+    """
+    for position, argument in enumerate(arguments_of(node.target)):
+        if argument.name in names:
+            if position < len(node.args) and not argument.kwarg_only:
+                return node.args[position]
+            return node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None)
+    return None
+
+
 def _behaves(module: nn.Module) -> bool:
     """Whether a module computes something else in training mode."""
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
@@ -62,6 +79,5 @@ RULE = Rule(
     "quantized model then differ by chance, and batch norms cannot be folded.",
     fix="call model.eval() before export; for quantization-aware training too, pt2qa.quantize(..., qat=True) trains "
     "the exported graph",
-    needs=(),
     find=find,
 )
