@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from torch.fx import GraphModule
 
 from pt2qa._annotations.rows import ModuleCalls
-from pt2qa._graph.handles import OpName, clean_path, handle_of, walk
-from pt2qa._graph.internals.nodes import module_stack
+from pt2qa._graph.handles import OpName, handle_of, walk
+from pt2qa._graph.internals.nodes import clean_path, module_stack
 from pt2qa._report.prose import few
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.batches import Batch, input_names
 from pt2qa._simulator.outputs import named_parts
 from pt2qa.errors import BatchError, SelectionError
 
@@ -35,7 +35,7 @@ class Feedback:
         Raises:
             SelectionError: an input does not exist.
         """
-        inputs = _input_names(graph_module)
+        inputs = tuple(input_names(graph_module))
         unknown = sorted(sources.keys() - set(inputs))
         if unknown:
             raise SelectionError(f"feedback: no input is called {unknown[0]!r}; the model takes {', '.join(inputs)}.")
@@ -83,10 +83,3 @@ class Feedback:
             if source not in parts:
                 raise SelectionError(f"feedback: no output is called {source!r}; the model returns {', '.join(parts)}.")
         return {name: parts[source] for name, source in self.sources.items()}
-
-
-def _input_names(graph_module: GraphModule) -> tuple[str, ...]:
-    info: Any = getattr(graph_module.graph._codegen, "pytree_info", None)
-    if info is None:
-        return tuple(node.name for node in graph_module.graph.nodes if node.op == "placeholder")
-    return tuple(info.orig_args)

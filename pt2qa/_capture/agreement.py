@@ -29,8 +29,7 @@ class State:
         self._saved = [
             (f"{path}.{name}" if path else name, module, name, value, value.detach().clone())
             for path, module in model.named_modules()
-            for name, value in module._buffers.items()
-            if value is not None
+            for name, value in module.named_buffers(recurse=False, remove_duplicate=False)
         ]
 
     def changed(self) -> tuple[str, ...]:
@@ -38,7 +37,7 @@ class State:
         return tuple(
             path
             for path, module, name, value, saved in self._saved
-            if module._buffers.get(name) is not value or difference(value, saved, math.inf)
+            if getattr(module, name, None) is not value or difference(value, saved, math.inf)
         )
 
     def restore(self) -> None:
@@ -46,7 +45,7 @@ class State:
         changed = set(self.changed())
         for path, module, name, value, saved in self._saved:
             if path in changed:
-                module._buffers[name] = value
+                setattr(module, name, value)
                 with torch.no_grad():
                     value.copy_(saved)
 

@@ -11,7 +11,15 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import nested_graphs, walk
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import HigherOrderOperator, OpOverload, pytree
+from pt2qa._graph.internals.torch import (
+    HigherOrderOperator,
+    OpOverload,
+    arguments_of,
+    is_mutable,
+    pytree,
+    results_of,
+    storage_number,
+)
 
 _RETURNS_ITS_INPUT = {
     "dropout",
@@ -82,7 +90,7 @@ def written_by(node: Node, graph_module: GraphModule) -> list[Node]:
     if isinstance(node.target, OpOverload):
         return _arguments(node, write=True)
     if any(
-        isinstance(inner.node.target, OpOverload) and inner.node.target._schema.is_mutable
+        isinstance(inner.node.target, OpOverload) and is_mutable(inner.node.target)
         for _, body in nested_graphs(node, graph_module)
         for inner in walk(body)
     ):
@@ -94,7 +102,7 @@ def in_place_argument(node: Node) -> Node | None:
     """The argument that an in-place op rewrites and returns: ``x`` of ``relu_(x)``; None for other ops."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
-    returns = node.target._schema.returns
+    returns = results_of(node.target)
     if len(returns) != 1 or returns[0].alias_info is None or not returns[0].alias_info.is_write:
         return None
     written = _arguments(node, write=True)
@@ -110,7 +118,7 @@ def memory_of(value: object) -> int | None:
     """A number for the memory of a tensor, the same for its views; None for anything else."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
-    return int(value.untyped_storage()._cdata)
+    return storage_number(value)
 
 
 def _shares_memory_with(node: Node) -> list[Node]:
@@ -121,7 +129,7 @@ def _shares_memory_with(node: Node) -> list[Node]:
         return list(node.all_input_nodes)
     if not isinstance(node.target, OpOverload):
         return []
-    if node.target._schema.name.rpartition("::")[2] in _RETURNS_ITS_INPUT:
+    if node.target.overloadpacket.__name__ in _RETURNS_ITS_INPUT:
         return list(node.all_input_nodes)
     storage = storage_of(node)
     traced = [other for other in node.all_input_nodes if storage is not None and storage_of(other) == storage]
@@ -130,9 +138,8 @@ def _shares_memory_with(node: Node) -> list[Node]:
 
 def _arguments(node: Node, *, write: bool) -> list[Node]:
     """The nodes at those arguments of an op that its schema marks as written, or as aliased at all."""
-    assert isinstance(node.target, OpOverload)
     found: list[Node] = []
-    for i, argument in enumerate(node.target._schema.arguments):
+    for i, argument in enumerate(arguments_of(node.target)):
         alias = argument.alias_info
         if alias is None or (write and not alias.is_write):
             continue

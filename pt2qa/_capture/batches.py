@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from pt2qa._capture.inputs import leaf_names, refusal
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import pytree, size_expression
 from pt2qa.errors import BatchError
 
 
@@ -56,7 +56,7 @@ def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[s
             _check_tensor(name, value, expected)
             for axis, (size, captured) in enumerate(zip(value.shape, expected.shape, strict=True)):
                 if isinstance(captured, torch.SymInt):
-                    later.append((captured.node.expr, int(size), f"{name} has size {size} in dimension {axis}"))
+                    later.append((size_expression(captured), int(size), f"{name} has size {size} in dimension {axis}"))
         elif not isinstance(expected, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             _check_constant(name, value, expected)
     # Plain symbols first: sizes made of them, such as 2*s0, are checked with their values.

@@ -10,6 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa.errors import CaptureError
 
 _DOCS = "https://docs.pytorch.org/docs/stable/export.html"
@@ -74,7 +75,7 @@ def export(
 def _is_exported(model: nn.Module) -> bool:
     """Whether a model is a graph of operators only."""
     return isinstance(model, GraphModule) and all(
-        node.op != "call_module" or node.target == "_guards_fn" for node in model.graph.nodes
+        node.op != "call_module" or calls_guards(node) for node in model.graph.nodes
     )
 
 

@@ -24,7 +24,7 @@ from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, with
 from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import pytree, with_graph
 from pt2qa.errors import CaptureError
 
 
@@ -66,8 +66,7 @@ class Capture:
                 setattr(module, name, copy.deepcopy(nested))
         for name in self._written_buffers:
             path, _, attribute = name.rpartition(".")
-            owner = module.get_submodule(path)
-            owner._buffers[attribute] = owner.get_buffer(attribute).detach().clone()
+            setattr(module.get_submodule(path), attribute, module.get_buffer(name).detach().clone())
         return module
 
     def check_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -176,12 +175,7 @@ def _graph_copy(program: ExportedProgram) -> ExportedProgram:
         # Copying renames what is called like a builtin, such as "input"; the signature knows the names.
         copied.name = node.name
     graph_module.recompile()
-    return program._update(
-        graph_module,
-        copy.deepcopy(program.graph_signature),
-        state_dict=dict(program.state_dict),
-        constants=dict(program.constants),
-    )
+    return with_graph(program, graph_module, copy.deepcopy(program.graph_signature))
 
 
 def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:

@@ -22,6 +22,7 @@ from pt2qa._check.integer_products import IntegerProduct, integer_products
 from pt2qa._check.products import Product, products_of
 from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewrite
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, source_line
+from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._layers.report import LayerReport
 from pt2qa._quantize.observers import find_observers
@@ -323,7 +324,7 @@ def kind_of(value: Any) -> Kind | None:
             return "prepared"
         # What torch.fx traced calls modules: it is a model as any other.
         calls = (node for node in value.graph.nodes if node.op in ("call_module", "call_method"))
-        return "model" if any(node.target != "_guards_fn" for node in calls) else "graph"
+        return "model" if any(not calls_guards(node) for node in calls) else "graph"
     return "model" if isinstance(value, nn.Module) else None
 
 

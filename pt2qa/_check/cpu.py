@@ -7,8 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-import torch
-
+from pt2qa._graph.internals.torch import instructions_found
 from pt2qa.errors import SelectionError
 
 _NAMED = {"vnni": frozenset({"avx512_vnni"}), "no-vnni": frozenset({"avx2"})}
@@ -48,5 +47,4 @@ def _of_this_machine() -> frozenset[str]:
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     if flags:
         return frozenset(flags.partition(":")[2].lower().split())
-    found = {"avx512_vnni": torch.cpu._is_vnni_supported(), "amx_int8": torch.cpu._is_amx_tile_supported()}
-    return frozenset({platform.machine().lower(), *(name for name, there in found.items() if there)})
+    return frozenset({platform.machine().lower(), *(name for name, there in instructions_found().items() if there)})

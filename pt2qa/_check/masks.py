@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import op_of
+from pt2qa._graph.handles import attribute_of, op_of
 
 SMALLEST_MASK = -1e4
 """Masks hold -1e4 (BERT), -65504 and -3.4e38 (the smallest float16 and float32), or -inf; scores stay far above."""
@@ -69,7 +68,7 @@ def _passes_on(node: Node) -> bool:
 def _own(node: Node, graph_module: GraphModule) -> Iterable[float]:
     """The extreme values of a constant, or the numbers that an op puts in."""
     if node.op == "get_attr":
-        value = operator.attrgetter(str(node.target))(graph_module)
+        value = attribute_of(graph_module, node)
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return []
         return [float(end) for end in value.detach().aminmax()]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2qa._graph.internals.torchao import range_keeper
 from pt2qa._quantize.observers import find_observers
 
 
@@ -46,14 +47,10 @@ def observed(prepared: GraphModule) -> tuple[Observed, ...]:
     modules = dict(prepared.named_modules(remove_duplicate=False))
     found = []
     for target, node in find_observers(prepared).items():
-        observer = getattr(modules[target], "activation_post_process", modules[target])
-        low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
-        source = node.args[0]
-        if not isinstance(low, Tensor) or not isinstance(high, Tensor) or not isinstance(source, Node):
+        observer, source = range_keeper(modules[target]), node.args[0]
+        if observer is None or not isinstance(source, Node) or getattr(observer, "is_dynamic", False):
             continue
-        if getattr(observer, "is_dynamic", False):
-            continue
-        ends = torch.stack([low.detach().double().flatten(), high.detach().double().flatten()])
+        ends = torch.stack([end.detach().double().flatten() for end in (observer.min_val, observer.max_val)])
         # Before the first value an observer holds +inf and -inf, or nothing at all.
         if bool(((ends[0] == torch.inf) & (ends[1] == -torch.inf)).all()):
             ends = ends[:, :0]

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pt2qa._check.rounding import spec_read
 from pt2qa._graph.handles import OpName, handle_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import pytree, size_hint
 from pt2qa._simulator.products import PRODUCTS, Read, State, own_multiply_adds, reads_of, state_of
 from pt2qa._simulator.program import Program
 from pt2qa.overrides.annotations import Annotations
@@ -115,15 +115,8 @@ def multiply_adds(node: Node) -> int:
 def _sized(value: Any) -> Any:
     """A traced value without data and without symbolic sizes, so that counting puts no guard on a program."""
     if isinstance(value, Tensor):
-        return torch.empty([_size(size) for size in value.shape], dtype=value.dtype, device="meta")
-    return _size(value) if isinstance(value, torch.SymInt) else value
-
-
-def _size(size: int | torch.SymInt) -> int:
-    """A size of the example inputs; 1 where it depends on data."""
-    if isinstance(size, int):
-        return size
-    return size.node.hint if size.node.has_hint() else 1
+        return torch.empty([size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+    return size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def states_of(annotations: Annotations) -> dict[str, State]:

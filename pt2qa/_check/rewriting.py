@@ -18,7 +18,7 @@ from pt2qa._capture.normalise.regions import inline_regions
 from pt2qa._capture.normalise.sources import write_sources
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, walk
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import calling_convention, pytree, size_hint
 
 Pass = Callable[[ExportedProgram], tuple[Change, ...]]
 
@@ -86,11 +86,10 @@ def as_program(graph: GraphModule) -> ExportedProgram:
         elif calls_guards(node):
             graph.graph.erase_node(node)
     graph.recompile()
-    in_spec = getattr(graph.graph._codegen, "pytree_info", None)
-    args, kwargs = (tuple(inputs), {}) if in_spec is None else pytree.tree_unflatten(inputs, in_spec.in_spec)
+    convention = calling_convention(graph)
+    args, kwargs = (tuple(inputs), {}) if convention is None else pytree.tree_unflatten(inputs, convention.in_spec)
     return export(graph, args, kwargs, None, False)
 
 
 def _zeros(traced: Tensor) -> Tensor:
-    sizes = [size if isinstance(size, int) else size.node.hint for size in traced.shape]
-    return torch.zeros(sizes, dtype=traced.dtype)
+    return torch.zeros([size_hint(size) for size in traced.shape], dtype=traced.dtype)

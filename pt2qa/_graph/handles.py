@@ -18,10 +18,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.internals.torch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE, clean_path, module_stack
+from pt2qa._graph.internals.torch import HigherOrderOperator, OpOverload
 
-CUSTOM = "custom"
-KEY = "numeric_debug_handle"
 OUTPUTS = "output_handles"
 """Where an op with several outputs notes their handles: a saved program gives every output the op's own metadata."""
 
@@ -94,7 +93,7 @@ def handle_of(node: Node) -> int | None:
     >>> handle_of(x)
     3
     """
-    handle = _custom(node).get(KEY)
+    handle = _custom(node).get(HANDLE)
     producer = node.args[0] if node.target is operator.getitem else None
     if isinstance(producer, Node):
         outputs = _custom(producer).get(OUTPUTS)
@@ -113,10 +112,10 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
     count = 0
     for placed in walk(source.graph_module if isinstance(source, ExportedProgram) else source):
         node = placed.node
-        custom = {key: value for key, value in _custom(node).items() if key not in (KEY, OUTPUTS)}
+        custom = {key: value for key, value in _custom(node).items() if key not in (HANDLE, OUTPUTS)}
         if node.op == "call_function" or (placed.owner is None and node in inputs):
             # New dicts: an op in a no_grad or autocast region shares its metadata with the getitem outside of it.
-            node.meta = {**node.meta, CUSTOM: {**custom, KEY: count}}
+            node.meta = {**node.meta, CUSTOM: {**custom, HANDLE: count}}
             count += 1
             if node.target is operator.getitem and isinstance(node.args[0], Node):
                 outputs = _custom(node.args[0]).setdefault(OUTPUTS, {"of": str(node.args[0].target)})
@@ -132,7 +131,7 @@ def restore_input_handles(source: GraphModule | ExportedProgram) -> None:
     and re-export with ``strict=True`` drops it; ops keep theirs in both.
     """
     for handle, node in enumerate(user_inputs(source)):
-        node.meta = {**node.meta, CUSTOM: {**_custom(node), KEY: handle}}
+        node.meta = {**node.meta, CUSTOM: {**_custom(node), HANDLE: handle}}
 
 
 def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
@@ -178,11 +177,16 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
     found = []
     for argument in node.args:
         if isinstance(argument, Node) and argument.op == "get_attr":
-            body = _attribute(graph_module, str(argument.target))
+            body = attribute_of(graph_module, argument)
             if isinstance(body, GraphModule):
                 found.append(body)
     labels = _BODIES.get(op_of(node.target), ())
     return [(labels[i] if i < len(labels) else f"graph{i}", body) for i, body in enumerate(found)]
+
+
+def attribute_of(graph_module: GraphModule, node: Node) -> Any:
+    """What a ``get_attr`` node reads: a parameter, a buffer, or a nested graph."""
+    return operator.attrgetter(str(node.target))(graph_module)
 
 
 def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
@@ -227,20 +231,16 @@ def op_of(target: Callable[..., Any] | str) -> str:
     >>> op_of(torch.ops.aten.relu_.default), op_of(torch.ops.aten.conv2d.default), op_of(operator.getitem)
     ('relu', 'conv2d', 'getitem')
     """
-    if isinstance(target, OpOverload):
-        name = target._schema.name.rpartition("::")[2]
-    elif isinstance(target, OpOverloadPacket):
-        name = target._qualified_op_name.rpartition("::")[2]
-    elif isinstance(target, HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return str(target.name()).removesuffix("_impl")
-    else:
-        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+    target = target.overloadpacket if isinstance(target, OpOverload) else target
+    name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     return name.strip("_") if name.startswith("__") else name.removesuffix("_")
 
 
 def module_of(node: Node) -> tuple[str, str]:
     """Path and class name of the module that called a node's op; two empty strings where nothing says so."""
-    stack = node.meta.get("nn_module_stack")
+    stack = module_stack(node)
     if not stack:
         return "", ""
     path, kind = list(stack.values())[-1]
@@ -255,25 +255,13 @@ def source_line(node: Node, *, code: bool = False) -> str:
         node: of a graph from ``torch.export``.
         code: also what stands there: ``net.py:12: y = self.conv(x)``.
     """
-    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    frames = _FRAME.findall(str(node.meta.get(STACK_TRACE) or ""))
     own = [(path, line, text) for path, line, text in frames if not _is_library(path)]
     if not own:
         return ""
     path, line, text = own[-1]
     place = f"{PurePath(path).name}:{line}"
     return f"{place}: {text.strip()}" if code and text else place
-
-
-def clean_path(path: str) -> str:
-    """A module path without the decorations of ``nn_module_stack``.
-
-    >>> clean_path("L['self'].layer1.0.relu@1"), clean_path("_export_root.fc"), clean_path("L['self']")
-    ('layer1.0.relu', 'fc', '')
-    """
-    path = path.partition("@")[0]
-    for root in ("L['self']", "L__self__", "_export_root"):
-        path = path.removeprefix(root).removeprefix(".")
-    return path
 
 
 class _Namer:
@@ -314,13 +302,6 @@ def _walk(graph_module: GraphModule, owner: Node | None, body: str, seen: set[in
         for label, nested in nested_graphs(node, graph_module):
             if id(nested) not in seen:
                 yield from _walk(nested, node, label, seen)
-
-
-def _attribute(graph_module: GraphModule, path: str) -> object:
-    found: object = graph_module
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
 
 
 def _is_library(path: str) -> bool:

@@ -11,8 +11,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.aliases import Aliases, written_by
-from pt2qa._graph.handles import OpName, handle_of, op_of, source_line
-from pt2qa._graph.internals.torch import OpOverload
+from pt2qa._graph.handles import OpName, attribute_of, handle_of, op_of, source_line
+from pt2qa._graph.internals.nodes import calls_guards
+from pt2qa._graph.internals.torch import arguments_of
 from pt2qa._layers.selection import select
 from pt2qa._profile.rows import Role
 from pt2qa._profile.sites import ReadValue, Sites
@@ -143,7 +144,7 @@ class _Planner:
             return False
         source = node.args[0] if node.target is operator.getitem else node
         serves = isinstance(source, Node) and quant_ops.is_quantization(source)
-        return not serves and not self.sites.is_observer(node) and node.target != "_guards_fn"
+        return not serves and not self.sites.is_observer(node) and not calls_guards(node)
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class _Planner:
             return "weight" if argument == "weight" else "bias"
         if not self.constant[node]:
             return "input"
-        is_parameter = origin.op == "get_attr" and isinstance(_attribute(self.graph, origin), nn.Parameter)
+        is_parameter = origin.op == "get_attr" and isinstance(attribute_of(self.graph, origin), nn.Parameter)
         return "weight" if is_parameter else "constant"
 
     def _origin(self, node: Node) -> Node:
@@ -238,8 +239,7 @@ def _handle(node: Node) -> int:
 
 def _arguments(node: Node) -> Iterator[tuple[str, Node]]:
     """What a node reads, each with the name of its argument: ``input``, ``tensors[1]``; positions without a schema."""
-    schema = node.target._schema.arguments if isinstance(node.target, OpOverload) else ()
-    names = [argument.name for argument in schema] or [str(position) for position in range(len(node.args))]
+    names = [argument.name for argument in arguments_of(node.target)] or map(str, range(len(node.args)))
     for name, argument in (*zip(names, node.args, strict=False), *node.kwargs.items()):
         yield from _leaves(name, argument)
 
@@ -253,7 +253,3 @@ def _leaves(name: str, argument: Any) -> Iterator[tuple[str, Node]]:
     elif isinstance(argument, dict):
         for key, item in argument.items():
             yield from _leaves(f"{name}.{key}", item)
-
-
-def _attribute(graph: GraphModule, node: Node) -> Any:
-    return operator.attrgetter(str(node.target))(graph)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, Node
 
+from pt2qa._graph.handles import attribute_of
+from pt2qa._graph.internals.torchao import is_observer, rounds_now
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams
 
@@ -47,12 +49,11 @@ class Sites:
 
     def is_observer(self, node: Node) -> bool:
         """Whether a node calls an observer or a fake-quantize module."""
-        return hasattr(self.module_of(node), "calculate_qparams")
+        return is_observer(self.module_of(node))
 
     def fake_quantizes(self, node: Node) -> bool:
         """Whether a node calls a fake-quantize module that is switched on."""
-        enabled = getattr(self.module_of(node), "fake_quant_enabled", None)
-        return isinstance(enabled, Tensor) and bool(enabled.flatten()[0])
+        return rounds_now(self.module_of(node))
 
     def behind_observers(self, node: Node) -> Node:
         """The node whose result an argument is: observers hand on what they are given."""
@@ -98,12 +99,7 @@ class Sites:
         return _source(integers), integers.target, str(integers.args[1:]), str(node.args[1:])
 
     def _constant(self, node: Node) -> Any:
-        if node.op != "get_attr":
-            return None
-        found: Any = self._graph
-        for name in str(node.target).split("."):
-            found = getattr(found, name)
-        return found
+        return attribute_of(self._graph, node) if node.op == "get_attr" else None
 
 
 def _source(node: Node) -> Node:

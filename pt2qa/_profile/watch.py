@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2qa._graph.internals.nodes import calls_guards
+from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
 from pt2qa._metrics import value_range
 from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.plan import Plan, Value
@@ -112,13 +112,9 @@ class Watch(Interpreter):
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a module; an observer that must not see the values hands them on."""
         module = self.fetch_attr(target)
-        if self.observes or not hasattr(module, "calculate_qparams"):
+        if self.observes or not is_observer(module):
             return module(*args, **kwargs)
-        if not hasattr(module, "fake_quant_enabled"):
-            return args[0]
-        unobserving = copy.deepcopy(module)
-        unobserving.observer_enabled.zero_()
-        return unobserving(*args, **kwargs)
+        return without_observing(module)(*args, **kwargs) if is_fake_quantize(module) else args[0]
 
     def _measure(self, number: int, result: Any) -> None:
         if not isinstance(result, Tensor):

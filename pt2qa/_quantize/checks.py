@@ -98,7 +98,7 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
     after_folding = {
         handle_of(node.args[0]): handle_of(node)
         for node in float_graph.graph.nodes
-        if op_rules.op_name(node.target) == "batch_norm" and isinstance(node.args[0], Node)
+        if op_of(node.target) == "batch_norm" and isinstance(node.args[0], Node)
     }
     kept = {handle_of(node) for node in rewritten.graph.nodes if node.op == "call_function"}
     expected: dict[int | None, Tensor] = {}

@@ -321,7 +321,7 @@ def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> Gra
     graph_module = without(reference, is_observer)
     known = _handles(quantized)
     folded = any(
-        op_rules.op_name(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module)
+        op_of(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module)
     )
     if not folded:
         return graph_module
@@ -385,7 +385,7 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
 
 def _without_name(node: Node, side: Literal["reference", "quantized"], reason: str) -> Unpaired:
     handle = handle_of(node)
-    return Unpaired(-1 if handle is None else handle, f"{op_rules.op_name(node.target)} ({node.name})", side, reason)
+    return Unpaired(-1 if handle is None else handle, f"{op_of(node.target)} ({node.name})", side, reason)
 
 
 def _serves_quantization(node: Node) -> bool:
@@ -400,7 +400,7 @@ def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, 
     node = nodes[0]
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
     source_handle = handle_of(source) if source is not None else None
-    if op_rules.op_name(node.target) in _BATCH_NORMS and source_handle is not None and source_handle in quantized:
+    if op_of(node.target) in _BATCH_NORMS and source_handle is not None and source_handle in quantized:
         return f"folded into {pair.names[source_handle].name}, which is compared after it"
     if node.op == "placeholder":
         return "an input that the quantized graph does not have"

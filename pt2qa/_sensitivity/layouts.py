@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2qa._simulator import op_rules
+from pt2qa._graph.handles import op_of
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Values
 
@@ -27,7 +27,7 @@ def laid_out(step: Step, value: Any) -> Any:
     """An input of an op in the layout that the op is run in; the value itself where it is so."""
     if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
         return value
-    name = op_rules.op_name(step.function)
+    name = op_of(step.function)
     if name == "conv2d":
         return value.contiguous(memory_format=torch.channels_last)
     return value if name in _ANY_LAYOUT else value.contiguous()

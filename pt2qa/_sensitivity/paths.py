@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pt2qa._graph.handles import op_of
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.layouts import laid_out_inputs
 from pt2qa._simulator import op_rules
@@ -82,7 +83,7 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
     kept, heavy = 0, start.site is None
     step = alone.get(start.out)
     while step is not None and not step.mutates:
-        name = op_rules.op_name(step.function) if step.site is None else ""
+        name = op_of(step.function) if step.site is None else ""
         if step.site is None and name in PRODUCTS:
             if heavy:
                 break

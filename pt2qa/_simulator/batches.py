@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from pt2qa._capture.inputs import refusal, without_gradients
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import calling_convention, pytree
 from pt2qa.errors import BatchError
 
 Batch = Any
@@ -32,8 +32,7 @@ def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], d
     kwargs: dict[str, Any] = {}
     if isinstance(batch, Mapping):
         spec = _call_spec(graph_module)
-        codegen: Any = graph_module.graph._codegen
-        positional = codegen.pytree_info.orig_args[: spec.child(0).num_children] if spec is not None else []
+        positional = input_names(graph_module)[: spec.child(0).num_children] if spec is not None else []
         missing = [name for name in positional if name not in batch]
         if missing:
             known = [*positional, *spec.child(1).context]
@@ -54,8 +53,15 @@ def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any], graph_module: GraphM
         return args
     if not args:
         return kwargs
-    codegen: Any = graph_module.graph._codegen
-    return {**dict(zip(codegen.pytree_info.orig_args, args, strict=False)), **kwargs}
+    return {**dict(zip(input_names(graph_module), args, strict=False)), **kwargs}
+
+
+def input_names(graph_module: GraphModule) -> list[str]:
+    """The names of forward's parameters; those of the placeholders where the graph does not know them."""
+    convention = calling_convention(graph_module)
+    if convention is None:
+        return [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
+    return list(convention.orig_args)
 
 
 def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[Batch]:
@@ -111,9 +117,11 @@ def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
 
 def _call_spec(graph_module: GraphModule) -> Any:
     """The input spec of a graph that takes a tuple of positional and a dict of keyword inputs, else None."""
-    spec: Any = getattr(getattr(graph_module.graph._codegen, "pytree_info", None), "in_spec", None)
-    takes_both = spec is not None and spec.num_children == 2
-    return spec if takes_both and spec.child(0).type is tuple and spec.child(1).type is dict else None
+    convention = calling_convention(graph_module)
+    if convention is None or convention.in_spec.num_children != 2:
+        return None
+    spec = convention.in_spec
+    return spec if spec.child(0).type is tuple and spec.child(1).type is dict else None
 
 
 def count_samples(values: list[Any]) -> int:

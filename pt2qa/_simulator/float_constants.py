@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import handle_of
+from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._simulator import op_rules
 
 Path = tuple[int | str, ...]
@@ -32,11 +31,6 @@ class FloatConstant:
     value: Any
     attribute: str
     is_parameter: bool
-
-
-def attribute_of(root: torch.nn.Module, path: str) -> Any:
-    """The attribute at a dotted path."""
-    return functools.reduce(getattr, path.split("."), root)
 
 
 class FloatConstants:
@@ -74,7 +68,7 @@ class FloatConstants:
 
     def _compute(self, node: Node) -> FloatConstant | None:
         if node.op == "get_attr":
-            value = attribute_of(self._root, str(node.target))
+            value = attribute_of(self._root, node)
             if not isinstance(value, Tensor):
                 return None
             return FloatConstant(value, str(node.target), isinstance(value, torch.nn.Parameter))

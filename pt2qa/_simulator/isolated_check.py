@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import handle_of
+from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._metrics import NoiseSums, error_sums
 from pt2qa._simulator import op_rules, quant_ops
-from pt2qa._simulator.float_constants import attribute_of
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.strides import copied
 from pt2qa.errors import SimulationError
@@ -116,7 +115,7 @@ class IsolatedCheck:
         with torch.no_grad():
             for node in plan.nodes:
                 if node.op == "get_attr":
-                    env[node] = attribute_of(self.root, str(node.target))
+                    env[node] = attribute_of(self.root, node)
                     continue
                 writes = op_rules.mutates_first_argument(node.target)
                 arguments: Any = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)

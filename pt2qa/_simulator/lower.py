@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import OpName, handle_of, input_handles
+from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, op_of
 from pt2qa._graph.internals.nodes import VALUE, calls_guards, module_stack
 from pt2qa._graph.internals.torch import OpOverload
+from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.aliases import has_living_alias, written_value
-from pt2qa._simulator.float_constants import FloatConstants, Path, attribute_of
+from pt2qa._simulator.float_constants import FloatConstants, Path
 from pt2qa._simulator.lifetimes import mark_lifetimes, slots_in
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot, Step
@@ -178,7 +179,7 @@ class _Lowering:
     # -- constants -----------------------------------------------------------------------------------------------
 
     def _constant(self, node: Node) -> _Folded:
-        value = attribute_of(self.graph_module, str(node.target))
+        value = attribute_of(self.graph_module, node)
         if isinstance(value, GraphModule):
             return _Folded(value, quant_ops.strip_quantization(value), attribute=str(node.target))
         return _Folded(value, value, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter))
@@ -371,11 +372,11 @@ class _Lowering:
         slots = list(dict.fromkeys(slots_in((args, kwargs))))
         constant_numbers = {constant.slot for constant in self.constants}
         out = self._new_slot()
-        name = known.name if known is not None else f"{op_rules.op_name(node.target)} (no handle, {node.name})"
+        name = known.name if known is not None else f"{op_of(node.target)} (no handle, {node.name})"
         if handle is not None:
             self.handle_uses[handle] += 1
             if self.handle_uses[handle] > 1:
-                name = f"{name}:{op_rules.op_name(node.target)}{self.handle_uses[handle] - 1}"
+                name = f"{name}:{op_of(node.target)}{self.handle_uses[handle] - 1}"
         self._append(
             Step(
                 index=len(self.steps),
@@ -386,7 +387,7 @@ class _Lowering:
                 args=args,
                 kwargs=kwargs,
                 name=name,
-                op=known.op if known is not None else op_rules.op_name(node.target),
+                op=known.op if known is not None else op_of(node.target),
                 module=known.module if known is not None else "",
                 module_type=known.module_type if known is not None else "",
                 handle=-1 if handle is None else handle,
@@ -410,7 +411,7 @@ class _Lowering:
     def _function(self, node: Node) -> Callable[..., Any]:
         if node.op == "call_module":
             module = self.graph_module.get_submodule(str(node.target))
-            if type(module).__name__.endswith(("Observer", "FakeQuantize")):
+            if is_observer(module):
                 raise PairingError(
                     f"the quantized graph still has the observer {node.target} ({type(module).__name__}). "
                     "Expected the graph that convert_pt2e returns, not the prepared one."
@@ -471,7 +472,7 @@ class _Lowering:
             return self.constant_slots[key]
         slot = self._new_slot()
         self.constant_slots[key] = slot
-        name, op = self._reader_name(reader), op_rules.op_name(reader.target)
+        name, op = self._reader_name(reader), op_of(reader.target)
         position = path[0] if path and isinstance(path[0], int) else -1
         site = None
         if value.params is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import calling_convention, pytree
 
 
 def output_names(graph_module: GraphModule, count: int) -> list[str]:
@@ -67,7 +67,8 @@ def plain(outputs: Any) -> Any:
 
 
 def _out_spec(graph_module: GraphModule, count: int) -> Any:
-    spec: Any = getattr(getattr(graph_module.graph._codegen, "pytree_info", None), "out_spec", None)
+    convention = calling_convention(graph_module)
+    spec = None if convention is None else convention.out_spec
     return spec if spec is not None and spec.num_leaves == count else None
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from torch import Tensor
 
+from pt2qa._graph.internals.torch import arguments_of as schema_arguments
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Program, Step
 
@@ -91,8 +92,7 @@ def arguments_of(step: Step) -> Iterator[tuple[int, int]]:
 
 def keyword_numbers(target: Any) -> dict[str, int]:
     """The number of each argument of an op by its keyword; empty where the op has no schema."""
-    schema = getattr(target, "_schema", None)
-    return {} if schema is None else {argument.name: number for number, argument in enumerate(schema.arguments)}
+    return {argument.name: number for number, argument in enumerate(schema_arguments(target))}
 
 
 def constant_role(op: str, argument: int, is_parameter: bool) -> Literal["activation", "weight", "bias"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from pt2qa._graph.internals.torch import OpOverload, OpOverloadPacket
+from pt2qa._graph.handles import attribute_of
+from pt2qa._graph.internals.torch import OpOverload, OpOverloadPacket, overload_name
 from pt2qa._simulator.program import QuantParams
 
 _NAMESPACES = ("quantized_decomposed", "torchao")
@@ -63,7 +63,7 @@ def is_dynamic_per_tensor(node: Node) -> bool:
 
 
 def _overload(node: Node) -> str:
-    return node.target._overloadname if isinstance(node.target, OpOverload) else "default"
+    return overload_name(node.target) if isinstance(node.target, OpOverload) else "default"
 
 
 def chosen_by(node: Node) -> Node | None:
@@ -120,7 +120,7 @@ def strip_quantization(graph_module: GraphModule) -> GraphModule:
     stripped.meta.update(graph_module.meta)
     for node in list(stripped.graph.nodes):
         if node.op == "get_attr":
-            nested = _attribute(stripped, str(node.target))
+            nested = attribute_of(stripped, node)
             if isinstance(nested, GraphModule):
                 setattr(stripped, str(node.target), strip_quantization(nested))
         elif is_dequantize(node):
@@ -136,10 +136,6 @@ def strip_quantization(graph_module: GraphModule) -> GraphModule:
     stripped.graph.eliminate_dead_code()
     stripped.recompile()
     return stripped
-
-
-def _attribute(root: torch.nn.Module, path: str) -> Any:
-    return functools.reduce(getattr, path.split("."), root)
 
 
 def _int_or_zero(value: Any) -> int:

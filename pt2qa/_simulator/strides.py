@@ -13,7 +13,8 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops of quantized_decomposed
+
+from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED
 
 Strides = tuple[int, ...]
 
@@ -64,7 +65,7 @@ def _channels_last(shape: torch.Size) -> Strides:
 @functools.lru_cache(1024)
 def _after_rounding(shape: torch.Size, strides: Strides) -> Strides:
     # Tried, since kernels, and not the rules of the meta device, decide about dimensions of size one.
-    ops = torch.ops.quantized_decomposed
+    ops = QUANTIZED_DECOMPOSED
     span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     x = torch.zeros(span if shape.numel() else 0).as_strided(shape, strides)
     arguments = (1.0, 0, -128, 127, torch.int8)

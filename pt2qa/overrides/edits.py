@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pt2qa._graph.internals.torchao import maker_of
 from pt2qa.errors import PluginError, QuantizeError
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Derives, GraphNode, Point, Shares, Specs, is_quantized, observer_class
@@ -261,6 +262,5 @@ def _own_spec(point: Point, specs: Specs) -> Any:
 
 def _epsilon(spec: Any) -> dict[str, Any]:
     """The smallest scale that the quantizer asked for, which another observer must keep, too."""
-    maker = spec.observer_or_fake_quant_ctr
-    keywords = getattr(getattr(maker, "p", None), "keywords", {})
+    _, keywords = maker_of(spec)
     return {"eps": keywords["eps"]} if "eps" in keywords else {}

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves
 
 from pt2qa._graph.annotation import rounds, specs_of
-from pt2qa._graph.handles import OpName, handle_of
+from pt2qa._graph.handles import OpName, handle_of, op_of
 from pt2qa._graph.internals.nodes import ANNOTATION, VALUE
+from pt2qa._graph.internals.torch import FakeTensor, pytree
 from pt2qa._graph.internals.torchao import maker_of
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.products import keyword_numbers
@@ -102,12 +101,12 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
             assert handle is not None
             parts[handle] += 1
             if parts[handle] > 1:
-                name = f"{name}:{op_rules.op_name(node.target)}{parts[handle] - 1}"
+                name = f"{name}:{op_of(node.target)}{parts[handle] - 1}"
         nodes[node.name] = GraphNode(
             key=node.name,
             name=name,
             owner=owner,
-            op="input" if node.op == "placeholder" else op_rules.op_name(node.target),
+            op="input" if node.op == "placeholder" else op_of(node.target),
             constant=constant,
             moves=len(node.all_input_nodes) == 1 and op_rules.only_moves(node.target),
             is_parameter=str(node.target) in parameters
@@ -229,7 +228,7 @@ def spec_text(spec: Any) -> str:
 
 def dtype_of(node: Node) -> str:
     """The dtype of a node's value; of several outputs each once, with commas; empty where nothing says so."""
-    values = tree_leaves(node.meta.get(VALUE))
+    values = pytree.tree_leaves(node.meta.get(VALUE))
     found = [str(value.dtype).removeprefix("torch.") for value in values if isinstance(value, torch.Tensor)]
     return ", ".join(dict.fromkeys(found))
 
@@ -246,7 +245,7 @@ def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:
         return str(node.target), ""
     if handle is not None and handle in names:
         return names[handle].name, names[handle].name
-    return (node.name if node.op == "placeholder" else f"{op_rules.op_name(node.target)} (no handle, {node.name})"), ""
+    return (node.name if node.op == "placeholder" else f"{op_of(node.target)} (no handle, {node.name})"), ""
 
 
 def _inputs(node: Node) -> dict[str, int]:

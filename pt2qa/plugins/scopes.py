@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
-from pt2qa._graph.internals.nodes import module_stack
+from pt2qa._graph.internals.nodes import clean_path, module_stack
 from pt2qa.errors import PluginError
 from pt2qa.plugins.options import did_you_mean, name_of, with_options
 
@@ -107,8 +107,6 @@ def modules_of(node: Node) -> tuple[str, ...]:
 
     Containers are among them, though only :func:`called_modules` were called.
     """
-    from pt2qa._graph.handles import clean_path
-
     parts = [clean_path(path).split(".") for path in called_modules(node)]
     return tuple(dict.fromkeys(".".join(path[:end]) for path in parts for end in range(1, len(path) + 1)))
 
@@ -171,8 +169,6 @@ def _scope(
 
 
 def _known_as(kind: str, name: str, nodes: list[Node]) -> tuple[str, ...]:
-    from pt2qa._graph.handles import clean_path
-
     if kind != "module":
         return ()
     outermost = (

@@ -28,6 +28,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.decomposition import put_instead, trace
 from pt2qa._capture.normalise.editing import names_by_node
 from pt2qa._graph.handles import module_of
+from pt2qa._graph.internals.torch import SAFE_SOFTMAX
 
 ATTENTION = "attention"
 """The kind that ``capture(decompose=...)`` takes."""
@@ -79,7 +80,7 @@ def _attention(
         return torch.matmul(torch.softmax(scores, -1), value)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores - -mask
     # Where a mask leaves a row nothing, the op gives zeros.
-    return torch.matmul(torch.ops.aten._safe_softmax(scores, -1), value)
+    return torch.matmul(SAFE_SOFTMAX(scores, -1), value)
 
 
 def _masked_product(mask: Tensor, query: Tensor, key: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:

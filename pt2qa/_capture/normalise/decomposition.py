@@ -15,15 +15,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pt2qa._capture.normalise.editing import read_instead
-from pt2qa._graph.handles import CUSTOM
-from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import pytree
-
-_KEPT = ("nn_module_stack", "stack_trace", "torch_fn")
-"""What the parts take over from the op: who called it, and where."""
+from pt2qa._graph.internals.nodes import CUSTOM, VALUE, origin_of
+from pt2qa._graph.internals.torch import make_fx, pytree
 
 
 def trace(node: Node, decomposition: Callable[..., Any]) -> GraphModule:
@@ -58,7 +53,7 @@ def put_instead(
         program: the program.
         node: the op; readers of its outputs then read the body's.
         body: what :func:`trace` gave for it.
-        notes: by op of the body, what its copy carries along in ``node.meta["custom"]``.
+        notes: by op of the body, what its copy carries along in its metadata.
     """
     graph = program.graph
     values = operands_of(node, body)
@@ -68,8 +63,7 @@ def put_instead(
             if inner.op != "call_function":
                 continue
             copy = graph.node_copy(inner, values.__getitem__)
-            copy.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
-            copy.meta[VALUE] = inner.meta[VALUE]
+            copy.meta = origin_of(node) | {VALUE: inner.meta[VALUE]}
             if notes is not None:
                 copy.meta[CUSTOM] = dict(notes[inner])
             values[inner] = copy

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pt2qa._graph.handles import assign_handles, handle_of, names_of, walk
+from pt2qa._graph.internals.torch import statically_known_true
 
 
 def graph_modules(program: ExportedProgram) -> list[GraphModule]:

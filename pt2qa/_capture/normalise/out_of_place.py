@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 from torch.fx import Node
 
 from pt2qa._capture.aliases import in_place_argument, storage_of
 from pt2qa._capture.normalise.editing import alike
 from pt2qa._graph.handles import op_of
-from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import OpOverload, pytree
+from pt2qa._graph.internals.nodes import VALUE, origin_of
+from pt2qa._graph.internals.torch import OpOverload, detect_fake_mode, pytree, same_overload
 
 _ATEN = torch.ops.aten
 _SAME_ORDER = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "alias", "contiguous", "to"}
@@ -86,9 +85,7 @@ class Writer:
                 source = self._emit(_ATEN.to.dtype, source, wanted.dtype)
             # Without a copy the source itself would be written to by the next write.
             return self._emit(_ATEN.clone.default, self._emit(_ATEN.expand.default, source, _fixed_shape(wanted)))
-        name = target._schema.name.rpartition("::")[2]
-        packet = getattr(getattr(torch.ops, target.namespace), name.removesuffix("_"), None)
-        function = getattr(packet, target._overloadname, None)
+        function = same_overload(target, op_of(target))
         if function is None:
             raise Unsupported(f"{target} has no form that is not in place")
         made = self._emit(function, *self._node.args, **self._node.kwargs)
@@ -120,9 +117,8 @@ class Writer:
     def _emit(self, target: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Node:
         assert callable(target)
         made = self._node.graph.call_function(target, args, kwargs)
-        kept = ("nn_module_stack", "stack_trace", "torch_fn")
         self.made.append(made)
-        made.meta = {**{key: self._node.meta[key] for key in kept if key in self._node.meta}, "val": traced_value(made)}
+        made.meta = origin_of(self._node) | {VALUE: traced_value(made)}
         return made
 
 

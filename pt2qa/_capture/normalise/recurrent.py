@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.changes import Change
@@ -42,9 +41,10 @@ def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple
     targets = {target for kind in kinds for target in RECURRENT.get(kind, ())}
     wanted = [node for node in program.graph.nodes if node.op == "call_function" and node.target in targets]
     names = names_by_node(program) if wanted else {}
+    decompositions = default_decompositions() if wanted else {}
     changes = []
     for node in wanted:
-        body = trace(node, decomposition_table[node.target])
+        body = trace(node, decompositions[node.target])
         steps = _steps(node, body)
         put_instead(
             program, node, body, {part: {PART: {"of": names[node], "step": step}} for part, step in steps.items()}

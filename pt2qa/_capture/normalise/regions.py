@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import drop_attribute, graph_modules, names_by_node, read_instead
-from pt2qa._graph.handles import nested_graphs, op_of
+from pt2qa._graph.handles import attribute_of, nested_graphs, op_of
 
 _RULE = "nested region"
 
@@ -79,7 +79,7 @@ def _inline(program: ExportedProgram, graph_module: GraphModule, region: Node) -
                 continue
             copy = graph.node_copy(node, values.__getitem__)
             if node.op == "get_attr":
-                copy.target = _move_attribute(body, str(node.target), graph_module)
+                copy.target = _move_attribute(body, node, graph_module)
             copy.meta = dict(node.meta)
             values[node] = copy
     (results,) = body.graph.output_node().args
@@ -93,7 +93,8 @@ def _inline(program: ExportedProgram, graph_module: GraphModule, region: Node) -
     graph_module.recompile()
 
 
-def _move_attribute(body: GraphModule, name: str, graph_module: GraphModule) -> str:
-    free = next(new for i in range(1, 10**6) if not hasattr(graph_module, new := f"{name.replace('.', '_')}_{i}"))
-    setattr(graph_module, free, operator.attrgetter(name)(body))
+def _move_attribute(body: GraphModule, reader: Node, graph_module: GraphModule) -> str:
+    name = str(reader.target).replace(".", "_")
+    free = next(new for i in range(1, 10**6) if not hasattr(graph_module, new := f"{name}_{i}"))
+    setattr(graph_module, free, attribute_of(body, reader))
     return free

@@ -9,6 +9,7 @@ partitions, one without a convolution.  Here both modes get one entry an op: the
 from __future__ import annotations
 
 import operator
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
 from pt2qa._graph.handles import module_of, op_of
-from pt2qa._graph.internals.nodes import SOURCES, VALUE
+from pt2qa._graph.internals.nodes import SOURCES, VALUE, module_stack
 from pt2qa._graph.internals.torch import OpOverload
 
 _ATEN = torch.ops.aten
@@ -117,7 +118,7 @@ def _write(
         source = _source(node, caller)
         label = node.name
         if source is caller and caller not in _SINGLE:
-            label = first_in_call.setdefault(tuple(node.meta["nn_module_stack"]), node.name)
+            label = first_in_call.setdefault(tuple(module_stack(node)), node.name)
         elif source in _SINGLE:
             path, kind = module_of(node)
             if source is caller:
@@ -155,22 +156,14 @@ def _by_rank(node: Node, kinds: tuple[type[nn.Module], ...]) -> type[nn.Module]:
 
 def _calling_class(node: Node) -> type[nn.Module] | None:
     """The ``torch.nn`` class that called an op; None for other classes and for containers."""
-    stack = node.meta.get("nn_module_stack")
-    kind = list(stack.values())[-1][1] if stack else None
+    kind: Any = [None, *(kind for _, kind in module_stack(node).values())][-1]
     if isinstance(kind, str):
         module, _, name = kind.rpartition(".")
         is_torch = module.startswith(("torch.nn.modules", "torch.ao."))
-        kind = getattr(_import(module), name, None) if is_torch else None
+        kind = getattr(sys.modules.get(module), name, None) if is_torch else None
     if not isinstance(kind, type) or not issubclass(kind, nn.Module) or kind.__module__.endswith("container"):
         return None
     return kind if kind.__module__.startswith(("torch.nn.modules", "torch.ao.")) else None
-
-
-def _import(module: str) -> object:
-    found: object = torch
-    for name in module.split(".")[1:]:
-        found = getattr(found, name, None)
-    return found
 
 
 def _takes_two_tensors(node: Node) -> bool:

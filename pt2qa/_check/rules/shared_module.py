@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
-from pt2qa._graph.handles import clean_path
-from pt2qa._graph.internals.nodes import VALUE, module_stack
+from pt2qa._graph.internals.nodes import VALUE, clean_path, module_stack
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.plugins import Found, Rule
 

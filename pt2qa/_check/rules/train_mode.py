@@ -10,11 +10,11 @@ from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import op_of
-from pt2qa._graph.internals.torch import arguments_of
+from pt2qa._graph.internals.torch import BatchNorm, Dropout, InstanceNorm, arguments_of
 from pt2qa._simulator.products import RECURRENT
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
-_MODE_DEPENDENT = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RReLU)
+_MODE_DEPENDENT = (Dropout, BatchNorm, nn.RReLU)
 
 
 def find(context: CheckContext) -> Iterator[Found]:
@@ -60,7 +60,7 @@ def _behaves(module: nn.Module) -> bool:
     """Whether a module computes something else in training mode."""
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
         return module.dropout > 0
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+    if isinstance(module, InstanceNorm):
         return module.track_running_stats
     return isinstance(module, _MODE_DEPENDENT)
 

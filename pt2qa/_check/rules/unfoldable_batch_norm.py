@@ -12,6 +12,7 @@ from pt2qa._check.context import CheckContext
 from pt2qa._check.rules.train_mode import trains
 from pt2qa._graph.handles import handle_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -29,14 +30,11 @@ def find(context: CheckContext) -> Iterator[Found]:
 
 
 def _unfolded(graph: GraphModule) -> list[Node]:
-    from torchao.quantization.pt2e.quantize_pt2e import _fuse_conv_bn_, _fuse_linear_bn_
-
     folded = GraphModule(graph, copy.deepcopy(graph.graph))
     with warnings.catch_warnings():
         # of linears that it does not fold, which are what is asked for
         warnings.filterwarnings("ignore", message="Not fusing linear")
-        _fuse_conv_bn_(folded)
-        _fuse_linear_bn_(folded)
+        fold_batch_norms(folded)
     left = {handle_of(node) for node in folded.graph.nodes if _is_batch_norm(node)}
     return [node for node in graph.graph.nodes if _is_batch_norm(node) and handle_of(node) in left]
 

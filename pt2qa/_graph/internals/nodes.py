@@ -20,9 +20,6 @@ MODULE_STACK: Final = "nn_module_stack"
 STACK_TRACE: Final = "stack_trace"
 """The lines of Python that called an op, as a traceback prints them."""
 
-ORIGIN: Final = (MODULE_STACK, STACK_TRACE, "torch_fn")
-"""All that says who called an op, and where; an op that a pass puts in takes it over from the one that it replaces."""
-
 SOURCES: Final = "source_fn_stack"
 """By what quantizers that match source partitions know an op: pairs of a label and a class or function."""
 
@@ -35,6 +32,7 @@ HANDLE: Final = "numeric_debug_handle"
 ANNOTATION: Final = "quantization_annotation"
 """A quantizer's ``QuantizationAnnotation``."""
 
+_ORIGIN: Final = (MODULE_STACK, STACK_TRACE, "torch_fn")
 _GUARDS: Final = "_guards_fn"
 _ROOTS: Final = ("L['self']", "L__self__", "_export_root")
 
@@ -51,6 +49,11 @@ def module_stack(node: Node) -> Mapping[str, tuple[str, type | str]]:
     """
     found: Mapping[str, tuple[str, Any]] | None = node.meta.get(MODULE_STACK)
     return {} if found is None else found
+
+
+def origin_of(node: Node) -> dict[str, Any]:
+    """All metadata that says who called an op, and where: what the ops that are put in its place take over."""
+    return {key: node.meta[key] for key in _ORIGIN if key in node.meta}
 
 
 def clean_path(path: str) -> str:

@@ -38,6 +38,7 @@ __all__ = [
     "InstanceNorm",
     "TorchDispatchMode",  # sees every op that runs
     "flop_registry",  # formulas by op; the public FlopCounterMode fails on nested graphs that run without gradients
+    "QUANTIZED_DECOMPOSED",
     "SAFE_SOFTMAX",
     "arguments_of",
     "calling_convention",
@@ -46,11 +47,15 @@ __all__ = [
     "is_mutable",
     "overload_name",
     "results_of",
+    "same_overload",
     "size_expression",
     "size_hint",
     "storage_number",
     "with_graph",
 ]
+
+QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
+"""The ops that ``convert_pt2e`` writes; torch registers them where a private module is imported."""
 
 SAFE_SOFTMAX = torch.ops.aten._safe_softmax
 """A softmax that gives zeros where a row is -inf throughout, as the op of attention has it inside."""
@@ -72,6 +77,13 @@ def results_of(target: OpOverload) -> Sequence[Any]:
 def is_mutable(target: OpOverload) -> bool:
     """Whether an op writes to any of its arguments, as its schema says."""
     return bool(target._schema.is_mutable)
+
+
+def same_overload(target: OpOverload, name: str) -> OpOverload | None:
+    """The overload of another op that has the name of this one: ``add_.Tensor``, ``add``; None where it has none."""
+    packet = getattr(getattr(torch.ops, target.namespace), name, None)
+    found = getattr(packet, overload_name(target), None)
+    return found if isinstance(found, OpOverload) else None
 
 
 def overload_name(target: OpOverload) -> str:
@@ -105,11 +117,11 @@ def storage_number(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def size_hint(size: int | torch.SymInt) -> int | None:
-    """A size of the example inputs, without pinning a symbolic one down; None where it depends on data."""
+def size_hint(size: int | torch.SymInt) -> int:
+    """A size of the example inputs, without pinning a symbolic one down; 1 where it depends on data."""
     if isinstance(size, int):
         return size
-    return int(size.node.hint) if size.node.has_hint() else None
+    return int(size.node.hint) if size.node.has_hint() else 1
 
 
 def size_expression(size: torch.SymInt) -> Any:

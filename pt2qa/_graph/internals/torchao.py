@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,20 +29,18 @@ def rounds_now(module: Any) -> bool:
     return is_fake_quantize(module) and bool(module.fake_quant_enabled.flatten()[0])
 
 
-def stop_observing(fake_quantize: Any) -> None:
-    """Lets a fake-quantize op round with the scale that it has, in place, whatever its class."""
-    fake_quantize.observer_enabled.zero_()
+def without_observing(fake_quantize: Any) -> Any:
+    """A copy of a fake-quantize op that rounds with the scale that it has."""
+    fixed = copy.deepcopy(fake_quantize)
+    fixed.observer_enabled.zero_()
+    return fixed
 
 
-def observed_range(module: Any) -> tuple[Tensor, Tensor] | None:
-    """The smallest and largest values that an observer saw, one for each channel; None where it keeps no range.
-
-    Of a fake-quantize op that is what its observer saw.  Before the first value they are +inf and -inf, or empty.
-    """
-    observer = module.activation_post_process if hasattr(module, "activation_post_process") else module
-    if not hasattr(observer, "min_val") or not hasattr(observer, "max_val"):
-        return None
-    return observer.min_val, observer.max_val
+def range_keeper(module: Any) -> Any | None:
+    """What keeps the tensors ``min_val`` and ``max_val``: an observer, or that inside a fake-quantize op; else None."""
+    observer = getattr(module, "activation_post_process", module)
+    ends = (getattr(observer, name, None) for name in ("min_val", "max_val"))
+    return observer if all(isinstance(end, Tensor) for end in ends) else None
 
 
 def is_logger(module: nn.Module) -> bool:
@@ -55,10 +55,11 @@ def maker_of(spec: Any) -> tuple[Any, Mapping[str, Any]]:
 
     The class is None where a spec makes none, as one with a fixed scale.
     """
-    maker = getattr(spec, "observer_or_fake_quant_ctr", None)
-    from torchao.quantization.pt2e.observer import PartialWrapper
-
-    return (maker.p.func, maker.p.keywords) if isinstance(maker, PartialWrapper) else (maker, {})
+    maker: Any = getattr(spec, "observer_or_fake_quant_ctr", None)
+    keywords: dict[str, Any] = {}
+    while isinstance(bound := getattr(maker, "p", None), functools.partial):
+        maker, keywords = bound.func, bound.keywords | keywords
+    return maker, keywords
 
 
 def fold_batch_norms(graph_module: GraphModule) -> None:
