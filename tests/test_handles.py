@@ -13,10 +13,7 @@ from torch.fx import GraphModule
 
 from pt2qa._capture.program import capture
 from pt2qa._graph.handles import (
-    CUSTOM,
-    KEY,
     assign_handles,
-    clean_path,
     handle_of,
     names_of,
     op_of,
@@ -25,6 +22,7 @@ from pt2qa._graph.handles import (
     user_inputs,
     walk,
 )
+from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, clean_path
 from tests.capture.models import QUANTIZERS, Forward, Residual, image, quantizer
 
 NAMES = [
@@ -74,7 +72,7 @@ def test_inputs_and_ops_are_numbered_in_graph_order_and_parameters_are_not(stric
     assert [handle_of(node) for node in inputs] == [0]
     parameters = [n for n in captured.program.graph.nodes if n.op == "placeholder" and n not in inputs]
     assert parameters
-    assert all(KEY not in node.meta.get(CUSTOM, {}) for node in parameters)
+    assert all(HANDLE not in node.meta.get(CUSTOM, {}) for node in parameters)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -205,9 +203,9 @@ def test_two_ops_with_one_name_are_told_apart() -> None:
 def test_assign_handles_renumbers_and_leaves_other_metadata() -> None:
     program = torch.export.export(Residual(), (image(),))
     first = next(node for node in program.graph.nodes if node.op == "call_function")
-    first.meta[CUSTOM] = {KEY: 77, "mine": 1}
+    first.meta[CUSTOM] = {HANDLE: 77, "mine": 1}
     assign_handles(program)
-    assert first.meta[CUSTOM] == {"mine": 1, KEY: 1}
+    assert first.meta[CUSTOM] == {"mine": 1, HANDLE: 1}
 
 
 def test_a_graph_without_handles_has_no_names() -> None:

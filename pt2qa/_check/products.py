@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils.flop_counter import FlopCounterMode
 
 from pt2qa._check.rounding import spec_read
 from pt2qa._graph.handles import OpName, handle_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint
-from pt2qa._simulator.products import PRODUCTS, Read, State, own_multiply_adds, reads_of, state_of
+from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
+from pt2qa._simulator.products import PRODUCTS, Read, State, reads_of, state_of
 from pt2qa._simulator.program import Program
 from pt2qa.overrides.annotations import Annotations
 
@@ -103,13 +103,14 @@ def multiply_adds(node: Node) -> int:
     if own is not None:
         return own
     assert callable(node.target)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    counter = FlopCounter()
+    with torch.no_grad(), counter:
         try:
             node.target(*args, **kwargs)
         except RuntimeError:
             # A size that depends on data is taken for 1, which may be too small for the op: its share is unknown.
             return 0
-    return int(counter.get_total_flops()) // 2
+    return counter.total // 2
 
 
 def _sized(value: Any) -> Any:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._sensitivity.layouts import laid_out_inputs
-from pt2qa._simulator.products import PRODUCTS, arguments_of, own_multiply_adds
+from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
+from pt2qa._simulator.products import PRODUCTS, arguments_of
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator, Values
 
@@ -42,7 +40,7 @@ class _Counting(Simulator):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self.counter = _FlopCounter()  # type: ignore[no-untyped-call]
+        self.counter = FlopCounter()
         self.found: dict[int, int] = {}
 
     def call(self, step: Step, env: Values, reuse: bool) -> Any:
@@ -62,27 +60,3 @@ def _own_flops(step: Step, env: Values) -> int | None:
     tensors = [value for _, slot in arguments_of(step) if isinstance(value := env[slot], Tensor)]
     macs = own_multiply_adds(step.op, tensors)
     return None if macs is None else 2 * macs
-
-
-class _FlopCounter(TorchDispatchMode):
-    """Adds up the flops of what runs under it; nested graphs (``cond``, loops) count nothing.
-
-    torch's own ``FlopCounterMode`` counts by module too, and fails where a nested graph runs without gradients.
-    """
-
-    supports_higher_order_operators = True
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
-        if formula is None and isinstance(func, OpOverload):
-            # A composite op, such as conv2d, is made of ops that may have a formula.
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        result = func(*args, **kwargs)
-        if formula is not None:
-            self.total += formula(*args, **kwargs, out_val=result)
-        return result

@@ -133,27 +133,6 @@ def is_quantized(op: str, reads: Sequence[Read]) -> bool:
     return bool(factors) and _every(op)(factors)
 
 
-def own_multiply_adds(op: str, tensors: Sequence[Tensor]) -> int | None:
-    """The multiply-adds of ops for which torch has no formula on a CPU; None for all others.
-
-    A recurrent op multiplies each of its weights once a step, and a bilinear one once a row; attention multiplies
-    queries by keys, and scores by values.
-
-    Args:
-        op: kind of the op.
-        tensors: its tensor arguments in order, with their sizes.
-    """
-    if op in RECURRENT:
-        steps = tensors[0].numel() // tensors[0].shape[-1]
-        return steps * sum(tensor.numel() for tensor in tensors[1:] if tensor.dim() == 2)
-    if op in ATTENTION:
-        query, key, value = tensors[:3]
-        return query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-    if op == "bilinear":
-        return tensors[0].shape[:-1].numel() * tensors[2].numel()
-    return None
-
-
 def _factors(op: str, reads: Iterable[Read]) -> tuple[list[bool], list[bool]]:
     """Whether each input and each weight that a product multiplies is rounded."""
     factors = [read for read in reads if read.argument in _FACTORS.get(op, (read.argument,))]
