@@ -107,7 +107,7 @@ def _cell_key(cell: types.CellType) -> Hashable:
 
 
 def _module_key(module: nn.Module) -> Hashable:
-    if module._parameters or module._buffers:
+    if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
         raise _NotAPattern
     own = {name: value for name, value in vars(module).items() if name not in _TORCH_STATE}
-    return _key(type(module).forward), module.training, _key(dict(module._modules)), _key(own)
+    return _key(type(module).forward), module.training, _key(dict(module.named_children())), _key(own)

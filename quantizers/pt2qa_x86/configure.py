@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -17,6 +17,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 
 from pt2qa.errors import PluginError
 from pt2qa.plugins import Scope, called_modules, op_type
+from pt2qa_x86.internals import configured_modules, function_of
 from pt2qa_x86.plugin import QUANTIZED_OPS, X86
 
 
@@ -32,14 +33,14 @@ def quantizer_for(plugin: X86, apart: Sequence[Scope[X86]], graph: GraphModule, 
     for scope in apart:
         config = None if scope.settings is None else _config(scope.settings, qat)
         if scope.kind == "op type":
-            _set(quantizer.set_function_type_qconfig, _function(scope.name), config)
+            _set(quantizer.set_function_type_qconfig, function_of(scope.name), config)
             continue
         settings = [(path, config) for path in scope.paths]
         if scope.settings is not None and scope.settings.mode != "static":
             # What is no linear in the module stays in float.
             settings = [(path, config) for path in _linears(scope, graph)] + [(path, None) for path in scope.paths]
         for path, own in settings:
-            if path not in quantizer.module_name_qconfig:  # what is set already comes from a deeper module
+            if path not in configured_modules(quantizer):  # what is set already comes from a deeper module
                 _set(quantizer.set_module_name_qconfig, path, own)
     return quantizer
 
@@ -60,12 +61,6 @@ def _set(method: Callable[..., Any], *args: Any) -> None:
     if said:
         told = " ".join(str(warning.message) for warning in said)
         raise PluginError(f"quantizer 'x86': torchao's quantizer refused {args[0]!r}: {told}")
-
-
-def _function(name: str) -> Callable[..., Any]:
-    """The function or module class by which the quantizer knows an op: ``F.linear`` for ``linear``."""
-    known: Mapping[Callable[..., Any], object] = X86InductorQuantizer.module_function_to_aten_operator_type
-    return next(function for function, op in known.items() if str(op).split(".")[1] == name)
 
 
 def _linears(scope: Scope[X86], graph: GraphModule) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
 from pt2qa.plugins import OverridePlan, Scope, check_options, check_overrides, op_type, scopes_in
+from pt2qa_xnnpack.internals import shape_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -118,8 +119,8 @@ class XNNPACK:
 
 
 def _dynamic_conv_reason(node: Node) -> str:
-    weight = node.all_input_nodes[1].meta.get("val")
-    if weight is not None and op_type(node) == "conv2d" and weight.shape[1] == 1:
+    weight = shape_of(node.all_input_nodes[1])
+    if weight is not None and op_type(node) == "conv2d" and weight[1] == 1:
         return "XNNPACK has no depthwise convolution with scales computed for each input"
     readers = list(node.users)
     if len(readers) == 1 and op_type(readers[0]) == "relu":

@@ -15,10 +15,10 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     get_symmetric_quantization_config,
 )
 from torch.fx import GraphModule, Node
-from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, Quantizer
-from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
 
 from pt2qa.plugins import Scope, op_type
+from pt2qa_xnnpack.internals import keep_in_float
 from pt2qa_xnnpack.plugin import DYNAMIC_OPS, QUANTIZED_OPS, XNNPACK
 
 
@@ -57,7 +57,7 @@ class KeepFloat(Quantizer):  # type: ignore[misc]  # torchao has no type informa
         """Marks the ops as settled; edits ``model``, as torchao asks of a quantizer."""
         for node in model.graph.nodes:
             if self.keep(node):
-                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+                keep_in_float(node)
         return model
 
     def validate(self, model: GraphModule) -> None:
