@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.agreement import FLIPS, compare_outputs, difference, kind_of
-from pt2qa._graph.handles import OpName, handle_of, name_of
+from pt2qa._graph.handles import OpName, handle_of, name_of, op_of
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._quantize.calibration import Call, run_batch
 from pt2qa._quantize.observers import find_observers, observed_value, without
 from pt2qa._report.prose import few
-from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.simulator import graph_values
 from pt2qa._simulator.verification import graph_outputs

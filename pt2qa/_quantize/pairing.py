@@ -19,11 +19,11 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
-from pt2qa._graph.handles import OpName, handle_of, input_handles, names_of
+from pt2qa._graph.handles import OpName, handle_of, input_handles, names_of, op_of
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
-from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
 from pt2qa._simulator.lower import lower
 from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
@@ -320,9 +320,7 @@ def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> Gra
     """The reference without observers, and with the batch norms folded that the quantized graph has folded."""
     graph_module = without(reference, is_observer)
     known = _handles(quantized)
-    folded = any(
-        op_of(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module)
-    )
+    folded = any(op_of(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module))
     if not folded:
         return graph_module
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
