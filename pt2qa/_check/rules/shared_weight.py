@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._capture.aliases import memory_of
 from pt2qa._check.context import CheckContext
-from pt2qa._graph.handles import module_of
+from pt2qa._graph.handles import attribute_of, module_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import Found, Rule
 
@@ -42,7 +41,7 @@ def constants_by_memory(graph: GraphModule) -> dict[int, list[Node]]:
     """The ``get_attr`` nodes of the tensors of a graph, by a number for their memory, in graph order."""
     found: dict[int, list[Node]] = defaultdict(list)
     for node in graph.graph.find_nodes(op="get_attr"):
-        value = operator.attrgetter(str(node.target))(graph)
+        value = attribute_of(graph, node)
         memory = memory_of(value) if isinstance(value, Tensor) else None
         if memory is not None:
             found[memory].append(node)
