@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._sensitivity.formulas import formula_of
 from pt2qa._sensitivity.layouts import laid_out_inputs
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator, bind
@@ -33,8 +34,8 @@ class WithoutGradient(SimulationError):
         self.reason = reason
 
 
-Gradients = list[list[Tensor | None]]
-"""Of one value: for each of its floating-point tensors, one gradient for each vector."""
+Gradients = list[list[Tensor] | None]
+"""Of one value: for each of its floating-point tensors one gradient for each vector; None where no gradient comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class GradientRun:
             self.env[constant.slot] = value.data if isinstance(value, Tensor) else value
         self._records: dict[int, _Record] = {}
         self._gradients: dict[int, Gradients] = {}
+        self._fresh: set[int] = set()
         for step in self.program.steps:
             self._forward(step)
 
@@ -82,7 +84,7 @@ class GradientRun:
             self.env[step.out] = self.env[step.reads[0]]
             return
         reads = [slot for slot in step.reads if slot in self.tracked and float_tensors(self.env[slot])]
-        if not reads:
+        if not reads or formula_of(step, self.env) is not None:
             with torch.no_grad():
                 self.env[step.out] = self.simulator.call(step, laid_out_inputs(step, self.env), False)
             return
@@ -111,11 +113,15 @@ class GradientRun:
             gradients = self._gradients.pop(step.out, None)
             if gradients is not None:
                 visit(step, gradients)
-                if step.site is None:
-                    self._through(step, gradients)
-                else:
+                fresh = step.out in self._fresh
+                if step.site is not None:
                     # A copy of an earlier site hands on its gradient, so that both are one.
-                    self._add(step.reads[0] if step.twin is None else step.twin, gradients)
+                    self._add(step.reads[0] if step.twin is None else step.twin, gradients, fresh)
+                elif (formula := formula_of(step, self.env)) is None:
+                    self._through(step, gradients)
+                elif step.reads[0] in self.tracked:
+                    assert gradients[0] is not None  # it is the only one
+                    self._add(step.reads[0], [formula(step, self.env, gradients[0], fresh)], fresh=True)
             self._records.pop(step.index, None)
             self.env[step.out] = None
 
@@ -123,45 +129,45 @@ class GradientRun:
         record = self._records.get(step.index)
         if record is None:
             return
+        arrived = [
+            (output, leaf)
+            for output, leaf in zip(record.outputs, gradients, strict=True)
+            if leaf is not None and output.requires_grad
+        ]
+        if not arrived:
+            return
         inputs = [tensor for tensors in record.inputs.values() for tensor in tensors]
-        count = max(len(leaf) for leaf in gradients)
-        found: list[list[Tensor | None]] = [[None] * count for _ in inputs]
-        for vector in range(count):
-            arrived = [
-                (output, leaf[vector])
-                for output, leaf in zip(record.outputs, gradients, strict=True)
-                if leaf[vector] is not None and output.requires_grad
-            ]
-            if not arrived:
-                continue
-            with _named(step):
-                results = torch.autograd.grad(
-                    [output for output, _ in arrived],
-                    inputs,
-                    [gradient for _, gradient in arrived],
-                    retain_graph=vector + 1 < count,
-                    allow_unused=True,
-                )
-            for own, result in zip(found, results, strict=True):
-                own[vector] = result
-        position = 0
+        with _named(step):
+            found = iter(gradients_of([output for output, _ in arrived], inputs, [leaf for _, leaf in arrived]))
         for slot, tensors in record.inputs.items():
-            self._add(slot, found[position : position + len(tensors)])
-            position += len(tensors)
+            self._add(slot, [next(found) for _ in tensors])
 
-    def _add(self, slot: int, gradients: Gradients) -> None:
-        if slot not in self.tracked or all(gradient is None for leaf in gradients for gradient in leaf):
+    def _add(self, slot: int, gradients: Gradients, fresh: bool = False) -> None:
+        """Adds to the gradients of a slot; ``fresh`` ones are no part of other tensors, and nobody else reads them."""
+        if slot not in self.tracked or all(leaf is None for leaf in gradients):
             return
         known = self._gradients.get(slot)
-        # Gradients may be views of each other, so sums are new tensors.
-        self._gradients[slot] = (
-            gradients
-            if known is None
-            else [
-                [_sum(a, b) for a, b in zip(left, right, strict=True)]
-                for left, right in zip(known, gradients, strict=True)
-            ]
-        )
+        if known is not None:
+            fresh = None not in known and None not in gradients
+            pairs = zip(known, gradients, strict=True)
+            gradients = [_sum(left, right, slot in self._fresh) for left, right in pairs]
+        self._gradients[slot] = gradients
+        (self._fresh.add if fresh else self._fresh.discard)(slot)
+
+
+def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]]) -> Gradients:
+    """The gradients of inputs, for each vector.
+
+    Args:
+        outputs: with the graph of autograd that leads to the inputs, which is dropped.
+        inputs: the tensors at its beginning.
+        vectors: for each output one gradient for each vector.
+    """
+    rows: list[tuple[Tensor, ...]] = []
+    for own in zip(*vectors, strict=True):
+        more = len(rows) + 1 < len(vectors[0])
+        rows.append(torch.autograd.grad(outputs, inputs, own, retain_graph=more, allow_unused=True))
+    return [None if leaf[0] is None else list(leaf) for leaf in zip(*rows, strict=True)]
 
 
 def tracked_slots(program: Program) -> frozenset[int]:
@@ -186,10 +192,11 @@ def needing_gradient(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
-def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+def _sum(left: list[Tensor] | None, right: list[Tensor] | None, may_overwrite: bool) -> list[Tensor] | None:
     if left is None or right is None:
         return right if left is None else left
-    return left + right
+    # Gradients may be views of each other, so that sums are new tensors but where the left ones are nobody else's.
+    return [a.add_(b) if may_overwrite else a + b for a, b in zip(left, right, strict=True)]
 
 
 class _named:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, needing_gradient
+from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
 from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, errors_at_end
@@ -178,19 +178,8 @@ class ProjectedBatch:
         """The gradients of v·output at the slots of the graph's outputs."""
         inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
         signs = random_signs(self._counted, self.samples, count, self.batch, self.projections)
-        found: list[list[Tensor | None]] = [[] for _ in inputs]
-        for vector in range(count):
-            gradients = torch.autograd.grad(
-                self._counted,
-                inputs,
-                [vectors[vector] for vectors in signs],
-                retain_graph=vector + 1 < count,
-                allow_unused=True,
-            )
-            for column, gradient in zip(found, gradients, strict=True):
-                column.append(gradient)
-        by_leaf = iter(found)
-        by_slot = {slot: [next(by_leaf) for _ in leaves] for slot, leaves in self._leaves.items()}
+        found = iter(gradients_of(self._counted, inputs, signs))
+        by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}
         return {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in self.run.tracked}
 
     def _estimate(self, dots: Tensor) -> tuple[float, float]:
@@ -227,6 +216,8 @@ class _Meter:
         """Adds dot products: float64 of shape (projections, samples or 1)."""
         rows = self.samples if path.end.out in self.apart else 1
         for leaf, error in zip(gradients, errors, strict=True):
+            if leaf is None:
+                continue
             dots = _dots(leaf, error, rows)
             if not bool(dots.isfinite().all()):
                 self.projection.cleaned[path.start.name] = None
@@ -238,13 +229,13 @@ class _Meter:
             self.dots[path.site] = dots if known is None else known + dots
 
 
-def _dots(gradients: Sequence[Tensor | None], error: Tensor, rows: int) -> Tensor:
+def _dots(gradients: Sequence[Tensor], error: Tensor, rows: int) -> Tensor:
     """Dot products of each gradient with an error, row by row: float64 of shape (gradients, rows)."""
     if has_channels_last(error):
-        gradients = [None if gradient is None else gradient.permute(0, 2, 3, 1) for gradient in gradients]
+        gradients = [gradient.permute(0, 2, 3, 1) for gradient in gradients]
         error = error.permute(0, 2, 3, 1)
     right = error.reshape(rows, -1)
-    left = [None if gradient is None else gradient.reshape(rows, -1) for gradient in gradients]
+    left = [gradient.reshape(rows, -1) for gradient in gradients]
     # torch.dot writes nothing, and a row of the error stays in the cache from one gradient to the next.
-    dots = [[0.0 if each is None else torch.dot(each[row], right[row]).item() for each in left] for row in range(rows)]
+    dots = [[torch.dot(each[row], right[row]).item() for each in left] for row in range(rows)]
     return torch.tensor(dots, dtype=torch.float64).T
