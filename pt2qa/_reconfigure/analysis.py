@@ -10,7 +10,8 @@ from typing import Any
 from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize
-from pt2qa._reconfigure.candidates import Fallback, applied, holders_of, unintended, units_of
+from pt2qa._reconfigure.baseline import Baseline, with_free_edits
+from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
 from pt2qa._reconfigure.costs import costs_of
 from pt2qa._reconfigure.final import Converted, aimed_until_met
 from pt2qa._reconfigure.noises import check_given, noises_of
@@ -18,8 +19,7 @@ from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, stag
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.report import Reconfiguration, Stage
 from pt2qa._reconfigure.scoring import Scorer, Tally
-from pt2qa._reconfigure.search import Search, Units
-from pt2qa._reconfigure.start import Start, with_free_edits
+from pt2qa._reconfigure.search import Search, Selection
 from pt2qa._reconfigure.target import Budget, Target, read_target
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
@@ -89,7 +89,7 @@ def reconfigure(
             "the batches that the pair was calibrated on were an iterator, which is used up. "
             "Pass calibration=, a list or a loader that starts over."
         )
-    again = functools.partial(
+    requantize = functools.partial(
         quantize,
         capture,
         recipe.plugin,
@@ -106,57 +106,59 @@ def reconfigure(
     notes = list(pair.verify(first.batch))
     needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
     before = scorer.quality(scorer.every)
-    start = Start(pair, scorer, annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat), (), before)
+    base = Baseline(pair, scorer, annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat), (), before)
     if needed is None or not before.value >= needed:
-        start = with_free_edits(start, again, fuse, observers, needed)
-    notes += start.pair.verify(first.batch)
-    noises = noises_of(start.scorer, None if start.edits else sensitivity, progress)
-    costs = costs_of(start.pair, first.values)
-    units = tuple(units_of(start.pair, start.annotations, costs, fallback))
-    holders = holders_of(start.pair, start.annotations)
+        base = with_free_edits(base, requantize, fuse, observers, needed)
+    notes += base.pair.verify(first.batch)
+    noises = noises_of(base.scorer, None if base.edits else sensitivity, progress)
+    costs = costs_of(base.pair, first.values)
+    candidates = tuple(candidates_of(base.pair, base.annotations, costs, fallback))
+    edges_of = edges_by_site(base.pair, base.annotations)
 
     def edits_of(chosen: Iterable[int]) -> tuple[tuple[Edit, ...], Annotations]:
-        return applied(start.annotations, (units[number].edit for number in chosen))
+        return applied(base.annotations, (candidates[number].edit for number in chosen))
 
     def sites_on(chosen: Iterable[int]) -> frozenset[int]:
-        return frozenset(edits_of(chosen)[1].sites_on(start.pair.sites))
+        return frozenset(edits_of(chosen)[1].sites_on(base.pair.sites))
 
     def searched(aimed: float | None) -> Search:
         # Ops of other levels than float keep their sites; the simulator plays them without.
         exact = sites_on if fallback == "float" else None
-        return Search(start.scorer, units, holders, noises.of_site, costs, aimed, limits, exact)
+        return Search(base.scorer, candidates, edges_of, noises.of_site, costs, aimed, limits, exact)
 
-    def converted(chosen: Units) -> Converted:
-        plan = start.plan(recipe, edits_of(chosen)[0])
-        new = again(overrides=plan) if chosen else start.pair
-        return Converted(chosen, plan, new, start.scorer.of(new).converted())
+    def converted(chosen: Selection) -> Converted:
+        plan = base.plan(recipe, edits_of(chosen)[0])
+        new = requantize(overrides=plan) if chosen else base.pair
+        return Converted(chosen, plan, new, base.scorer.of(new).converted())
 
     search = searched(needed)
     found = search.run()
-    final = converted(found.units)
+    final = converted(found.chosen)
     if found.met and needed is not None:
         final, done = aimed_until_met(final, found.quality, needed, searched, converted)
         notes += done
     notes += [*noises.notes, *final.pair.verify(first.batch)]
-    notes += unintended(start.pair, final.pair, search.on(final.units), fallback)
+    notes += unintended(base.pair, final.pair, search.on(final.chosen), fallback)
     aside = reference.aside if aim.metric is None else ()
     result = Result(
         before=before,
         after=final.quality,
-        met=search.fits(final.units) and not aside and final.quality.value >= (-math.inf if needed is None else needed),
-        float_macs=search.float_macs(final.units),
-        float_bytes=search.float_bytes(final.units),
+        met=search.fits(final.chosen)
+        and not aside
+        and final.quality.value >= (-math.inf if needed is None else needed),
+        float_macs=search.float_macs(final.chosen),
+        float_bytes=search.float_bytes(final.chosen),
         edits=len(final.plan.edits),
         scored=tally.count,
         proof=found.proof,
         aside=aside,
     )
     tally.bar.close()
-    stay, names = search.on(final.units), reference.names
-    simulated = start.scorer.quality(stay)
+    stay, names = search.on(final.chosen), reference.names
+    simulated = base.scorer.quality(stay)
     return Reconfiguration(
-        rows=(*free_rows(pair, start), *edit_rows(final.units, search)),
-        curve=tuple(curve(start, found, search)),
+        rows=(*free_rows(pair, base), *edit_rows(final.chosen, search)),
+        curve=tuple(curve(base, found, search)),
         stages=(
             *stages("before", before, costs.float_macs, len(pair.sites), names),
             Stage("simulated", simulated.value, result.float_macs, len(stay)),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.costs import Costs
-from pt2qa._reconfigure.ordering import Unit
+from pt2qa._reconfigure.ordering import EditCandidate
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides.annotations import Annotations, Edge
 from pt2qa.overrides.plan import Edit
@@ -16,7 +16,7 @@ from pt2qa.overrides.plan import Edit
 Fallback = Literal["float", "int16", "dynamic"]
 
 
-def holders_of(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
+def edges_by_site(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
     """By site, the edges of the annotation that ask for it."""
     asking = annotations.asking(pair.sites)
     return {
@@ -25,7 +25,7 @@ def holders_of(pair: QuantizedPair, annotations: Annotations) -> dict[int, froze
     }
 
 
-def units_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback: Fallback) -> Iterator[Unit]:
+def candidates_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback: Fallback) -> Iterator[EditCandidate]:
     """Each region's fallback; those that free nothing are left out."""
     edges = _edges(base)
     owners = {edge.reader or edge.source for edge in edges}
@@ -38,7 +38,7 @@ def units_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback: Fal
         if fallback != "float":
             frees = frozenset(edge for edge in frees if edge.kind == "activation")
         if frees:
-            yield Unit(Edit(fallback, ops), frees, costs.of(ops))
+            yield EditCandidate(Edit(fallback, ops), frees, costs.of(ops))
 
 
 def applied(base: Annotations, edits: Iterable[Edit]) -> tuple[tuple[Edit, ...], Annotations]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.scoring import Quality
-from pt2qa._reconfigure.search import Search, Units, pruned
+from pt2qa._reconfigure.search import Search, Selection, pruned
 from pt2qa.overrides.plan import OverridePlan
 
 ATTEMPTS = 3
@@ -23,13 +23,13 @@ class Converted:
     """A plan that was applied.
 
     Attributes:
-        units: what a search chose.
+        chosen: what a search chose.
         plan: the whole plan.
         pair: prepared, calibrated and converted with it.
         quality: measured on the converted graph.
     """
 
-    units: Units
+    chosen: Selection
     plan: OverridePlan
     pair: QuantizedPair
     quality: Quality
@@ -40,7 +40,7 @@ def aimed_until_met(
     simulated: Quality,
     needed: float,
     searched: Callable[[float], Search],
-    converted: Callable[[Units], Converted],
+    converted: Callable[[Selection], Converted],
 ) -> tuple[Converted, list[str]]:
     """Aims higher as long as the converted graph misses a target that its simulation met.
 
@@ -49,7 +49,7 @@ def aimed_until_met(
         simulated: what it measured on the simulator.
         needed: the target.
         searched: a search with an aim.
-        converted: applies units and measures the converted graph.
+        converted: applies candidates and measures the converted graph.
 
     Returns:
         The first that meets the target, else the best one; and what was done, for the notes.  Where the simulator was
@@ -63,21 +63,21 @@ def aimed_until_met(
         notes.append(f"converted, the plan for {aim:.4g} measured {best.quality.value:.4g}; aimed higher")
         aim += 1.05 * (needed - best.quality.value)
         search = searched(aim)
-        tried = converted(search.run().units)
-        best = tried if search.fits(tried.units) and tried.quality.rank > best.quality.rank else best
+        tried = converted(search.run().chosen)
+        best = tried if search.fits(tried.chosen) and tried.quality.rank > best.quality.rank else best
     if wrong and best.quality.value >= needed:
         best = _without_needless(best, needed, search, converted)
     return best, notes
 
 
 def _without_needless(
-    best: Converted, needed: float, search: Search, converted: Callable[[Units], Converted]
+    best: Converted, needed: float, search: Search, converted: Callable[[Selection], Converted]
 ) -> Converted:
     """What a higher aim took along and the target does not need goes, tried on the converted graph."""
-    known = {best.units: best}
+    known = {best.chosen: best}
 
-    def enough(units: Units) -> bool:
-        known[units] = converted(units)
-        return known[units].quality.value >= needed
+    def enough(chosen: Selection) -> bool:
+        known[chosen] = converted(chosen)
+        return known[chosen].quality.value >= needed
 
-    return known[pruned(best.units, search.units, enough)]
+    return known[pruned(best.chosen, search.candidates, enough)]

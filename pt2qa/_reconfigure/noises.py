@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,8 @@ def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | 
         reports = [
             sensitivity(
                 pair,
-                reference.batches,
+                reference,
+                inputs_of=operator.attrgetter("batch"),
                 post_process=None if position is None else functools.partial(_leaf, position),
                 progress=progress,
             )

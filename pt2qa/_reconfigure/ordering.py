@@ -17,7 +17,7 @@ Noise = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class EditCandidate:
     """One edit, with the edges whose quantization it ends and what it costs.
 
     Attributes:
@@ -32,68 +32,68 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Units that are added together.
+class Bundle:
+    """Candidates that are added together.
 
     Attributes:
-        units: positions in the list of units.
+        members: positions in the list of candidates.
         gain: noise that goes, in each output.
-        cost: what the units cost.
-        off: sites that are off because of this choice and the ones before.
+        cost: what its members cost.
+        off: sites that are off because of this bundle and the ones before.
     """
 
-    units: tuple[int, ...]
+    members: tuple[int, ...]
     gain: Noise
     cost: float
     off: frozenset[int]
 
 
-def order_choices(
-    units: Sequence[Unit], holders: Mapping[int, frozenset[Edge]], noise: Mapping[int, Noise]
-) -> list[Choice]:
-    """Choices in the order in which a search adds them: each time the largest gain for its cost; free ones first.
+def order_bundles(
+    candidates: Sequence[EditCandidate], edges_of: Mapping[int, frozenset[Edge]], noise: Mapping[int, Noise]
+) -> list[Bundle]:
+    """Bundles in the order in which a search adds them: each time the largest gain for its cost; free ones first.
 
-    The gain is that of the output that is worst by then, or of the worst one that any choice still helps.
+    The gain is that of the output that is worst by then, or of the worst one that any bundle still helps.
 
     Args:
-        units: all edits.
-        holders: by site, the edges that ask for it.
+        candidates: all edits.
+        edges_of: by site, the edges that ask for it.
         noise: by site, the noise that it causes in each output.
     """
-    remaining = {site: set(edges) for site, edges in holders.items() if edges}
+    remaining = {site: set(edges) for site, edges in edges_of.items() if edges}
     sites_of: dict[Edge, list[int]] = {}
     for site, edges in remaining.items():
         for edge in edges:
             sites_of.setdefault(edge, []).append(site)
-    bundles = list(dict.fromkeys([*((number,) for number in range(len(units))), *_freeing(units, holders)]))
+    groups = list(dict.fromkeys([*((number,) for number in range(len(candidates))), *_freeing(candidates, edges_of)]))
     outputs = range(len(next(iter(noise.values()), ())))
     chosen: set[int] = set()
     gone: set[int] = set()
-    choices: list[Choice] = []
+    bundles: list[Bundle] = []
 
-    def weigh(bundle: tuple[int, ...]) -> Choice:
-        new = tuple(number for number in bundle if number not in chosen)
-        freed = frozenset().union(*(units[number].frees for number in new)) if new else frozenset()
+    def weigh(group: tuple[int, ...]) -> Bundle:
+        new = tuple(number for number in group if number not in chosen)
+        freed = frozenset().union(*(candidates[number].frees for number in new)) if new else frozenset()
         touched = {site for edge in freed for site in sites_of.get(edge, ()) if site in remaining}
         off = frozenset(site for site in touched if remaining[site] <= freed)
-        return Choice(new, total_noise(noise, off, outputs), sum(units[number].cost for number in new), off)
+        return Bundle(new, total_noise(noise, off, outputs), sum(candidates[number].cost for number in new), off)
 
     while True:
-        weighed = [(bundle, choice) for bundle in bundles if any((choice := weigh(bundle)).gain)]
+        weighed = [(group, bundle) for group in groups if any((bundle := weigh(group)).gain)]
         left = total_noise(noise, noise.keys() - gone, outputs)
-        worst = next((o for o in _worst_first(left) if any(choice.gain[o] for _, choice in weighed)), None)
+        worst = next((o for o in _worst_first(left) if any(bundle.gain[o] for _, bundle in weighed)), None)
         if worst is None:
-            return choices
-        best = max((choice for _, choice in weighed), key=lambda choice: _worth(choice.gain[worst], choice.cost))
-        chosen.update(best.units)
-        freed = frozenset().union(*(units[number].frees for number in best.units))
+            return bundles
+        best = max((bundle for _, bundle in weighed), key=lambda bundle: _worth(bundle.gain[worst], bundle.cost))
+        chosen.update(best.members)
+        freed = frozenset().union(*(candidates[number].frees for number in best.members))
         for edges in remaining.values():
             edges -= freed
         for site in best.off:
             del remaining[site]
         gone |= best.off
-        choices.append(replace(best, off=frozenset(gone)))
-        bundles = [bundle for bundle, _ in weighed if not chosen.issuperset(bundle)]
+        bundles.append(replace(best, off=frozenset(gone)))
+        groups = [group for group, _ in weighed if not chosen.issuperset(group)]
 
 
 def total_noise(noise: Mapping[int, Noise], sites: Iterable[int], outputs: Iterable[int]) -> Noise:
@@ -112,18 +112,18 @@ def _worth(gain: float, cost: float) -> tuple[bool, float]:
     return cost == 0 and gain > 0, gain / cost if cost else gain
 
 
-def sites_off(units: Iterable[Unit], holders: Mapping[int, frozenset[Edge]]) -> frozenset[int]:
+def sites_off(candidates: Iterable[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> frozenset[int]:
     """The sites that nobody asks for any more."""
-    freed = frozenset().union(*(unit.frees for unit in units))
-    return frozenset(site for site, edges in holders.items() if edges and edges <= freed)
+    freed = frozenset().union(*(candidate.frees for candidate in candidates))
+    return frozenset(site for site, edges in edges_of.items() if edges and edges <= freed)
 
 
-def _freeing(units: Sequence[Unit], holders: Mapping[int, frozenset[Edge]]) -> Iterable[tuple[int, ...]]:
-    """For each site the cheapest units that free it together."""
+def _freeing(candidates: Sequence[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> Iterable[tuple[int, ...]]:
+    """For each site the cheapest candidates that free it together."""
     by_edge: dict[Edge, list[int]] = {}
-    for number, unit in enumerate(units):
-        for edge in unit.frees:
+    for number, candidate in enumerate(candidates):
+        for edge in candidate.frees:
             by_edge.setdefault(edge, []).append(number)
-    for edges in holders.values():
+    for edges in edges_of.values():
         if edges and all(edge in by_edge for edge in edges):
-            yield tuple(sorted({min(by_edge[edge], key=lambda number: units[number].cost) for edge in edges}))
+            yield tuple(sorted({min(by_edge[edge], key=lambda number: candidates[number].cost) for edge in edges}))

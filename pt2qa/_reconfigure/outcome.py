@@ -7,29 +7,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.ordering import Noise
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Stage
 from pt2qa._reconfigure.scoring import Quality
-from pt2qa._reconfigure.search import Found, Search, Units
-from pt2qa._reconfigure.start import Start
+from pt2qa._reconfigure.search import Search, SearchResult, Selection
 from pt2qa._reconfigure.target import Budget, Target
 from pt2qa._report.prose import counted
 
 
-def free_rows(pair: QuantizedPair, start: Start) -> Iterator[EditRow]:
+def free_rows(pair: QuantizedPair, base: Baseline) -> Iterator[EditRow]:
     """The edits that cost nothing, with what all of them together were measured to bring the worst output."""
-    known = start.scorer.target.metric is None
-    before, after = (10 ** (-quality.value / 10) for quality in (start.before, start.quality))
+    known = base.scorer.target.metric is None
+    before, after = (10 ** (-quality.value / 10) for quality in (base.before, base.quality))
     gain = 1 - after / before if known and before > 0 else math.nan
-    for edit in start.edits:
-        yield EditRow(edit.ops[0], edit.kind, 0.0, gain, len(pair.sites) - len(start.pair.sites), ", ".join(edit.ops))
+    for edit in base.edits:
+        yield EditRow(edit.ops[0], edit.kind, 0.0, gain, len(pair.sites) - len(base.pair.sites), ", ".join(edit.ops))
 
 
-def edit_rows(units: Units, search: Search) -> Iterator[EditRow]:
+def edit_rows(chosen: Selection, search: Search) -> Iterator[EditRow]:
     """The edits in the order of the search, each with what it was found to bring the output that was worst then."""
     whole = search.predicted_noise(())
-    together = [tuple(number for number in choice.units if number in units) for choice in search.choices]
-    together += [(number,) for number in units if not any(number in each for each in together)]
+    together = [tuple(number for number in bundle.members if number in chosen) for bundle in search.bundles]
+    together += [(number,) for number in chosen if not any(number in each for each in together)]
     taken: list[int] = []
     for own in together:
         noise, sites = search.predicted_noise(taken), len(search.predicted_on(taken))
@@ -37,32 +37,32 @@ def edit_rows(units: Units, search: Search) -> Iterator[EditRow]:
         off = sites - len(search.predicted_on(taken))
         gain = _gain(noise, search.predicted_noise(taken), whole)
         for number in own:
-            edit = search.units[number].edit
-            macs = search.costs.macs_of(edit.ops) if search.units[number].cost else 0.0
+            edit = search.candidates[number].edit
+            macs = search.costs.macs_of(edit.ops) if search.candidates[number].cost else 0.0
             yield EditRow(edit.ops[0], edit.kind, macs, gain, off, ", ".join(edit.ops))
 
 
 def _gain(before: Noise, after: Noise, whole: Noise) -> float:
-    """The noise that went from the output that was worst before, as a share of what it had at the start."""
+    """The noise that went from the output that was worst before, as a share of what it had at first."""
     worst = max(range(len(before)), key=before.__getitem__)
     if not whole[worst]:
         return 0.0
     return (before[worst] - after[worst]) / whole[worst] if math.isfinite(whole[worst]) else math.nan
 
 
-def curve(start: Start, found: Found, search: Search) -> Iterator[CurvePoint]:
-    """The quality of the worst output against cost: as it was, with the free edits, and choice by choice."""
-    if start.edits:
+def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[CurvePoint]:
+    """The quality of the worst output against cost: as it was, with the free edits, and bundle by bundle."""
+    if base.edits:
         free = search.float_macs(()), search.float_bytes(())
-        yield CurvePoint("none", 0, *free, math.nan, start.before.value)
-    last = start.edits[-1].ops[0] if start.edits else "none"
+        yield CurvePoint("none", 0, *free, math.nan, base.before.value)
+    last = base.edits[-1].ops[0] if base.edits else "none"
     taken: list[int] = []
-    for count in range(len(found.choices) + 1):
-        taken += found.choices[count - 1].units if count else ()
-        predicted = search.predicted(taken) if start.scorer.target.metric is None else math.inf
+    for count in range(len(found.bundles) + 1):
+        taken += found.bundles[count - 1].members if count else ()
+        predicted = search.predicted(taken) if base.scorer.target.metric is None else math.inf
         yield CurvePoint(
-            name=search.units[taken[-1]].edit.ops[0] if taken else last,
-            edits=len(start.edits) + len(taken),
+            name=search.candidates[taken[-1]].edit.ops[0] if taken else last,
+            edits=len(base.edits) + len(taken),
             macs=search.float_macs(taken),
             bytes=search.float_bytes(taken),
             predicted=predicted if math.isfinite(predicted) else math.nan,

@@ -101,11 +101,6 @@ class Reference:
         if not seen:
             raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
 
-    @property
-    def batches(self) -> Iterable[Batch]:
-        """The batches that were not put aside, as other analyses take them."""
-        return _Batches(self)
-
     def of(self, pair: QuantizedPair) -> Reference:
         """The same for another pair: this one, unless training made the other pair's float model another model."""
         trained = pair.recipe is not None and pair.recipe.qat
@@ -137,11 +132,3 @@ class Reference:
             self._free -= size
             self._kept[key] = found
         return found
-
-
-class _Batches:
-    def __init__(self, reference: Reference) -> None:
-        self.reference = reference
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (item.batch for item in self.reference)

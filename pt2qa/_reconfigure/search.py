@@ -1,8 +1,8 @@
 """The search for a configuration: the cheapest sites to leave in float until the target is met.
 
-Every configuration is scored on the simulator by switching sites.  Choices come in the order of gain per cost; the
-smallest prefix that meets the target is found by bisection, a knapsack over the same gains may beat it, and every edit
-that is left was tried without.  Where the order does not get there, what else could is tried before giving up.
+Every configuration is scored on the simulator by switching sites.  Bundles of edits come in the order of gain per cost;
+the smallest prefix that meets the target is found by bisection, a knapsack over the same gains may beat it, and every
+edit that is left was tried without.  Where the order does not get there, what else could is tried before giving up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pt2qa._decibels import decibels
 from pt2qa._reconfigure.costs import Costs
-from pt2qa._reconfigure.ordering import Choice, Noise, Unit, order_choices, sites_off, total_noise
+from pt2qa._reconfigure.ordering import Bundle, EditCandidate, Noise, order_bundles, sites_off, total_noise
 from pt2qa._reconfigure.scoring import Quality, Scorer
 from pt2qa._reconfigure.target import Budget
 from pt2qa.overrides.annotations import Edge
@@ -28,27 +28,27 @@ SUBSETS = 128
 TRIES = 12
 """How many configurations of a kind are tried before a target is given up where there are more subsets."""
 
-Units = tuple[int, ...]
-"""Positions in the list of units."""
+Selection = tuple[int, ...]
+"""Positions in the list of candidates."""
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
-        units: the units of the plan, in the order of the search.
+        chosen: what the plan is made of, in the order of the search.
         quality: measured on the simulator.
         met: whether it meets the target within the budget.
-        choices: all choices in order, for the curve.
-        measured: the quality of all that was scored, by its units.
+        bundles: all bundles in order, for the curve.
+        measured: the quality of all that was scored, by what it is made of.
         proof: why a target that is not met cannot be; empty where something may be left to try.
     """
 
-    units: Units
+    chosen: Selection
     quality: Quality
     met: bool
-    choices: tuple[Choice, ...]
+    bundles: tuple[Bundle, ...]
     measured: Mapping[frozenset[int], float]
     proof: str
 
@@ -58,35 +58,35 @@ class Search:
 
     Args:
         scorer: scores configurations.
-        units: all edits.
-        holders: by site, the edges that ask for it.
+        candidates: all edits.
+        edges_of: by site, the edges that ask for it.
         noise: by site, the noise that it causes in each output.
         costs: shares of ops.
         needed: the quality to reach; None: the best within the budget.
         budget: what may be left in float.
-        sites_on: the sites that stay with some units; None: those that an edge is left to ask for.
+        sites_on: the sites that stay with some candidates; None: those that an edge is left to ask for.
     """
 
     def __init__(
         self,
         scorer: Scorer,
-        units: Sequence[Unit],
-        holders: Mapping[int, frozenset[Edge]],
+        candidates: Sequence[EditCandidate],
+        edges_of: Mapping[int, frozenset[Edge]],
         noise: Mapping[int, Noise],
         costs: Costs,
         needed: float | None,
         budget: Budget,
         sites_on: Callable[[Collection[int]], frozenset[int]] | None = None,
     ) -> None:
-        self.scorer, self.units, self.holders, self.noise = scorer, units, holders, noise
+        self.scorer, self.candidates, self.edges_of, self.noise = scorer, candidates, edges_of, noise
         self.costs, self.needed, self.budget = costs, needed, budget
         self.every = frozenset(site.index for site in scorer.pair.sites)
         self.outputs = range(len(next(iter(noise.values()), ())))
-        self.choices = order_choices(units, holders, noise)
+        self.bundles = order_bundles(candidates, edges_of, noise)
         self.on = self.predicted_on if sites_on is None else sites_on
         self.measured: dict[frozenset[int], float] = {}
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Searches; see the module's text."""
         if not self.fits(()) or self._enough(()):
             return self._found(())
@@ -104,72 +104,72 @@ class Search:
             best = prefixes[high]
         return self._found(self._without_needless(self._cheaper(best)))
 
-    def fits(self, units: Collection[int]) -> bool:
+    def fits(self, chosen: Collection[int]) -> bool:
         """Whether a configuration keeps the budget, and leaves something quantized."""
         macs, size = self.budget.macs, self.budget.bytes
-        kept = (macs is None or self.float_macs(units) <= macs + 1e-9) and (
-            size is None or self.float_bytes(units) <= size + 1e-9
+        kept = (macs is None or self.float_macs(chosen) <= macs + 1e-9) and (
+            size is None or self.float_bytes(chosen) <= size + 1e-9
         )
         # A model that stays in float as a whole is no quantized model.
-        return kept and len(self.on(units)) > 0
+        return kept and len(self.on(chosen)) > 0
 
-    def float_macs(self, units: Collection[int]) -> float:
+    def float_macs(self, chosen: Collection[int]) -> float:
         """Share of the multiply-accumulates in float, with those that the quantizer leaves there by itself."""
-        return self.costs.float_macs + self.costs.macs_of(self._float_ops(units))
+        return self.costs.float_macs + self.costs.macs_of(self._float_ops(chosen))
 
-    def float_bytes(self, units: Collection[int]) -> float:
+    def float_bytes(self, chosen: Collection[int]) -> float:
         """Share of the weights' bytes in float, with those that the quantizer leaves there by itself."""
-        return self.costs.float_bytes + self.costs.bytes_of(self._float_ops(units))
+        return self.costs.float_bytes + self.costs.bytes_of(self._float_ops(chosen))
 
-    def predicted_on(self, units: Collection[int]) -> frozenset[int]:
-        """The sites that an edge is left to ask for, with these units."""
-        return self.every - sites_off((self.units[number] for number in units), self.holders)
+    def predicted_on(self, chosen: Collection[int]) -> frozenset[int]:
+        """The sites that an edge is left to ask for, with these candidates."""
+        return self.every - sites_off((self.candidates[number] for number in chosen), self.edges_of)
 
-    def predicted_noise(self, units: Collection[int]) -> Noise:
+    def predicted_noise(self, chosen: Collection[int]) -> Noise:
         """The noise in each output by the sum over the sites that stay."""
-        return total_noise(self.noise, self.predicted_on(units), self.outputs)
+        return total_noise(self.noise, self.predicted_on(chosen), self.outputs)
 
-    def predicted(self, units: Collection[int]) -> float:
+    def predicted(self, chosen: Collection[int]) -> float:
         """The SQNR of the worst output by that sum, in dB."""
-        return decibels(1.0, max(self.predicted_noise(units), default=math.nan))
+        return decibels(1.0, max(self.predicted_noise(chosen), default=math.nan))
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    def _quality(self, units: Collection[int]) -> Quality:
-        quality = self.scorer.quality(self.on(units))
-        self.measured[frozenset(units)] = quality.value
+    def _quality(self, chosen: Collection[int]) -> Quality:
+        quality = self.scorer.quality(self.on(chosen))
+        self.measured[frozenset(chosen)] = quality.value
         return quality
 
-    def _enough(self, units: Collection[int]) -> bool:
-        quality = self._quality(units)
+    def _enough(self, chosen: Collection[int]) -> bool:
+        quality = self._quality(chosen)
         return self.needed is not None and quality.value >= self.needed
 
-    def _float_ops(self, units: Collection[int]) -> set[str]:
-        return {op for number in units if self.units[number].cost for op in self.units[number].edit.ops}
+    def _float_ops(self, chosen: Collection[int]) -> set[str]:
+        return {op for number in chosen if self.candidates[number].cost for op in self.candidates[number].edit.ops}
 
-    def _cost(self, units: Collection[int]) -> float:
-        return sum(self.units[number].cost for number in units)
+    def _cost(self, chosen: Collection[int]) -> float:
+        return sum(self.candidates[number].cost for number in chosen)
 
-    def _affordable(self) -> list[Units]:
-        """The beginnings of the order, without the choices that do not fit into the budget any more."""
-        prefixes: list[Units] = [()]
-        for choice in self.choices:
-            longer = (*prefixes[-1], *choice.units)
+    def _affordable(self) -> list[Selection]:
+        """The beginnings of the order, without the bundles that do not fit into the budget any more."""
+        prefixes: list[Selection] = [()]
+        for bundle in self.bundles:
+            longer = (*prefixes[-1], *bundle.members)
             if self.fits(longer):
                 prefixes.append(longer)
         return prefixes
 
-    def _without_needless(self, units: Units) -> Units:
+    def _without_needless(self, chosen: Selection) -> Selection:
         """Drops edits without which the target is met, or the quality is no worse where there is no target."""
-        bar = self._quality(units).rank if self.needed is None else self.needed
-        return pruned(units, self.units, lambda fewer: self._quality(fewer).rank >= bar)
+        bar = self._quality(chosen).rank if self.needed is None else self.needed
+        return pruned(chosen, self.candidates, lambda fewer: self._quality(fewer).rank >= bar)
 
-    def _cheaper(self, units: Units) -> Units:
-        """The knapsack's choices where they cost less than these and meet the target as well."""
+    def _cheaper(self, chosen: Selection) -> Selection:
+        """The knapsack's bundles where they cost less than these and meet the target as well."""
         assert self.needed is not None
-        quality, predicted = self._quality(units), self.predicted_noise(units)
+        quality, predicted = self._quality(chosen), self.predicted_noise(chosen)
         if not quality.outputs:
-            return units
+            return chosen
         for margin in MARGINS:
             # The prediction of each output is scaled to what was measured.
             allowed = [
@@ -178,24 +178,24 @@ class Search:
             ]
             for worth in self._worths():
                 other = self._knapsack(worth, allowed)
-                if self._cost(other) < self._cost(units) and self.fits(other) and self._enough(other):
+                if self._cost(other) < self._cost(chosen) and self.fits(other) and self._enough(other):
                     return other
-        return units
+        return chosen
 
     # -- where the order does not reach the target ---------------------------------------------------------------
 
-    def _best(self, prefixes: Sequence[Units]) -> Units:
+    def _best(self, prefixes: Sequence[Selection]) -> Selection:
         """The best of what else may be worth a try; the first one that meets the target."""
         best = prefixes[-1]
-        for units in self._others(prefixes):
-            if self.fits(units) and self._quality(units).rank > self._quality(best).rank:
-                best = units
+        for chosen in self._others(prefixes):
+            if self.fits(chosen) and self._quality(chosen).rank > self._quality(best).rank:
+                best = chosen
                 if self._enough(best):
                     break
         return best
 
-    def _others(self, prefixes: Sequence[Units]) -> Iterator[Units]:
-        longest, everything = prefixes[-1], range(len(self.units))
+    def _others(self, prefixes: Sequence[Selection]) -> Iterator[Selection]:
+        longest, everything = prefixes[-1], range(len(self.candidates))
         yield self._filled(longest)
         if self.budget != Budget():
             for worth in self._worths():
@@ -208,17 +208,17 @@ class Search:
             swapped = [self._filled(tuple(n for n in longest if n != out), out) for out in longest]
             yield from sorted(swapped, key=self.predicted, reverse=True)[:TRIES]
 
-    def _filled(self, units: Units, but: int = -1) -> Units:
-        """The units, and all others that fit beside them."""
-        in_order = dict.fromkeys([number for choice in self.choices for number in choice.units])
-        for number in (*in_order, *(n for n in range(len(self.units)) if n not in in_order)):
-            if number not in (*units, but) and self.fits((*units, number)):
-                units = (*units, number)
-        return units
+    def _filled(self, chosen: Selection, but: int = -1) -> Selection:
+        """What is chosen, and all others that fit beside it."""
+        in_order = dict.fromkeys([number for bundle in self.bundles for number in bundle.members])
+        for number in (*in_order, *(n for n in range(len(self.candidates)) if n not in in_order)):
+            if number not in (*chosen, but) and self.fits((*chosen, number)):
+                chosen = (*chosen, number)
+        return chosen
 
     @property
     def _few(self) -> bool:
-        return 1 << len(self.units) <= SUBSETS
+        return 1 << len(self.candidates) <= SUBSETS
 
     def _worths(self) -> Iterator[Noise]:
         """What a decibel of each output may be worth to a knapsack: all outputs alike, or the worst one alone."""
@@ -227,8 +227,8 @@ class Search:
         if len(start) > 1:
             yield tuple(float(noise == max(start)) for noise in start)
 
-    def _knapsack(self, worth: Noise, allowed: Sequence[float] | None = None) -> Units:
-        """The choices that gain most within the budget, or the cheapest ones that leave no more noise than allowed.
+    def _knapsack(self, worth: Noise, allowed: Sequence[float] | None = None) -> Selection:
+        """The bundles that gain most within the budget, or the cheapest ones that leave no more noise than allowed.
 
         Args:
             worth: how much a gain in each output counts.
@@ -238,52 +238,52 @@ class Search:
         spent = self.float_bytes(()) if by_bytes else self.costs.float_macs
         share = self.budget.bytes if by_bytes else self.budget.macs
         limit = int((1.0 if share is None else max(0.0, share - spent)) * COST_STEPS)
-        best: list[tuple[float, Units]] = [(0.0, ())] * (limit + 1)
-        for index, choice in enumerate(self.choices):
-            cost = self.float_bytes(choice.units) - spent if by_bytes else choice.cost
+        best: list[tuple[float, Selection]] = [(0.0, ())] * (limit + 1)
+        for index, bundle in enumerate(self.bundles):
+            cost = self.float_bytes(bundle.members) - spent if by_bytes else bundle.cost
             weight = math.ceil(cost * COST_STEPS)
-            value = sum(each * gain for each, gain in zip(worth, choice.gain, strict=True))
+            value = sum(each * gain for each, gain in zip(worth, bundle.gain, strict=True))
             for total in range(limit, weight - 1, -1):
                 gain, taken = best[total - weight]
                 if gain + value > best[total][0]:
                     best[total] = gain + value, (*taken, index)
         start = self.predicted_noise(())
 
-        def leaves_enough(taken: Units) -> bool:
-            gains = [sum(self.choices[index].gain[output] for index in taken) for output in self.outputs]
+        def leaves_enough(taken: Selection) -> bool:
+            gains = [sum(self.bundles[index].gain[output] for index in taken) for output in self.outputs]
             return allowed is not None and all(
                 noise - gain <= limit for noise, gain, limit in zip(start, gains, allowed, strict=True)
             )
 
         cheapest = next((taken for _, taken in best if leaves_enough(taken)), best[-1][1])
-        return tuple(number for index in cheapest for number in self.choices[index].units)
+        return tuple(number for index in cheapest for number in self.bundles[index].members)
 
-    def _found(self, units: Units) -> Found:
-        quality = self._quality(units)
-        met = self.fits(units) and (self.needed is None or quality.value >= self.needed)
-        return Found(units, quality, met, tuple(self.choices), dict(self.measured), self._proof())
+    def _found(self, chosen: Selection) -> SearchResult:
+        quality = self._quality(chosen)
+        met = self.fits(chosen) and (self.needed is None or quality.value >= self.needed)
+        return SearchResult(chosen, quality, met, tuple(self.bundles), dict(self.measured), self._proof())
 
     def _proof(self) -> str:
-        if not self.units:
+        if not self.candidates:
             return "no op can be left out of int8 this way"
         if self._few:
             return "every choice of edits was scored"
-        return "all edits at once do not reach it" if frozenset(range(len(self.units))) in self.measured else ""
+        return "all edits at once do not reach it" if frozenset(range(len(self.candidates))) in self.measured else ""
 
 
-def pruned(chosen: Units, units: Sequence[Unit], enough: Callable[[Units], bool]) -> Units:
-    """Drops what is not needed, the dearest first, until each unit that is left was tried without in vain.
+def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Callable[[Selection], bool]) -> Selection:
+    """Drops what is not needed, the dearest first, until each edit that is left was tried without in vain.
 
     Args:
         chosen: what is enough.
-        units: all units.
+        candidates: all candidates.
         enough: whether fewer are.
     """
-    untried = sorted(chosen, key=lambda number: units[number].cost)
+    untried = sorted(chosen, key=lambda number: candidates[number].cost)
     while untried:
         number = untried.pop()
         fewer = tuple(other for other in chosen if other != number)
         if enough(fewer):
             chosen = fewer
-            untried = sorted(chosen, key=lambda number: units[number].cost)
+            untried = sorted(chosen, key=lambda number: candidates[number].cost)
     return chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pt2qa._reconfigure.ordering import Unit, order_choices, sites_off
+from pt2qa._reconfigure.ordering import EditCandidate, order_bundles, sites_off
 from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
 
@@ -13,41 +13,41 @@ def edge(source: str, reader: str) -> Edge:
 
 A_OUT, B_IN, B_OUT = edge("a", ""), edge("a", "b"), edge("b", "")
 WEIGHT_A, WEIGHT_B = Edge("a.weight", "a", "weight", "int8"), Edge("b.weight", "b", "weight", "int8")
-HOLDERS = {
+EDGES_OF = {
     0: frozenset({WEIGHT_A}),
     1: frozenset({A_OUT, B_IN}),  # between a and b: both ask for it
     2: frozenset({WEIGHT_B}),
     3: frozenset({B_OUT}),
 }
-A = Unit(Edit("float", ("a",)), frozenset({WEIGHT_A, A_OUT}), 0.2)
-B = Unit(Edit("float", ("b",)), frozenset({WEIGHT_B, B_IN, B_OUT}), 0.1)
-FUSE = Unit(Edit("fuse", ("a", "b")), frozenset({A_OUT, B_IN}), 0.0)
+A = EditCandidate(Edit("float", ("a",)), frozenset({WEIGHT_A, A_OUT}), 0.2)
+B = EditCandidate(Edit("float", ("b",)), frozenset({WEIGHT_B, B_IN, B_OUT}), 0.1)
+FUSE = EditCandidate(Edit("fuse", ("a", "b")), frozenset({A_OUT, B_IN}), 0.0)
 
 
 def test_a_site_that_two_ops_ask_for_takes_two_edits() -> None:
-    assert sites_off([A], HOLDERS) == {0}
-    assert sites_off([B], HOLDERS) == {2, 3}
-    assert sites_off([A, B], HOLDERS) == {0, 1, 2, 3}
+    assert sites_off([A], EDGES_OF) == {0}
+    assert sites_off([B], EDGES_OF) == {2, 3}
+    assert sites_off([A, B], EDGES_OF) == {0, 1, 2, 3}
 
 
 def test_both_edits_are_chosen_together_where_what_lies_between_makes_the_noise() -> None:
-    choices = order_choices([A, B], HOLDERS, {0: (1.0,), 1: (100.0,), 2: (1.0,), 3: (1.0,)})
-    assert [set(choice.units) for choice in choices] == [{0, 1}]
-    assert choices[0].gain == (103.0,)
-    assert choices[0].off == {0, 1, 2, 3}
+    bundles = order_bundles([A, B], EDGES_OF, {0: (1.0,), 1: (100.0,), 2: (1.0,), 3: (1.0,)})
+    assert [set(bundle.members) for bundle in bundles] == [{0, 1}]
+    assert bundles[0].gain == (103.0,)
+    assert bundles[0].off == {0, 1, 2, 3}
 
 
 def test_gain_for_cost_decides() -> None:
-    choices = order_choices([A, B], HOLDERS, {0: (3.0,), 1: (0.1,), 2: (1.0,), 3: (1.0,)})
-    assert [choice.units for choice in choices] == [(1,), (0,)]  # 2 / 0.1 before 3.1 / 0.2
-    assert choices[1].gain == (3.1,)  # with b gone, a frees what lies between as well
+    bundles = order_bundles([A, B], EDGES_OF, {0: (3.0,), 1: (0.1,), 2: (1.0,), 3: (1.0,)})
+    assert [bundle.members for bundle in bundles] == [(1,), (0,)]  # 2 / 0.1 before 3.1 / 0.2
+    assert bundles[1].gain == (3.1,)  # with b gone, a frees what lies between as well
 
 
 def test_what_costs_nothing_comes_first() -> None:
-    choices = order_choices([A, B, FUSE], HOLDERS, {0: (1e9,), 1: (0.1,), 2: (1.0,), 3: (1.0,)})
-    assert choices[0].units == (2,)
-    assert choices[0].cost == 0.0
+    bundles = order_bundles([A, B, FUSE], EDGES_OF, {0: (1e9,), 1: (0.1,), 2: (1.0,), 3: (1.0,)})
+    assert bundles[0].members == (2,)
+    assert bundles[0].cost == 0.0
 
 
 def test_edits_without_gain_are_left_out() -> None:
-    assert order_choices([A], HOLDERS, {1: (5.0,)}) == []
+    assert order_bundles([A], EDGES_OF, {1: (5.0,)}) == []

@@ -13,12 +13,12 @@ from pt2qa.overrides.fusion import fusions_in
 from pt2qa.overrides.plan import Edit, OverridePlan
 from pt2qa.plugins import describe
 
-Again = Callable[..., QuantizedPair]
+Requantize = Callable[..., QuantizedPair]
 """Quantizes a capture anew with ``overrides``; see :func:`pt2qa.quantize`."""
 
 
 @dataclass(frozen=True)
-class Start:
+class Baseline:
     """A pair to search from.
 
     Attributes:
@@ -45,39 +45,41 @@ class Start:
         return OverridePlan((*recipe.edits, *self.edits, *edits), describe(recipe.plugin), self.pair.model)
 
 
-def with_free_edits(start: Start, again: Again, fuse: bool, observers: Sequence[str], needed: float | None) -> Start:
+def with_free_edits(
+    base: Baseline, requantize: Requantize, fuse: bool, observers: Sequence[str], needed: float | None
+) -> Baseline:
     """Converts with all fusions, then with each of the other observers; what measures best is kept.
 
     Args:
-        start: the pair as it is.
-        again: quantizes it anew with ``overrides``.
+        base: the pair as it is.
+        requantize: quantizes it anew with ``overrides``.
         fuse: whether to fuse.
         observers: names of observers to try for all activations.
         needed: the quality to reach; what reaches it needs no further edit.
     """
 
-    def enough(found: Start) -> bool:
+    def enough(found: Baseline) -> bool:
         return needed is not None and found.quality.value >= needed
 
-    best = start
+    best = base
     if fuse and not enough(best):
-        best = _better(best, fusions_in(best.annotations), again)
+        best = _better(best, fusions_in(best.annotations), requantize)
     fused = best
     for observer in observers:
         if not enough(best):
-            tried = _better(fused, _observing(fused.annotations, observer), again)
+            tried = _better(fused, _observing(fused.annotations, observer), requantize)
             best = tried if tried.quality.rank > best.quality.rank else best
     return best
 
 
-def _better(start: Start, edits: tuple[Edit, ...], again: Again) -> Start:
+def _better(base: Baseline, edits: tuple[Edit, ...], requantize: Requantize) -> Baseline:
     """The pair with some more edits where its quality is better for them, else the pair as it is."""
-    recipe, scorer = start.pair.recipe, start.scorer
+    recipe, scorer = base.pair.recipe, base.scorer
     if not edits or recipe is None:
-        return start
-    pair = again(overrides=OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), start.pair.model))
-    changed = Start(pair, scorer.of(pair), start.annotations.with_edits(edits), (*start.edits, *edits), start.before)
-    return changed if changed.quality.rank > start.quality.rank else start
+        return base
+    pair = requantize(overrides=OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), base.pair.model))
+    changed = Baseline(pair, scorer.of(pair), base.annotations.with_edits(edits), (*base.edits, *edits), base.before)
+    return changed if changed.quality.rank > base.quality.rank else base
 
 
 def _observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
