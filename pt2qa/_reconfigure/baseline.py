@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._reconfigure.scoring import Quality, Scorer
-from pt2qa.errors import QuantizeError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.fusion import fusions_in
 from pt2qa.overrides.plan import Edit, OverridePlan
@@ -88,8 +87,4 @@ def _observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
     if not ops:
         return ()
     edit = Edit("observer", ops, observer)
-    try:
-        annotations.with_edits([edit])
-    except QuantizeError:  # every activation has this observer: a fact about the quantizer, not a failure
-        return ()
-    return (edit,)
+    return () if annotations.after(edit) is None else (edit,)

@@ -16,7 +16,7 @@ from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Site
-from pt2qa.errors import SelectionError
+from pt2qa.errors import QuantizeError, SelectionError
 from pt2qa.overrides import edits as kinds
 from pt2qa.overrides.constants import as_lowered
 from pt2qa.overrides.plan import Edit
@@ -29,7 +29,7 @@ from pt2qa.overrides.points import (
     spec_facts,
     spec_text,
 )
-from pt2qa.overrides.sharing import groups_of, root_of
+from pt2qa.overrides.sharing import groups_of, root_of, rounds_at
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import fusable_of, levels_of, unsupported_reason
 from pt2qa.plugins.options import did_you_mean
@@ -115,6 +115,13 @@ class Annotations:
         for edit in edits:
             specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.ground)
         return replace(self, specs=specs, ground=replace(self.ground, nodes=as_lowered(self.ground.nodes, specs)))
+
+    def after(self, *edits: Edit) -> Annotations | None:
+        """The same as :meth:`with_edits`; None where an edit changes nothing or cannot be made in this graph."""
+        try:
+            return self.with_edits(edits)
+        except QuantizeError:
+            return None
 
     def asking(self, sites: Sequence[Site]) -> dict[int, tuple[Point, ...]]:
         """By the index of each site of a pair, the points that ask for it; none where nobody does after some edits.
@@ -333,10 +340,7 @@ def _levels(key: str, specs: Mapping[Point, Any], ground: kinds.Ground, offered:
     own = kinds.points_of(key, specs)
     observed = any(kinds.can_observe(point, specs, ground) for point in own)
     possible = {
-        "float": any(
-            (root := root_of(specs, point)) is not None and is_quantized(specs[root], ground.nodes[point[0]])
-            for point in own
-        ),
+        "float": any(rounds_at(specs, point, ground.nodes) for point in own),
         "dynamic": kinds.has_static_weight(key, specs, ground),
         "int16": observed,
         "observer": observed,

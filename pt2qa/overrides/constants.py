@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pt2qa.overrides.points import GraphNode, Point, Specs, is_quantized
-from pt2qa.overrides.sharing import root_of
+from pt2qa.overrides.points import GraphNode, Specs
+from pt2qa.overrides.sharing import rounds_at
 
 
 def as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, GraphNode]:
@@ -25,7 +25,7 @@ def as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, GraphN
         sources = list(dict.fromkeys(source for _, source in node.reads))
         fixed = all(found[source].constant for source in sources) if sources else node.constant
         reads_rounded = any(
-            source in rounded or _rounds((source, key), specs, nodes) or _rounds((source, ""), specs, nodes)
+            source in rounded or rounds_at(specs, (source, key), nodes) or rounds_at(specs, (source, ""), nodes)
             for source in sources
         )
         constant = fixed and (node.moves or not reads_rounded)
@@ -36,8 +36,3 @@ def as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, GraphN
             rounded.add(key)
         found[key] = replace(node, constant=constant, name=name)
     return found
-
-
-def _rounds(point: Point, specs: Specs, nodes: Mapping[str, GraphNode]) -> bool:
-    root = root_of(specs, point)
-    return root is not None and is_quantized(specs[root], nodes[point[0]])

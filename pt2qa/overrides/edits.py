@@ -11,15 +11,10 @@ import torch
 
 from pt2qa._graph.internals.torchao import maker_of
 from pt2qa.errors import PluginError, QuantizeError
-from pt2qa.overrides.plan import Edit
-from pt2qa.overrides.points import Derives, GraphNode, Point, Shares, Specs, is_quantized, observer_class
-from pt2qa.overrides.sharing import remove, replace_own, root_of
+from pt2qa.overrides.plan import OBSERVERS, Edit
+from pt2qa.overrides.points import Derives, GraphNode, Point, Specs, observer_class, own_spec
+from pt2qa.overrides.sharing import remove, replace_own, root_of, rounds_at
 
-_OBSERVERS = {
-    "minmax": "MinMaxObserver",
-    "histogram": "HistogramObserver",
-    "moving_average": "MovingAverageMinMaxObserver",
-}
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
@@ -87,9 +82,7 @@ def points_of(node: str, specs: Specs) -> list[Point]:
 
 def is_activation(point: Point, specs: Specs, ground: Ground) -> bool:
     """Whether a point stands for the quantized value of an activation."""
-    root = root_of(specs, point)
-    node = ground.nodes[point[0]]
-    return not node.constant and root is not None and is_quantized(specs[root], node)
+    return not ground.nodes[point[0]].constant and rounds_at(specs, point, ground.nodes)
 
 
 def has_static_weight(node: str, specs: Specs, ground: Ground) -> bool:
@@ -218,7 +211,7 @@ def _int16(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[P
 def _observer(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
     from torchao.quantization.pt2e import observer
 
-    maker = getattr(observer, _OBSERVERS[edit.observer])
+    maker = getattr(observer, OBSERVERS[edit.observer])
     _check_refusals(edit, nodes, ground)
     # One value has one observer, whoever asked for it, and torchao takes the first that it meets.
     sources = {point[0] for node in nodes for point in points_of(node, specs)}
@@ -255,9 +248,7 @@ def _check_refusals(edit: Edit, nodes: list[str], ground: Ground) -> None:
 def _own_spec(point: Point, specs: Specs) -> Any:
     """The spec that a point has in the end; a derived one as torchao has it."""
     root = root_of(specs, point)
-    spec = None if root is None else specs[root]
-    assert not isinstance(spec, Shares)
-    return spec.spec if isinstance(spec, Derives) else spec
+    return None if root is None else own_spec(specs[root])
 
 
 def _epsilon(spec: Any) -> dict[str, Any]:

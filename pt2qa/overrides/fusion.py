@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pt2qa._capture.program import Capture
-from pt2qa.errors import QuantizeError
 from pt2qa.overrides.annotations import Annotations, annotations_of
 from pt2qa.overrides.plan import Edit
 
@@ -34,14 +33,5 @@ def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:
         for reader in node.inputs
         if (nodes[reader].op, node.op) in pairs and not node.constant
     ]
-    return tuple(edit for edit in edits if _changes(annotations, edit))
-
-
-def _changes(annotations: Annotations, edit: Edit) -> bool:
-    try:
-        annotations.with_edits((edit,))
-    except (
-        QuantizeError
-    ):  # it has other readers, or nothing is rounded in between: a fact about the pair, not a failure
-        return False
-    return True
+    # Others have more readers, or nothing is rounded in between.
+    return tuple(edit for edit in edits if annotations.after(edit) is not None)

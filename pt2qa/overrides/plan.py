@@ -17,7 +17,12 @@ from pt2qa.errors import QuantizeError, ReportError
 
 EditKind = Literal["float", "fuse", "dynamic", "int16", "observer"]
 KINDS: tuple[str, ...] = get_args(EditKind)
-OBSERVERS = ("minmax", "histogram", "moving_average")
+OBSERVERS = {
+    "minmax": "MinMaxObserver",
+    "histogram": "HistogramObserver",
+    "moving_average": "MovingAverageMinMaxObserver",
+}
+"""torchao's class by the name that edits use."""
 
 SCHEMA = 1
 _FORMAT = "pt2qa override plan"
@@ -53,7 +58,7 @@ class Edit:
         if not self.ops or (self.kind == "fuse" and (len(self.ops) != 2 or self.ops[0] == self.ops[1])):
             expected = "the names of two ops" if self.kind == "fuse" else "the name of at least one op"
             raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected {expected}")
-        expects = OBSERVERS if self.kind == "observer" else ("",)
+        expects = (*OBSERVERS,) if self.kind == "observer" else ("",)
         if self.observer not in expects:
             expected = ", ".join(OBSERVERS) if self.kind == "observer" else "none: only kind 'observer' takes one"
             raise QuantizeError(f"edit {self.kind!r}: observer: got {self.observer!r}, expected {expected}")

@@ -159,9 +159,14 @@ def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
             node.meta[ANNOTATION] = annotation
 
 
+def own_spec(spec: Any) -> Any:
+    """torchao's own object of a spec that is no reference."""
+    return spec.spec if isinstance(spec, Derives) else spec
+
+
 def is_quantized(spec: Any, node: GraphNode) -> bool:
     """Whether a spec that is no reference rounds the value of a node."""
-    return rounds(spec.spec if isinstance(spec, Derives) else spec, constant=node.constant)
+    return rounds(own_spec(spec), constant=node.constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ class SpecFacts:
 
 def spec_facts(spec: Any) -> SpecFacts:
     """What a spec that is no reference asks for."""
-    own = spec.spec if isinstance(spec, Derives) else spec
+    own = own_spec(spec)
     scheme = getattr(own, "qscheme", None)
     per_channel = scheme in (
         torch.per_channel_affine,

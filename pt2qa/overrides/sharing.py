@@ -6,12 +6,12 @@ every reference to lead to a point that is there; else it fails, or follows a ci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pt2qa.errors import QuantizeError
-from pt2qa.overrides.points import Derives, Point, Shares, Specs
+from pt2qa.overrides.points import Derives, GraphNode, Point, Shares, Specs, is_quantized, own_spec
 
 COMPARED = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 """What torchao compares before two points of one value get one observer (``_union_input_edge_with``, prepare.py)."""
@@ -27,6 +27,12 @@ def root_of(specs: Specs, point: Point) -> Point | None:
         seen.add(point)
         point = spec.point
     return None
+
+
+def rounds_at(specs: Specs, point: Point, nodes: Mapping[str, GraphNode]) -> bool:
+    """Whether the spec that a point has in the end rounds its value."""
+    root = root_of(specs, point)
+    return root is not None and is_quantized(specs[root], nodes[point[0]])
 
 
 def groups_of(specs: Specs) -> dict[Point, Point]:
@@ -50,8 +56,7 @@ def groups_of(specs: Specs) -> dict[Point, Point]:
             parents[find(point)] = find(spec.point)
         root = root_of(specs, point)
         if root is not None:
-            own = specs[root].spec if isinstance(specs[root], Derives) else specs[root]
-            asks = (point[0], *(getattr(own, name, None) for name in COMPARED))
+            asks = (point[0], *(getattr(own_spec(specs[root]), name, None) for name in COMPARED))
             parents[find(point)] = find(alike.setdefault(asks, point))
     first: dict[Point, Point] = {}
     return {point: first.setdefault(find(point), point) for point in specs}
@@ -81,7 +86,7 @@ def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], st
         if not isinstance(spec, Shares):
             continue
         if root is None:
-            if _passes(specs, point, gone):
+            if any(each in gone for each in _chain(specs, point)):
                 raise QuantizeError(
                     f"{describe(point)} shares its scale with {describe(spec.point)}, which leads to no scale of its "
                     "own: the quantizer's annotation is a circle or breaks off, and this edit cannot mend it"
@@ -118,18 +123,14 @@ def replace_own(
     return {point: changed.get(point, rest.get(point)) for point in specs if point in changed or point in rest}
 
 
-def _passes(specs: Specs, point: Point, gone: Collection[Point]) -> bool:
-    """Whether the chain from a point leads over one of ``gone``."""
+def _chain(specs: Specs, point: Point) -> Iterator[Point]:
+    """A point and those that its reference leads over; the last is not there where the chain breaks off."""
     seen: set[Point] = set()
-    while point in specs and point not in seen:
-        if point in gone:
-            return True
+    while point not in seen:
+        yield point
         seen.add(point)
-        spec = specs[point]
-        if not isinstance(spec, Shares):
-            return False
-        point = spec.point
-    return point in gone
+        spec = specs.get(point)
+        point = spec.point if isinstance(spec, Shares) else point
 
 
 def _source(

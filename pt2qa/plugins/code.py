@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pt2qa.errors import SelectionError
+from pt2qa.overrides.plan import OBSERVERS
 from pt2qa.plugins.code_template import IMPORTS, SOURCE
 from pt2qa.plugins.options import did_you_mean
 from pt2qa.plugins.scopes import called_modules, modules_of, op_type
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from pt2qa.overrides.plan import Edit, OverridePlan
-
-_OBSERVERS = {
-    "minmax": "MinMaxObserver",
-    "histogram": "HistogramObserver",
-    "moving_average": "MovingAverageMinMaxObserver",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +155,7 @@ def _call(edit: Edit, known: dict[str, NamedOp]) -> tuple[str, str]:
     if edit.kind == "fuse":
         return f"fuse(graph, {joined})", ""
     if edit.kind == "observer":
-        return f"set_observer(graph, [{joined}], {_OBSERVERS[edit.observer]})", ""
+        return f"set_observer(graph, [{joined}], {OBSERVERS[edit.observer]})", ""
     function = {"float": "leave_in_float", "dynamic": "make_dynamic", "int16": "make_int16"}[edit.kind]
     return f"{function}(graph, [{joined}])", ""
 
