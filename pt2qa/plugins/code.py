@@ -82,12 +82,16 @@ def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) ->
         SelectionError: the plan names an op that the graph does not have.
     """
     known = ops_by_name(graph)
-    lines, remarks = [], [base.remark] if base.remark else []
     for edit in plan.edits:
-        line, remark = _call(edit, known)
-        lines += [f"        {line}"] if line else []
-        remarks += [remark] if remark else []
-    head = [*(f"# {remark}." for remark in remarks)]
+        for name in edit.ops:
+            if name not in known:
+                raise SelectionError(f"{edit}: the model has no op {name!r}{did_you_mean(name, known)}")
+    unnamed = [edit for edit in plan.edits if any(name.endswith("]") for name in edit.ops)]
+    lines = [f"        {_call(edit, known)}" for edit in plan.edits if edit not in unnamed]
+    head = [f"# {base.remark}."] if base.remark else []
+    head += [
+        f"# Not said below: {edit}. One output of an op with several has no name outside of pt2qa." for edit in unnamed
+    ]
     if not lines:
         return "\n".join([*head, *base.imports, *([""] if base.imports else []), f"quantizer = {base.expression}", ""])
     body = _needed(SOURCE.replace("{edits}", "\n".join(lines)))
@@ -141,23 +145,17 @@ def _region(start: Node) -> list[Node]:
     return region
 
 
-def _call(edit: Edit, known: dict[str, NamedOp]) -> tuple[str, str]:
-    """The line of source that makes an edit, and a remark about what it cannot say."""
-    for name in edit.ops:
-        if name not in known:
-            raise SelectionError(f"{edit}: the model has no op {name!r}{did_you_mean(name, known)}")
-    unnamed = [name for name in edit.ops if name.endswith("]")]
-    if unnamed:
-        return "", f"Not said below: {edit}. One output of an op with several has no name outside of pt2qa"
+def _call(edit: Edit, known: dict[str, NamedOp]) -> str:
+    """The line of source that makes an edit."""
     # A batch norm is folded into its convolution before a quantizer sees the graph.
     ops = [f"ops[{name!r}]" for name in edit.ops if known[name].op != "batch_norm"]
     joined = ", ".join(ops)
     if edit.kind == "fuse":
-        return f"fuse(graph, {joined})", ""
+        return f"fuse(graph, {joined})"
     if edit.kind == "observer":
-        return f"set_observer(graph, [{joined}], {OBSERVERS[edit.observer]})", ""
+        return f"set_observer(graph, [{joined}], {OBSERVERS[edit.observer]})"
     function = {"float": "leave_in_float", "dynamic": "make_dynamic", "int16": "make_int16"}[edit.kind]
-    return f"{function}(graph, [{joined}])", ""
+    return f"{function}(graph, [{joined}])"
 
 
 def _needed(source: str) -> list[str]:
