@@ -347,7 +347,7 @@ def _places(program: Program) -> dict[int, str]:
     """By step number, the op whose value is seen there: at its first site, or where it is made."""
     sites: dict[int, int] = {}
     for step in program.steps:
-        if step.site is not None and step.twin is None:
+        if step.site is not None and step.duplicate_of is None:
             sites.setdefault(step.reads[0], step.index)
     return {sites.get(step.out, step.index): step.name for step in program.steps if step.site is None}
 

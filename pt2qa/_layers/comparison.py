@@ -150,7 +150,7 @@ class Comparison:
     def _plan_rows(self, selected: frozenset[int]) -> None:
         sites_of: dict[int, list[Step]] = {}
         for step in self.program.steps:
-            if step.site is not None and step.twin is None:
+            if step.site is not None and step.duplicate_of is None:
                 sites_of.setdefault(step.reads[0], []).append(step)
         for slot, name, handle in zip(
             self.program.inputs, self.program.input_names, self.program.input_handles, strict=True

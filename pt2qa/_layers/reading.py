@@ -42,7 +42,7 @@ class Reading:
     def sources(self, step: Step) -> tuple[int | None, ...]:
         """The steps whose values the region of an op, or of a site's value, reads; None stands for the model's inputs.
 
-        Of twins it is the site that computes the value.
+        Of sites that are duplicates it is the one that computes the value.
         """
         if step.site is not None:
             made = self._producer(step.reads[0])
@@ -55,8 +55,8 @@ class Reading:
 
     def _producer(self, slot: int) -> int | None:
         index = self.program.producers.get(slot)
-        twin = None if index is None else self.program.steps[index].twin
-        return index if twin is None else self._producer(twin)
+        first = None if index is None else self.program.steps[index].duplicate_of
+        return index if first is None else self._producer(first)
 
 
 def _quantizes(op: str, reads: Sequence[Read]) -> bool:

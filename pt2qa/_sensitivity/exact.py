@@ -143,8 +143,8 @@ class _Walk:
             changed[step.out] = self.simulator.call(step, own, reuse)
             if op_rules.allocates(step.function):
                 owned.add(step.out)
-        elif step.twin in changed:
-            changed[step.out] = changed[step.twin]
+        elif step.duplicate_of in changed:
+            changed[step.out] = changed[step.duplicate_of]
         else:
             value: Tensor = own[source]
             changed[step.out] = self.simulator.site_function(step)(value, out=value if reuse else None)

@@ -116,7 +116,7 @@ class GradientRun:
                 fresh = step.out in self._fresh
                 if step.site is not None:
                     # A copy of an earlier site hands on its gradient, so that both are one.
-                    self._add(step.reads[0] if step.twin is None else step.twin, gradients, fresh)
+                    self._add(step.reads[0] if step.duplicate_of is None else step.duplicate_of, gradients, fresh)
                 elif (formula := formula_of(step, self.env)) is None:
                     self._through(step, gradients)
                 elif step.reads[0] in self.tracked:

@@ -56,7 +56,7 @@ class Path:
 
 
 def plan_paths(program: Program) -> tuple[Path, ...]:
-    """A path for each site and each op that reads a quantized constant; a twin has none of its own."""
+    """A path for each site and each op that reads a quantized constant; a duplicate has none of its own."""
     readers: dict[int, list[Step]] = defaultdict(list)
     for step in program.steps:
         for slot in step.reads:
@@ -65,12 +65,12 @@ def plan_paths(program: Program) -> tuple[Path, ...]:
     for slot in slots_in(program.outputs):
         alone.pop(slot, None)
     for step in program.steps:
-        if step.twin is not None:
-            alone.pop(step.twin, None)
+        if step.duplicate_of is not None:
+            alone.pop(step.duplicate_of, None)
     site_of = {constant.slot: constant.site for constant in program.constants if constant.site is not None}
     paths = []
     for step in program.steps:
-        if step.site is not None and step.twin is None:
+        if step.site is not None and step.duplicate_of is None:
             paths.append(Path(step.site, step, None, _steps_after(step, alone)))
         for slot in step.constants:
             if slot in site_of:

@@ -21,9 +21,9 @@ class Place:
 
     Attributes:
         name, kind, op, dtype, handle, module, region: as in :class:`pt2qa._report.SensitivityRow`.
-        sites: indices in ``pair.sites``, twins included.
+        sites: indices in ``pair.sites``, duplicates included.
         steps: the ops that make the values or read the weights; their flops are the place's.
-        single: whether it is one site (and its twins), not a group.
+        single: whether it is one site (and its duplicates), not a group.
     """
 
     name: str
@@ -42,7 +42,7 @@ def find_places(program: Program, group: Group | None) -> tuple[Place, ...]:
     """The places of a program in the order of their first site.
 
     An activation belongs to the op that makes it, a weight to the op that reads it first, so that each site is in one
-    group.  A value that is quantized twice with equal parameters (twins) is one place: its copies cannot differ.
+    group.  A value that is quantized twice with equal parameters is one place: its copies cannot differ.
 
     Raises:
         SelectionError: there is no such grouping.
@@ -64,13 +64,13 @@ def find_places(program: Program, group: Group | None) -> tuple[Place, ...]:
 
 
 def _single_places(program: Program) -> tuple[Place, ...]:
-    twins = _twins(program)
+    duplicates = _duplicates(program)
     readers = _constant_readers(program)
     places = []
     for site in program.sites:
-        if site.index in twins:
+        if site.index in duplicates:
             continue
-        copies = tuple(copy for copy, first in twins.items() if first == site.index)
+        copies = tuple(copy for copy, first in duplicates.items() if first == site.index)
         step = _home(program, site, readers)
         places.append(
             Place(
@@ -88,14 +88,14 @@ def _single_places(program: Program) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def _twins(program: Program) -> dict[int, int]:
+def _duplicates(program: Program) -> dict[int, int]:
     """Site → the first site of the same value with the same parameters."""
     return {
         step.site: first
         for step in program.steps
         if step.site is not None
-        and step.twin is not None
-        and (first := program.steps[program.producers[step.twin]].site) is not None
+        and step.duplicate_of is not None
+        and (first := program.steps[program.producers[step.duplicate_of]].site) is not None
     }
 
 

@@ -26,7 +26,7 @@ _EXACT_BOUND = 1 << 23
 
 
 @dataclass(slots=True)
-class Seen:
+class RoundingStats:
     """What is known of the values that a site rounds, and what it finds out.
 
     Attributes:
@@ -55,7 +55,7 @@ def quantize_dequantize(
     quant_max: int,
     *,
     out: Tensor | None = None,
-    seen: Seen | None = None,
+    stats: RoundingStats | None = None,
 ) -> Tensor:
     """``dequantize(quantize(x))`` with one scale for the whole tensor.
 
@@ -67,7 +67,7 @@ def quantize_dequantize(
         quant_max: largest integer.
         out: float32 tensor of the shape of ``x`` to write to, ``x`` itself where nobody reads it again; a new one is
             made where it has not the strides that the pair gives.
-        seen: where given, what the values were is written to it; finding out costs about what it saves.
+        stats: where given, what the values were is written to it; finding out costs about what it saves.
 
     Returns:
         float32 tensor of the shape of ``x`` and with the strides that the pair gives.
@@ -82,20 +82,20 @@ def quantize_dequantize(
     inverse = 1.0 / scale
     zero = x.new_zeros(())
     for source, target in _flat_chunks(x, out):
-        steps = _step_range(source, inverse, seen.source) if seen is not None and source.numel() else None
+        steps = _step_range(source, inverse, stats.source) if stats is not None and source.numel() else None
         torch.mul(source, inverse, out=target)
         target.round_()
         # A NaN or a value to clamp shows in the range, so that most tensors need no pass for them.
         if steps is None or not (low <= steps[0] and steps[1] <= high):
             if steps is None or np.isnan(steps[0]):
                 target.nan_to_num_(nan=-zero_point)
-            if seen is not None and seen.count:
-                seen.clamped += _count_outside(target, low, high, steps)
+            if stats is not None and stats.count:
+                stats.clamped += _count_outside(target, low, high, steps)
             target.clamp_(low, high)
         torch.add(zero, target, alpha=scale, out=target)
-        if seen is not None and steps is not None:
+        if stats is not None and steps is not None:
             found = value_range(target) if np.isnan(steps[0]) else _dequantized(steps, low, high, scale)
-            seen.range = found if seen.range is None else _union(seen.range, found)
+            stats.range = found if stats.range is None else _union(stats.range, found)
     return out
 
 

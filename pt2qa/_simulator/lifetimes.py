@@ -18,8 +18,8 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
         outputs: what the graph returns, with slots in it.
         given: slots of inputs and constants; their memory belongs to somebody else.
     """
-    # A twin reads its elder's result where both are on.
-    last = {slot: step.index for step in steps for slot in (*step.reads, step.twin) if slot is not None}
+    # A duplicate reads the result of the first site where both are on.
+    last = {slot: step.index for step in steps for slot in (*step.reads, step.duplicate_of) if slot is not None}
     last.update(dict.fromkeys(slots_in(outputs), len(steps)))
     releases: dict[int, list[int]] = defaultdict(list)
     for slot, index in last.items():
@@ -28,12 +28,12 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
         step.releases = tuple(releases[step.index])
         if step.out not in last:
             step.releases += (step.out,)
-    # With a site off its result is its source; with it on, it is fresh memory, shared with its twin.
+    # With a site off its result is its source; with it on, it is fresh memory, shared with its duplicates.
     overwrite = _overwritable(
         steps, last, given, [(step.out, step.reads[0]) for step in steps if step.site is not None]
     )
     overwrite_all_on = _overwritable(
-        steps, last, given, [(step.out, step.twin) for step in steps if step.twin is not None]
+        steps, last, given, [(step.out, step.duplicate_of) for step in steps if step.duplicate_of is not None]
     )
     for step in steps:
         if step.in_place is not None or step.site is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pt2qa._metrics import CHUNK, Range, value_range
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.fused import Seen
+from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, bind
 from pt2qa._simulator.site_functions import is_elementwise
@@ -325,13 +325,15 @@ class _Lockstep:
         function = self.simulator.site_function(site)
         fits = self.ranges and ref.is_floating_point() and ref.numel() > 0
         known = (ranges[0] if ranges else value_range(ref)) if fits else None
-        seen = Seen(source=ranges[1] if ranges else None) if fits else None
-        noted = [seen, Seen(source=known, count=False) if self.rounding and fits else None] + [None] * len(inputs)
-        results = [function(value, out=out, seen=note) for value, out, note in zip(inputs, into, noted, strict=False)]
+        stats = RoundingStats(source=ranges[1] if ranges else None) if fits else None
+        noted = [stats, RoundingStats(source=known, count=False) if self.rounding and fits else None] + [None] * len(
+            inputs
+        )
+        results = [function(value, out=out, stats=note) for value, out, note in zip(inputs, into, noted, strict=False)]
         by_group = dict(zip(groups, results[1 + self.rounding :], strict=True))
         event = Event(site, ref, results[0], by_group, results[1] if self.rounding else None, tuple(shape))
-        if known is not None and seen is not None and seen.range is not None:
-            event = replace(event, clamped=seen.clamped, ranges=(known, seen.range))
+        if known is not None and stats is not None and stats.range is not None:
+            event = replace(event, clamped=stats.clamped, ranges=(known, stats.range))
         return event, results
 
 

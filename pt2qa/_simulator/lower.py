@@ -310,7 +310,7 @@ class _Lowering:
         result = self._new_slot()
         shareable = quant_ops.is_static_per_tensor(value.node) and not alone
         identity = str(value.node.args[1:]) if shareable else f"slot {result.number}"
-        twin = self.same_sites.setdefault((source.number, identity), result.number)
+        first = self.same_sites.setdefault((source.number, identity), result.number)
         producer = self.producers.get(source.number)
         origin = self.steps[producer] if producer is not None else None
         input_names = {slot: (name, handle) for slot, name, handle in self.inputs}
@@ -327,7 +327,7 @@ class _Lowering:
                 op="quantize",
                 node=dequantize.name,
                 site=len(self.sites),
-                twin=None if twin == result.number else twin,
+                duplicate_of=None if first == result.number else first,
             )
         )
         self.sites.append(

@@ -21,7 +21,7 @@ _ALLOCATING = {
 _IN_PLACE = {"relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"}
 """Unary pointwise ops whose in-place spelling gives equal bits."""
 
-_CUTTING = {"relu", "hardtanh", "clamp"}
+_MONOTONE = {"relu", "hardtanh", "clamp"}
 """Pointwise ops that keep the order of values to the last bit."""
 
 _EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
@@ -62,7 +62,7 @@ def is_pointwise(target: Any) -> bool:
 
 def keeps_order(target: Any) -> bool:
     """Whether a pointwise op turns the range of its input into the range of its output."""
-    return is_pointwise(target) and op_of(target) in _CUTTING
+    return is_pointwise(target) and op_of(target) in _MONOTONE
 
 
 def allocates(target: Any) -> bool:

@@ -137,7 +137,7 @@ class Step:
         module_stack: call keys and ``(path, class)`` of the modules around it, outermost first.
         node: name of the op's node in the converted graph; for a site that of its dequantize node.
         site: index of the activation site.
-        twin: slot of an earlier site of the same value with the same parameters.
+        duplicate_of: slot of an earlier site of the same value with the same parameters, whose result this one has.
         region: number of its region.
         mutates: whether it writes to its first argument (aliases made it impossible to rewrite it).
         converted: for a site, the ops of the converted graph that ``function`` must equal.
@@ -162,7 +162,7 @@ class Step:
     module_stack: tuple[tuple[str, str, str], ...] = ()
     node: str = ""
     site: int | None = None
-    twin: int | None = None
+    duplicate_of: int | None = None
     region: int = -1
     mutates: bool = False
     converted: Callable[..., Any] | None = None

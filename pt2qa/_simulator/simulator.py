@@ -74,14 +74,14 @@ class Simulator:
         chosen = frozenset() if isinstance(on, bool) else frozenset(on)
         env = self.environment(values, on)
         for step in program.steps:
-            source = step.reads[0] if step.reads else -1
+            source, first = step.reads[0] if step.reads else -1, step.duplicate_of
             if step.site is None:
                 reuse = step.reuse_all_on if all_on else step.reuse
                 env[step.out] = self.call(step, env, reuse)
             elif all_off or not (all_on or step.site in chosen):
                 env[step.out] = env[source]
-            elif step.twin is not None and (all_on or program.steps[program.producers[step.twin]].site in chosen):
-                env[step.out] = env[step.twin]
+            elif first is not None and (all_on or program.steps[program.producers[first]].site in chosen):
+                env[step.out] = env[first]
             else:
                 env[step.out] = self._quantize(step, env[source], step.reuse_all_on if all_on else step.reuse)
             yield step, env[step.out]

@@ -12,11 +12,11 @@ from torch.fx import Node
 
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._simulator import quant_ops
-from pt2qa._simulator.fused import Seen, is_exact, quantize_dequantize
+from pt2qa._simulator.fused import RoundingStats, is_exact, quantize_dequantize
 from pt2qa._simulator.program import QuantParams
 
 SiteFunction = Callable[..., Any]
-"""``(x, *, out=None, seen=None) -> dequantized x``; see :func:`pt2qa._simulator.fused.quantize_dequantize`."""
+"""``(x, *, out=None, stats=None) -> dequantized x``; see :func:`pt2qa._simulator.fused.quantize_dequantize`."""
 
 
 def is_elementwise(function: SiteFunction) -> bool:
@@ -52,14 +52,14 @@ def converted_site(quantize: Node, dequantize: Node, tensor: Callable[[Node], An
     choose = quant_ops.chosen_by(quantize)
     if choose is not None:
 
-        def dynamic(x: Tensor, *, out: Tensor | None = None, seen: Seen | None = None) -> Any:
+        def dynamic(x: Tensor, *, out: Tensor | None = None, stats: RoundingStats | None = None) -> Any:
             chosen = _call(choose, x)
             return _call(dequantize, _call(quantize, x, *chosen, skip=3), *chosen, skip=3)
 
         return dynamic
     forth, back = torch.fx.map_arg((quantize.args[1:], dequantize.args[1:]), tensor)
 
-    def static(x: Tensor, *, out: Tensor | None = None, seen: Seen | None = None) -> Any:
+    def static(x: Tensor, *, out: Tensor | None = None, stats: RoundingStats | None = None) -> Any:
         return _call(dequantize, _call(quantize, x, *forth, skip=len(quantize.args)), *back, skip=len(dequantize.args))
 
     return static

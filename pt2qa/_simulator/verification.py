@@ -23,7 +23,7 @@ from pt2qa._graph.agreement import FLIPS, compare_leaves
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import restore_buffers, snapshot_buffers
-from pt2qa._simulator.fused import Seen
+from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.isolated_check import Isolated, IsolatedCheck
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.program import Step
@@ -241,7 +241,7 @@ class _FusedAgainstConverted(Simulator):
         if converted is None:
             return step.function
 
-        def compared(x: Tensor, *, out: Tensor | None = None, seen: Seen | None = None) -> Any:
+        def compared(x: Tensor, *, out: Tensor | None = None, stats: RoundingStats | None = None) -> Any:
             expected, fused = converted(x), step.function(x)
             if self.found is None and not tensors_equal(fused, expected):
                 self.found = f"at {step.name} the fused quantize op gives other values than the converted ops"

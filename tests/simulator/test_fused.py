@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  registers the ops that the fused one must equal
 
 from pt2qa._metrics import value_range
-from pt2qa._simulator.fused import Seen, is_exact, quantize_dequantize
+from pt2qa._simulator.fused import RoundingStats, is_exact, quantize_dequantize
 
 RANGES = {
     "int8": (-128, 127, torch.int8),
@@ -86,9 +86,9 @@ def test_int32_is_not_claimed_to_be_exact() -> None:
 
 def test_clamped_values_are_those_outside_the_range_after_rounding() -> None:
     def clamped(x: Tensor, scale: float, low: int, high: int) -> int:
-        seen = Seen()
-        quantize_dequantize(x, scale, 0, low, high, seen=seen)
-        return seen.clamped
+        stats = RoundingStats()
+        quantize_dequantize(x, scale, 0, low, high, stats=stats)
+        return stats.clamped
 
     x = torch.tensor([-1.04, -1.0, 0.0, 0.94, 0.96, 2.0])
     assert clamped(x, 0.1, -10, 9) == 2  # 0.96 and 2.0 round to 10 and 20; -1.04 rounds to -10
@@ -113,7 +113,7 @@ def test_looking_at_the_values_changes_no_bit(
     low, high, dtype = RANGES[name]
     zero_point = round(low + share * (high - low))
     x = torch.tensor(values)
-    seen = Seen(source=value_range(x) if known else None)
-    result = quantize_dequantize(x, scale, zero_point, low, high, seen=seen)
+    stats = RoundingStats(source=value_range(x) if known else None)
+    result = quantize_dequantize(x, scale, zero_point, low, high, stats=stats)
     assert torch.equal(bits(result), bits(converted(x, scale, zero_point, low, high, dtype)))
-    assert seen.range == value_range(result)
+    assert stats.range == value_range(result)
