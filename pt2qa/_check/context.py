@@ -38,6 +38,7 @@ from pt2qa.plugins import QuantizerPlugin, resolve
 Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
 
 _Value = TypeVar("_Value")
+_Exported = TypeVar("_Exported", ExportedProgram, GraphModule)
 
 
 class UnavailableError(Exception):
@@ -90,6 +91,11 @@ class CheckContext:
             raise UnavailableError("for the eager model: give it, or model=")
         return model
 
+    @property
+    def keywords(self) -> dict[str, Any] | None:
+        """The keyword example inputs."""
+        return None if self.kwargs is None else dict(self.kwargs)
+
     @functools.cached_property
     def capture(self) -> Capture:
         """The capture: given, made of the model, or the one of the pair."""
@@ -104,27 +110,19 @@ class CheckContext:
         return self._attempt(
             "capture",
             "the model could not be captured",
-            lambda: capture_model(self.model, self.args, _dict(self.kwargs), dynamic_shapes=self.dynamic_shapes),
+            lambda: capture_model(self.model, self.args, self.keywords, dynamic_shapes=self.dynamic_shapes),
         )
 
     @functools.cached_property
     def program(self) -> ExportedProgram:
         """The exported program, as it was given or captured."""
-        if self.given == "program":
-            program = copy.deepcopy(self.value)
-            if not names_of(program):
-                assign_handles(program)
-            return program  # type: ignore[no-any-return]
-        return self.capture.program
+        return _with_handles(self.value) if self.given == "program" else self.capture.program
 
     @functools.cached_property
     def graph(self) -> GraphModule:
         """The float graph that ``prepare`` is given, with handles; never to be edited."""
         if self.given == "graph":
-            graph = copy.deepcopy(self.value)
-            if not names_of(graph):
-                assign_handles(graph)
-            return graph  # type: ignore[no-any-return]
+            return _with_handles(self.value)  # type: ignore[no-any-return]
         if self.given == "program":
             return self.program.module()
         if self.given == "prepared":
@@ -328,5 +326,9 @@ def kind_of(value: Any) -> Kind | None:
     return "model" if isinstance(value, nn.Module) else None
 
 
-def _dict(kwargs: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if kwargs is None else dict(kwargs)
+def _with_handles(given: _Exported) -> _Exported:
+    """A copy of a program or a graph, with handles."""
+    copied = copy.deepcopy(given)
+    if not names_of(copied):
+        assign_handles(copied)
+    return copied

@@ -40,7 +40,7 @@ def _inputs(context: CheckContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if context.args is None and context.kwargs is None:
         raise DoesNotApplyError("for a model with example inputs: pt2qa.check(model, args)")
     try:
-        return as_call(context.args, None if context.kwargs is None else dict(context.kwargs))
+        return as_call(context.args, context.keywords)
     except CaptureError as error:
         raise DoesNotApplyError(f"to inputs that capture refuses: {error}") from error
 

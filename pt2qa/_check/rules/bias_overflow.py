@@ -19,45 +19,29 @@ def find(context: CheckContext) -> Iterator[Found]:
     if not products:
         raise DoesNotApplyError("to models without biases beside quantized weights")
     for product in products:
-        steps = _steps(product)
-        if steps is None or not bool((over := steps > INT32_MAX).any()):
+        scales, bias = _bias_scales(product), product.bias.reference if product.bias else None
+        if scales is None or not isinstance(bias, torch.Tensor) or not bias.is_floating_point():
             continue
-        stored = product.bias_params is not None
-        yield Found(
-            product.name,
-            f"{int(over.sum())} of {len(steps)} channels have a bias of up to {float(steps.max()):.2g} steps of "
-            f"{_step(product)}" + ("" if stored else ", where the kernel stores it as int32"),
-            "error" if stored else None,
-            value=float(steps.max()),
-        )
+        values = bias.detach().double().abs().flatten()
+        # A transposed convolution has one scale for the channels of the same number in every group.
+        steps = values / (scales if scales.numel() == 1 else scales.repeat(values.numel() // scales.numel()))
+        if over := int((steps > INT32_MAX).sum()):
+            stored = product.bias_params is not None
+            yield Found(
+                product.name,
+                f"{over} of {len(steps)} channels have a bias of up to {float(steps.max()):.2g} steps of "
+                f"{float(scales.min()):.2g}" + ("" if stored else ", where the kernel stores it as int32"),
+                "error" if stored else None,
+                value=float(steps.max()),
+            )
 
 
-def _steps(product: IntegerProduct) -> torch.Tensor | None:
-    """The bias in steps of the 32-bit sum: float64 of shape (channels,); None where the scales are not known."""
-    assert product.bias is not None
-    bias = product.bias.reference
-    if not isinstance(bias, torch.Tensor) or not bias.is_floating_point():
-        return None
-    step = _bias_scale(product)
-    if step is None:
-        return None
-    values = bias.detach().double().abs().flatten()
-    # A transposed convolution has one scale for the channels of the same number in every group.
-    return values / (step if step.numel() in (1, values.numel()) else step.repeat(values.numel() // step.numel()))
-
-
-def _bias_scale(product: IntegerProduct) -> torch.Tensor | None:
+def _bias_scales(product: IntegerProduct) -> torch.Tensor | None:
+    """The steps of the 32-bit sum: float64 of shape (1,) or (channels,); None where they are not known."""
     own, given = product.bias_params, product.input_params
     if own is not None and own.dtype == "int32" and own.scale is not None:
         return torch.as_tensor(own.scale, dtype=torch.float64).flatten()
-    if given is None or not isinstance(given.scale, float):
-        return None
-    return given.scale * product.scales
-
-
-def _step(product: IntegerProduct) -> str:
-    smallest = _bias_scale(product)
-    return "unknown size" if smallest is None else f"{float(smallest.min()):.2g}"
+    return given.scale * product.scales if given is not None and isinstance(given.scale, float) else None
 
 
 RULE = Rule(

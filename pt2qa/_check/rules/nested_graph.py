@@ -4,49 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import nested_graphs, op_of, walk
 from pt2qa.plugins import Found, Rule, Severity
 
-_GRAD = "wrap_with_set_grad_enabled"
-_AUTOCAST = "wrap_with_autocast"
+_INLINED = {
+    "wrap_with_set_grad_enabled": ("a forward under torch.no_grad()", "torch.no_grad()"),
+    "wrap_with_autocast": ("a region without autocast", "autocast"),
+}
+"""What ``pt2qa.capture`` inlines: what it is, and what to take out of forward."""
 
 
 def find(context: CheckContext) -> Iterator[Found]:
     """Each op that runs nested graphs, with the number of ops in them."""
     graph = context.graph
     for node in graph.graph.nodes:
-        bodies = nested_graphs(node, graph)
-        if bodies:
-            yield _found(node, sum(_count_ops(body) for _, body in bodies), context)
+        if bodies := nested_graphs(node, graph):
+            count = sum(placed.node.op == "call_function" for _, body in bodies for placed in walk(body))
+            what = f"the {count} ops in its nested graphs" if count != 1 else "the one op in its nested graph"
+            yield Found(context.name_of(node), *_explained(node, what), value=count)
 
 
-def _found(node: Node, count: int, context: CheckContext) -> Found:
+def _explained(node: Node, what: str) -> tuple[str, Severity, str]:
     op = op_of(node.target)
-    what = f"the {count} ops in its nested graphs" if count != 1 else "the one op in its nested graph"
-    severity: Severity = "error"
-    if op == _GRAD:
-        why = f"{what} stay in float: a forward under torch.no_grad() is a graph of its own, where no quantizer looks"
-        fix = "make the graph with pt2qa.capture, which inlines it, or take torch.no_grad() out of forward"
-    elif op == _AUTOCAST and node.args[2] is False:
-        why = f"{what} stay in float: a region without autocast is a graph of its own, where no quantizer looks"
-        fix = "make the graph with pt2qa.capture, which inlines it, or take autocast out of forward"
-    elif op == _AUTOCAST:
-        why, severity = (
-            f"{what} compute in another dtype under autocast, and are neither quantized nor analysed",
-            "warning",
-        )
-        fix = "take autocast out of forward"
-    else:
-        why, severity = f"pt2qa neither quantizes nor analyses {what}", "warning"
-        fix = ""
-    return Found(context.name_of(node), why, severity, fix, value=count)
-
-
-def _count_ops(body: GraphModule) -> int:
-    return sum(placed.node.op == "call_function" for placed in walk(body))
+    if op not in _INLINED:
+        return f"pt2qa neither quantizes nor analyses {what}", "warning", ""
+    region, cause = _INLINED[op]
+    if op == "wrap_with_autocast" and node.args[2] is not False:
+        why = f"{what} compute in another dtype under autocast, and are neither quantized nor analysed"
+        return why, "warning", f"take {cause} out of forward"
+    why = f"{what} stay in float: {region} is a graph of its own, where no quantizer looks"
+    return why, "error", f"make the graph with pt2qa.capture, which inlines it, or take {cause} out of forward"
 
 
 RULE = Rule(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pt2qa._check.context import CheckContext
 from pt2qa._check.observers import observed
 from pt2qa._check.site_rows import given_rows
-from pt2qa._simulator.program import Site
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 
@@ -38,7 +37,8 @@ def _in_pair(context: CheckContext) -> Iterator[Found]:
     static = [site for site in context.pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
     if not static:
         raise DoesNotApplyError("to models whose scales are chosen from each batch")
-    suspects = [site for site in static if _is_default(site)]
+    # What torchao's observers give where they never saw a value.
+    suspects = [site for site in static if (site.params.scale, site.params.zero_point) == (1.0, 0)]
     if suspects and len(suspects) == len(static):
         yield Found(
             "", f"all {len(static)} activations have the scale 1.0 and the zero point 0: nothing was calibrated"
@@ -50,11 +50,6 @@ def _in_pair(context: CheckContext) -> Iterator[Found]:
             why = "its scale is 1.0 and its zero point 0, as of an observer that saw no value"
             unless = "; right for whole numbers alone" if site.op == "input" else ""
             yield Found(site.name, why + unless, "warning")
-
-
-def _is_default(site: Site) -> bool:
-    """What torchao's observers give where they never saw a value."""
-    return (site.params.scale, site.params.zero_point) == (1.0, 0)
 
 
 RULE = Rule(

@@ -24,7 +24,9 @@ def find(context: CheckContext) -> Iterator[Found]:
     """Sites that round what another site has rounded, and values dequantized otherwise than they were quantized."""
     pair = context.pair
     yield from _dequantized_otherwise(context)
-    told = _annotated(context)
+    annotations = context.known_annotations
+    # What the rule mixed-parameters says already, where the annotation is known.
+    told = {found.name for found in mixed_parameters.find(context)} if annotations and annotations.edges else set()
     static = [site for site in pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
     if not static:
         raise DoesNotApplyError("to models without scales from calibration")
@@ -32,11 +34,11 @@ def find(context: CheckContext) -> Iterator[Found]:
         if site.name in told:
             continue
         for before, through in _rounded_before(pair, site.source):
-            names = differing(before.params, site.params)
-            if names:
+            if names := differing(before.params, site.params):
                 what = f"is rounded before {through[0]} and again{_after(through)}" if through else "is rounded twice"
+                ratio = site.params.largest_scale / before.params.largest_scale
                 how = ", ".join(f"{name} {_of(before, name)} then {_of(site, name)}" for name in names)
-                yield Found(site.name, f"{what}: {how}", value=_distance(before, site))
+                yield Found(site.name, f"{what}: {how}", value=abs(math.log2(ratio)))
 
 
 def differing(one: QuantParams, other: QuantParams) -> tuple[str, ...]:
@@ -71,12 +73,6 @@ def _after(through: tuple[str, ...]) -> str:
     return " after" if len(through) == 1 else f" after {through[-1]}, and nothing between changes it"
 
 
-def _annotated(context: CheckContext) -> set[str]:
-    """What the rule mixed-parameters says already, where the annotation is known."""
-    annotations = context.known_annotations
-    return {found.name for found in mixed_parameters.find(context)} if annotations and annotations.edges else set()
-
-
 def _dequantized_otherwise(context: CheckContext) -> Iterator[Found]:
     graph_module = context.pair.quantized
     for node in graph_module.graph.nodes:
@@ -99,10 +95,6 @@ _OTHERWISE_FIX = "a pass over the converted graph has changed one of the two; ru
 def _of(site: Site, attribute: str) -> str:
     value = getattr(site.params, attribute)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _distance(one: Site, other: Site) -> float:
-    return abs(math.log2(other.params.largest_scale / one.params.largest_scale))
 
 
 RULE = Rule(

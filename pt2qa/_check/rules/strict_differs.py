@@ -18,8 +18,8 @@ def find(context: CheckContext) -> Iterator[Found]:
         raise DoesNotApplyError("to graphs: which mode made them is done")
     here = context.annotations
     try:
-        kwargs = None if context.kwargs is None else dict(context.kwargs)
-        captured = capture(context.model, context.args, kwargs, dynamic_shapes=context.dynamic_shapes, strict=True)
+        shapes = context.dynamic_shapes
+        captured = capture(context.model, context.args, context.keywords, dynamic_shapes=shapes, strict=True)
     except Pt2qaError as error:
         raise DoesNotApplyError("to models that torch.export cannot take with strict=True") from error
     if captured.names == context.capture.names:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Node
 
@@ -19,15 +18,8 @@ _SETTING = re.compile(r"(module_name|module_type|operator_type)\w*config")
 """What quantizers of torchao and executorch call the dicts of their settings: ``module_name_config`` and the like."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """One entry of a quantizer's settings.
-
-    Attributes:
-        attribute: the dict that holds it.
-        kind: what it names: ``module_name``, ``module_type`` or ``operator_type``.
-        key: the path, the class or the op.
-    """
+class Filter(NamedTuple):
+    """One entry of a quantizer's settings: the dict that holds it, what it names (``module_name`` ...), and its key."""
 
     attribute: str
     kind: str
