@@ -1,4 +1,4 @@
-"""The inputs of a case: cut out of its batch, copied, and at last written down for the report."""
+"""The inputs of a case: cut out of its batch, copied, and finally stored in the report."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pt2qa.errors import BatchError
 
 @dataclass(frozen=True, slots=True)
 class CaseBatch:
-    """A copy of what the reference was given.
+    """A copy of the reference's inputs.
 
     Attributes:
         batch: the inputs of one sample, or of a whole batch.
         index: running number of the sample.
-        repeats: how often the sample must be repeated for the model to take it.
+        repeats: how often the sample must be repeated to fit the model.
     """
 
     batch: Batch
@@ -33,14 +33,14 @@ class CaseBatch:
 
 
 def batch_size(values: list[Any], axis: int | None) -> int:
-    """Samples in a batch: the size along the batch axis of the first input that has one; 1 without."""
+    """Samples in a batch: the size along the batch axis of the first input that has one, else 1."""
     if axis is None:
         return 1
     return next((int(value.shape[axis]) for value in values if isinstance(value, Tensor) and value.dim() > axis), 1)
 
 
 def can_be_cut(values: list[Any], axis: int | None, size: int) -> bool:
-    """Whether every input tensor has the samples along the batch axis; single numbers belong to all of them."""
+    """Whether every input tensor has the samples along the batch axis; 0-d tensors belong to all samples."""
     tensors = [value for value in values if isinstance(value, Tensor) and value.dim()]
     return axis is not None and all(tensor.dim() > axis and tensor.shape[axis] == size for tensor in tensors)
 
@@ -55,18 +55,18 @@ def cut(batch: Batch, sample: int, axis: int) -> Batch:
 
 
 def copied(batch: Batch) -> Batch:
-    """A batch in memory of its own: a view would keep all of its batch, and loaders may fill their tensors again."""
+    """A copy of a batch: a view would keep the whole batch alive, and loaders may reuse their tensors."""
     return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, batch)
 
 
 def repeats_for(batch: Batch, axis: int, size: int, check: Callable[[Batch], object]) -> int:
-    """How often a single sample must be repeated: once, or where the captured batch size is fixed as often as it says.
+    """How often a single sample must be repeated: once, or the captured batch size if that is fixed.
 
     Args:
         batch: one sample.
         axis: the batch axis.
         size: the size of the batch that it comes from.
-        check: raises a BatchError for a batch that the model does not take.
+        check: raises a BatchError for a batch that does not fit the model.
     """
     try:
         check(batch)

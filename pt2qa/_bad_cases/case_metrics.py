@@ -1,4 +1,4 @@
-"""What ranks samples: the built-in metrics, and a user's own."""
+"""Metrics that rank samples: the built-in ones, and custom ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pt2qa._bad_cases.output_pairs import OutputPair
 from pt2qa.errors import SelectionError
 
 FLIPS: Final = "flips"
-"""The ranking by lost labels, which needs targets."""
+"""The ranking by lost labels; it needs targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a metric says of one output on one batch.
+    """A metric's values for one output on one batch.
 
     Attributes:
         places: numbers of the samples; -1 for the batch as a whole.
-        numbers: one each.
-        notes: one each: why the number is nan, or what was left out of it.
+        numbers: one for each of them.
+        notes: one for each: why the number is nan, or what was excluded from it.
         problem: why there is no number at all; the rest is then empty.
     """
 
@@ -36,13 +36,13 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class CaseMetric:
-    """A metric of your own for :func:`pt2qa.find_bad_cases`.
+    """A custom metric for :func:`pt2qa.find_bad_cases`.
 
     Args:
-        name: how reports call it.
-        function: from the reference's and the quantized model's value of one output, samples and all, to a 1-d tensor
-            with one number a sample, or to one number for the whole batch.  Where the output has no batch axis, the
-            worst number of a 1-d tensor counts for the batch.
+        name: its name in reports.
+        function: takes the reference's and the quantized model's value of one output for a whole batch.  Returns a 1-d
+            tensor with one number for each sample, or one number for the whole batch.  If the output has no batch axis,
+            the worst number of a 1-d tensor counts for the batch.
         worst: which numbers are bad.
 
     >>> import torch
@@ -94,7 +94,7 @@ class CaseMetric:
 
 @dataclass(frozen=True, slots=True)
 class SumsMetric:
-    """A metric made of the error sums: ``sqnr``, ``cosine``, ``l1``, ``atol``."""
+    """A metric computed from the error sums: ``sqnr``, ``cosine``, ``l1``, ``atol``."""
 
     name: str
     worst: Literal["smallest", "largest"]
@@ -115,13 +115,13 @@ class SumsMetric:
 
 @dataclass(frozen=True, slots=True)
 class KlMetric:
-    """``KL(softmax(ref) || softmax(quant))`` in nats over the last axis, its mean over the other axes of a sample."""
+    """``KL(softmax(ref) || softmax(quant))`` in nats over the last axis, averaged over the other axes of a sample."""
 
     name: str = "kl"
     worst: Literal["smallest", "largest"] = "largest"
 
     def scores(self, output: OutputPair) -> Scores:
-        """One number for each sample; a problem where the output holds no logits."""
+        """One number for each sample; a problem if the output is not logits."""
         problem = _problem(output) or _logits_problem(output)
         if problem:
             return Scores(problem=problem)
@@ -146,10 +146,10 @@ AnyMetric: TypeAlias = SumsMetric | KlMetric | CaseMetric
 
 
 def chosen_metrics(metric: str | CaseMetric | Sequence[str | CaseMetric], *, with_targets: bool) -> list[AnyMetric]:
-    """The metrics that a user named, but for ``flips``, which is counted wherever there are targets.
+    """The metrics that the user chose, without ``flips``, which is computed whenever there are targets.
 
     Raises:
-        SelectionError: a name is unknown, given twice or taken, or ``flips`` is asked for without targets.
+        SelectionError: a name is unknown, given twice or taken, or ``flips`` was chosen without targets.
     """
     asked = [metric] if isinstance(metric, (str, CaseMetric)) else list(metric)
     names = [entry if isinstance(entry, str) else entry.name for entry in asked]

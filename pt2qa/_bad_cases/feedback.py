@@ -1,4 +1,4 @@
-"""Stateful models: inputs of a step that are outputs of the step before, each model's own."""
+"""Stateful models: inputs that are outputs of the previous step, separately for each model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Feedback:
-    """Which input of a step is which output of the step before.
+    """Which inputs of a step are which outputs of the previous step.
 
     Attributes:
         sources: input name → output name.
@@ -42,10 +42,10 @@ class Feedback:
         return cls(sources, inputs)
 
     def fill(self, batch: Batch, state: State) -> Batch:
-        """A batch with the state in the places of fed inputs that it leaves out or gives as None.
+        """A batch, with the state filled in for fed inputs that it omits or gives as None.
 
         Raises:
-            BatchError: the batch leaves them out and there is no step before.
+            BatchError: the batch omits them and there is no previous step.
         """
         if not self.sources:
             return batch
@@ -68,7 +68,7 @@ class Feedback:
         return given if given is not None else tuple(values)
 
     def state(self, outputs: Any) -> State:
-        """What the next step is fed with.
+        """The state for the next step.
 
         Args:
             outputs: a run's result, nested as the model returns it.

@@ -1,4 +1,4 @@
-"""The inputs of bad cases: NumPy arrays and a JSON text that says how they are nested, and back to tensors.
+"""The inputs of bad cases, as NumPy arrays and a JSON text that describes their nesting; and back to tensors.
 
 The text is one node: ``{"tensor": 0, "dtype": "float32"}`` is array 0 of the case, ``{"value": 3}`` a plain value, and
 ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [["name", ...], ...]}`` hold further nodes.
@@ -24,7 +24,7 @@ AS_FLOAT32: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "floa
 """dtypes that NumPy lacks and float32 holds exactly."""
 
 AS_REAL: Final = {"complex64": "float32", "complex128": "float64"}
-"""Stored with a last axis of real and imaginary part."""
+"""Stored with an additional last axis for the real and imaginary part."""
 
 SAME: Final = frozenset(
     {"float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
@@ -37,7 +37,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 def stored_dtype(dtype: str) -> str:
-    """The NumPy dtype in which a torch dtype is stored; empty for one that cannot be.
+    """The NumPy dtype in which a torch dtype is stored; empty if it cannot be stored.
 
     >>> stored_dtype("int64"), stored_dtype("bfloat16"), stored_dtype("qint8")
     ('int64', 'float32', '')
@@ -81,13 +81,13 @@ def check_structure(text: str, prefix: tuple[int, int], arrays: Mapping[str, Arr
 def rebuild(
     text: str, prefix: tuple[int, int], arrays: Mapping[str, Array], repeats: int, axis: int
 ) -> torch.Tensor | tuple[Any, ...] | list[Any] | dict[str, Any]:
-    """The batch of a case as torch tensors of the dtypes that the model was given.
+    """The batch of a case as torch tensors with their original dtypes.
 
     Args:
         text: its structure.
         prefix: number of the batch and of the sample.
         arrays: the arrays of the report.
-        repeats: how often the sample is repeated along ``axis`` to be a batch that the model takes.
+        repeats: how often the sample is repeated along ``axis`` to fit the model.
         axis: the batch axis.
     """
     return _built(json.loads(text), prefix, arrays, repeats, axis)  # type: ignore[no-any-return]
@@ -101,7 +101,7 @@ def _built(node: dict[str, Any], prefix: tuple[int, int], arrays: Mapping[str, A
         return _built(item, prefix, arrays, repeats, axis)
 
     if "tensor" in node:
-        # A copy: what the user does with it must not reach the report.
+        # A copy, so that changes by the user do not affect the report.
         tensor = torch.from_numpy(np.array(arrays[key_of(*prefix, node["tensor"])]))
         if node["dtype"] in AS_REAL:
             tensor = torch.view_as_complex(tensor)
@@ -117,7 +117,7 @@ def _built(node: dict[str, Any], prefix: tuple[int, int], arrays: Mapping[str, A
 
 
 def _tensors(node: Any, depth: int = 0) -> Iterator[tuple[int, str]]:
-    """Number and dtype of every tensor in a structure; a ValueError where it is none."""
+    """Number and dtype of every tensor in a structure; raises ValueError if it is not a structure."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:

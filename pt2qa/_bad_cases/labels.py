@@ -1,4 +1,4 @@
-"""Labels that flip: right in the reference and wrong in the quantized model, and the other way round."""
+"""Labels that flip: right in the reference and wrong in the quantized model, or vice versa."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def as_targets(targets: Any) -> Tensor:
 
 
 def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scores] | None:
-    """How both models answer, and the number of labels that each sample loses.
+    """How often each model is right, and the number of labels that each sample loses.
 
-    An output answers where it has the shape of the targets and holds integers, or has one more axis, the last one, of
-    scores by class.  Negative targets are left out, as losses do with -100.
+    The output must hold integers in the shape of the targets, or have an additional last axis with the score of each
+    class.  Negative targets are ignored, as in losses that ignore -100.
 
     Returns:
-        None where the output gives no class for each target.
+        None if the output does not give a class for each target.
     """
     reference, quantized = (_classes(value, targets) for value in (output.reference, output.quantized))
     if output.problem or reference is None or quantized is None:

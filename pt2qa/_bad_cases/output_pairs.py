@@ -16,18 +16,18 @@ from pt2qa._metrics import ErrorSums, error_sums
 from pt2qa._simulator.outputs import leaf_names
 
 LARGE = 1 << 14
-"""Elements of a sample from which one reduction a sample costs less than float64 copies of the whole batch."""
+"""Elements in a sample above which one reduction per sample costs less than float64 copies of the whole batch."""
 
 
 @dataclass(frozen=True)
 class OutputPair:
-    """What both models (and the post-processing) gave for one output.
+    """Both models' values of one output, after post-processing.
 
     Attributes:
-        name: as reports call it.
-        reference: the reference's value, or None where the two cannot be held against each other.
+        name: its name in reports.
+        reference: the reference's value, or None if the two cannot be compared.
         quantized: the quantized model's.
-        axis: where the samples are; None where the value belongs to the batch as a whole.
+        axis: the axis of the samples; None if the value belongs to the batch as a whole.
         problem: why they cannot be compared.
     """
 
@@ -51,7 +51,7 @@ class OutputPair:
 
     @functools.cached_property
     def sums(self) -> list[ErrorSums]:
-        """The error sums of each sample; equal to those that ``compare_layers`` has for one sample alone."""
+        """The error sums of each sample, equal to those of ``compare_layers`` for that sample alone."""
         reference, quantized = self.rows
         size = reference[0].numel() if len(reference) else 0
         if reference.is_complex() or quantized.is_complex() or size >= LARGE or not size:
@@ -63,7 +63,7 @@ class OutputPair:
         ]
 
     def broken(self, place: int) -> bool:
-        """Whether the quantized model gives NaN or an infinity where the reference is finite."""
+        """Whether the quantized model returns NaN or an infinity where the reference is finite."""
         if self.problem or self.reference.shape != self.quantized.shape:
             return False
         reference, quantized = self.reference, self.quantized
@@ -78,7 +78,7 @@ def output_pairs(reference: Any, quantized: Any, axis: int | None, size: int) ->
     Args:
         reference: the reference's result, nested as the model or the post-processing returns it.
         quantized: the quantized model's.
-        axis: the batch axis; None to take batches whole.
+        axis: the batch axis; None to treat each batch as a whole.
         size: samples in the batch.
     """
     names, left = leaf_names(reference), pytree.tree_leaves(reference)
@@ -102,7 +102,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _vectorised(ref: Tensor, quant: Tensor) -> list[ErrorSums | None]:
-    """Sums of each row of float64 matrices; None for a row that is not finite throughout."""
+    """Sums of each row of float64 matrices; None for a row with a non-finite value."""
     difference = ref - quant
     absolute = difference.abs()
     columns = (

@@ -1,4 +1,4 @@
-"""The report of a search for bad cases: which samples lose most, and their inputs."""
+"""The report of a search for bad cases: the samples that lose most accuracy, and their inputs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class CaseRow:
     """One bad case in one ranking.
 
     Args:
-        metric: what ranks it: ``sqnr`` (dB), ``cosine``, ``l1``, ``atol``, ``kl`` (nats), ``flips`` or the user's.
+        metric: the metric of the ranking: ``sqnr`` (dB), ``cosine``, ``l1``, ``atol``, ``kl`` (nats), ``flips`` or a
+            custom one.
         output: the model output that was compared, e.g. ``output.logits``.
         rank: 1 is the worst.
         value: the metric of this sample alone; nan where it is not defined.
         batch: number of the batch in the loader, from 0.
-        sample: number of the sample in its batch, from 0; -1 where the whole batch was ranked.
-        index: running number of the sample in the loader, from 0; of a whole batch that of its first sample.
+        sample: number of the sample in its batch, from 0; -1 if the whole batch was ranked.
+        index: running number of the sample in the loader, from 0; for a whole batch, that of its first sample.
         note: why the value is nan.
     """
 
@@ -44,7 +45,7 @@ class CaseRow:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What one metric saw of one output in all that was read.
+    """A summary of one metric of one output over all data.
 
     Args:
         metric: the metric.
@@ -52,10 +53,10 @@ class Ranking:
         worst: which values are bad.
         values: how many samples (or whole batches) have a number.
         mean: of the finite numbers; nan where there are none.
-        broken: how many have none because the quantized model gives NaN or infinities where the reference is finite.
-            They are ranked worst of all.
-        without_number: how many have none for another reason, such as a zero reference.  They are ranked last.
-        reason: that of the first of these.
+        broken: how many have no number because the quantized model returns NaN or infinities where the reference is
+            finite.  They are ranked worst of all.
+        without_number: how many have no number for another reason, such as a zero reference.  They are ranked last.
+        reason: the reason for the first of these.
     """
 
     metric: str
@@ -70,10 +71,10 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class LabelCounts:
-    """How both models answer where the right answer is known.
+    """How often each model is right.
 
     Args:
-        output: the model output that names the class.
+        output: the model output with the classes.
         targets: number of targets.
         ref_right: how many the reference gets right.
         quant_right: how many the quantized model gets right.
@@ -95,9 +96,9 @@ class StoredCase:
 
     Args:
         batch: number of the batch in the loader.
-        sample: number of the sample; -1 where the whole batch is stored, since the sample cannot be cut out of it.
+        sample: number of the sample; -1 if the whole batch is stored because the sample cannot be cut out of it.
         index: running number of the sample.
-        repeats: how often the sample is repeated to be a batch that the model takes; 1 but for fixed batch sizes.
+        repeats: how often the sample is repeated to fit the model; 1 except for fixed batch sizes.
         structure: how the tensors are nested, as :mod:`pt2qa._bad_cases.inputs` describes.
     """
 
@@ -109,7 +110,7 @@ class StoredCase:
 
 
 LARGEST: Final = 2**32
-"""Bytes that one input may take when its sample is repeated to be a batch: 4 GiB."""
+"""The most bytes that one input may take when its sample is repeated to fill a batch: 4 GiB."""
 
 
 @register("bad-cases", schema=2, oldest=1)
@@ -117,23 +118,23 @@ LARGEST: Final = 2**32
 class BadCases(RowReport):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
 
-    Tables and texts show them ``worst``: ranking by ranking; ``graph``: in the order of the loader; ``name``: by
-    output; or by a column.  ``to_pandas`` has one row a case and ranking, the worst first.
+    Tables can be sorted by ``worst`` (ranking by ranking), ``graph`` (in the order of the loader), ``name`` (by output)
+    or a column.  ``to_pandas`` has one row for each case and ranking, worst first.
 
     Args:
         rows: the worst k of every metric and output, worst first.
-        rankings: what each metric saw of each output, in the order of the rows.
-        labels: where targets were given, how often both models are right.
-        cases: whose inputs are kept.
+        rankings: a summary of each metric of each output, in the order of the rows.
+        labels: if targets were given, how often each model is right.
+        cases: the cases whose inputs are kept.
         inputs: the arrays of the cases.
-        batch_axis: the axis along which a batch holds samples; -1 where batches were ranked whole.
+        batch_axis: the axis of a batch that holds the samples; -1 if batches were ranked whole.
         notes: what else the reader must know.
         steps, samples: how many batches and samples were run.
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
-        set_apart: batches that are empty, and those with an output that is NaN, or infinite in one model alone, with
-            the op that gives the first such value.  Their other samples are ranked.
+        set_apart: batches that are empty, and those with an output that is NaN, or infinite in only one model, with the
+            op that produced the first such value.  Their other samples are ranked.
 
     Raises:
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
@@ -177,11 +178,11 @@ class BadCases(RowReport):
         """The rows of one ranking, worst first.
 
         Args:
-            metric: one of the metrics; None for the first that was asked for.
+            metric: one of the metrics; None for the first one requested.
             output: one of the outputs; None for the first that the metric ranked.
 
         Raises:
-            ReportError: there is no such ranking; the text lists those that are there.
+            ReportError: there is no such ranking; the message lists those that exist.
         """
         names = [(ranking.metric, ranking.output) for ranking in self.rankings]
         chosen = [name for name in names if metric in (None, name[0]) and output in (None, name[1])]
@@ -193,7 +194,7 @@ class BadCases(RowReport):
     def batch(self, row: CaseRow | None = None) -> Any:
         """The inputs of a case as the model takes them: a tensor, a tuple or a dict of torch tensors.
 
-        Where the capture has a fixed batch size, the sample is repeated to fill it.
+        If the capture has a fixed batch size, the sample is repeated to fill it.
 
         Args:
             row: one of ``rows``; None for the first, which is the worst.
@@ -208,7 +209,7 @@ class BadCases(RowReport):
         return self._rebuilt(self._case(row.batch, row.sample))
 
     def batches(self, metric: str | None = None, output: str | None = None) -> list[Any]:
-        """The inputs of all cases, each once, the worst of every ranking first: what other analyses take.
+        """The inputs of all cases, each once, the worst of every ranking first; pass them to other analyses.
 
         Args:
             metric: only cases that this metric ranked.

@@ -1,4 +1,4 @@
-"""The search for bad cases: both models on every batch, and the worst samples with their inputs."""
+"""The search for bad cases: runs both models on every batch and keeps the worst samples with their inputs."""
 
 from __future__ import annotations
 
@@ -45,38 +45,38 @@ def find_bad_cases(
 ) -> BadCases:
     """Finds the samples on which the quantized model's outputs are furthest from the reference's.
 
-    Each batch runs through both models, each output is compared sample by sample, and of each metric and output the
-    worst ``k`` samples are kept with their inputs; all else is dropped, so memory is for ``k`` cases and not for the
-    data.  Of equals the earlier is worse.  Where the quantized model gives NaN or infinities and the reference is
-    finite, the sample is worst of all; a sample without a number for another reason (a zero reference, NaN in both) is
-    ranked last.  Both are counted.
+    Each batch runs through both models, and each output is compared sample by sample.  For each metric and output, the
+    worst ``k`` samples are kept with their inputs; everything else is released, so memory does not grow with the data.
+    Ties go to the earlier sample.  A sample is worst of all if the quantized model returns NaN or infinities where the
+    reference is finite.  A sample without a number for another reason (a zero reference, NaN in both) is ranked last.
+    Both are counted.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
         batches: iterable of batches, read once.
-        metric: what ranks samples, one or several of ``sqnr`` (dB), ``cosine``, ``l1``, ``atol`` as
-            ``compare_layers`` has them; ``kl``, for logits, ``KL(softmax(ref) || softmax(quant))`` in nats over the
-            last axis; ``flips``; or a :class:`pt2qa.CaseMetric`.
+        metric: how to rank samples, one or several of ``sqnr`` (dB), ``cosine``, ``l1`` and ``atol``, as in
+            ``compare_layers``; ``kl``, for logits, ``KL(softmax(ref) || softmax(quant))`` in nats over the last axis;
+            ``flips``; or a :class:`pt2qa.CaseMetric`.
         k: cases to keep for each metric and output.
-        num_steps: batches to read at most; None for all.
-        post_process: from a model's outputs, nested as the model returns them, to what is compared: argmax, NMS and so
-            on.  It is called for both models.  A result of another batch size than the inputs is ranked whole.
-        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
-        targets_of: from an item to its integer class targets.  Then labels that flip are counted, and a ranking
-            ``flips`` holds the samples that lose the most right labels.
-        feedback: for stateful models, input name → output name, such as ``{"h": "output[1]"}``: an input that an item
-            leaves out (or gives as None) is that output of the step before, in each model its own.  An item that gives
-            the input starts a new sequence, so the first one must.
+        num_steps: the most batches to read; None for all.
+        post_process: turns a model's outputs, nested as the model returns them, into what is compared: argmax, NMS and
+            so on.  It is called for both models.  A result whose batch size differs from the inputs' is ranked whole.
+        inputs_of: returns the batch in an item of ``batches``, for loaders that yield ``(input, target)``.
+        targets_of: returns an item's integer class targets.  If given, labels that flip are counted, and a ranking
+            ``flips`` has the samples that lose the most right labels.
+        feedback: for stateful models, input name → output name, such as ``{"h": "output[1]"}``.  If an item omits such
+            an input (or gives None), it is that output of the previous step, separately for each model.  An item that
+            gives the input starts a new sequence, so the first one must.
         batch_axis: the axis of inputs and outputs that holds the samples; None to rank batches whole.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
-        The report.  After Ctrl-C, and after an error in reading an item or in fitting it to the model, it covers the
-        batches that were finished, if there is one, and says so in its notes.
+        The report.  After Ctrl-C, or if an item cannot be read or does not fit the model, it covers the finished
+        batches, if there are any, and says so in its notes.
 
     Raises:
         BatchError: there is no batch, or the first does not fit the captured inputs or cannot be stored.
-        SelectionError: an unknown metric or name, a number that makes no sense, or targets that fit no output.
+        SelectionError: a metric or name is unknown, a number is out of range, or the targets fit no output.
         SimulationError: the simulator does not compute what the converted graph computes.
     """
     for name, number, least in (("k", k, 1), ("num_steps", num_steps, 1), ("batch_axis", batch_axis, 0)):
@@ -133,9 +133,9 @@ class _Step:
     """One batch, ready to run.
 
     Attributes:
-        batch: what the reference is given, the state filled in.
+        batch: the reference's inputs, with the state filled in.
         reference, quantized: the flat inputs of both models.
-        targets: class targets, where there are any.
+        targets: class targets, if there are any.
     """
 
     batch: Batch
@@ -146,7 +146,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found so far; a batch that is interrupted leaves nothing behind, since the next one is a new value."""
+    """The results so far.  Each batch creates a new value, so an interrupted batch leaves no trace."""
 
     standings: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
     labels: Mapping[str, LabelCounts] = field(default_factory=dict)
@@ -183,14 +183,14 @@ class _Search:
         filled = self.feedback.fill(batch, self.states[0])
         reference = quantized = self.pair.values(filled)
         if not self.found.steps:
-            # What cannot be written down is refused before hours are spent, not after.
+            # Inputs that a report cannot store are refused before hours are spent, not after.
             case_batches.stored(CaseBatch(filled, 0, 1), (0, -1))
         if self.feedback.sources:
             quantized = self.pair.values(self.feedback.fill(batch, self.states[1]))
         return _Step(filled, reference, quantized, targets)
 
     def add(self, step: _Step, outputs: Outputs) -> None:
-        """Takes in what the outputs of a batch show."""
+        """Adds the results of a batch."""
         graph = self.pair.quantized
         reference, quantized = structured(graph, outputs.reference), structured(graph, outputs.quantized)
         size = case_batches.batch_size(step.reference, self.axis)
@@ -225,7 +225,7 @@ class _Search:
         self.found, self.states = found, states
 
     def _not_finite(self, step: _Step, samples: int, reference: Any, quantized: Any) -> Iterator[SetApart]:
-        """What is wrong with a batch on which an output is NaN, or infinite in one model alone.
+        """What is wrong with a batch on which an output is NaN, or infinite in only one model.
 
         Post-processing, such as argmax, may hide it, so the outputs before it are looked at.
         """
@@ -236,7 +236,7 @@ class _Search:
             return
         found = first_nonfinite(self.pair.simulator, step.reference)
         if found is None:
-            # With feedback, the quantized model's own state is what breaks it.
+            # With feedback, the fault is in the quantized model's own state.
             name, (what, side, _) = wrong[0]
             found = NonFinite(name, side, what, -1)
         sample = found.sample if self.axis == 0 else -1
@@ -275,7 +275,7 @@ class _Search:
             )
 
     def _cases(self, found: _Found, step: _Step, size: int) -> dict[CaseKey, CaseBatch]:
-        """The cases that some standing holds: those kept so far, and copies out of this batch."""
+        """The cases in any standing: those kept so far, and copies from this batch."""
         number, first = self.found.steps, self.found.samples
         alone = case_batches.can_be_cut(step.reference, self.axis, size)
         wanted = {entry.key: entry.index for standing in found.standings.values() for entry in standing.entries}

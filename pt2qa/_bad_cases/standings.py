@@ -1,4 +1,4 @@
-"""Who is worst so far: frozen standings that take in one batch after another."""
+"""The worst samples so far: frozen standings that are updated batch by batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Entry:
     """A sample with its number.
 
     Attributes:
-        tier: 0 for a quantized model that gives NaN or infinities where the reference is finite, 1 for a number, 2 for
-            none.  The first is a failure that no finite error equals; the last says nothing, so it is never in the way.
-        badness: the number, turned so that large is bad.
+        tier: 0 if the quantized model returns NaN or infinities where the reference is finite, 1 for a number, 2 for
+            none.  The first is worse than any finite error; the last says nothing, so it is ranked last.
+        badness: the number, with its sign chosen so that large is bad.
         key: batch and sample.
         index: running number of the sample.
         value: the number.
@@ -38,12 +38,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The worst k entries by one metric of one output, and the sums over all.
+    """The worst k entries by one metric of one output, and the sums over all samples.
 
     Attributes:
         metric, output, worst: as in :class:`pt2qa._bad_cases.report.Ranking`.
         k: how many are kept.
-        entries: the worst, the worst first; of equals the earlier.
+        entries: the worst samples, worst first; ties go to the earlier sample.
         values, total, finite: how many numbers, the sum of the finite ones and how many these are.
         broken, without_number, reason: as in ``Ranking``.
     """
@@ -66,7 +66,7 @@ class Standing:
         """The standing after one more batch.
 
         Args:
-            scores: what the metric says of it.
+            scores: the metric's values for it.
             broken: whether the sample at a place is NaN or infinite in the quantized model only.
             batch: its number.
             first: running number of its first sample.
@@ -84,7 +84,7 @@ class Standing:
         finite = [number for number in numbers if math.isfinite(number)]
         nameless = [entry for entry in new if entry.tier == 2]
         candidates = [entry for entry in new if not only_positive or entry.value > 0]
-        # Sorting is stable and what was there stands first, so of equals the earlier stays.
+        # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
         ordered = sorted((*self.entries, *candidates), key=lambda entry: (entry.tier, -entry.badness))
         return replace(
             self,

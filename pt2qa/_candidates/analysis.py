@@ -40,27 +40,28 @@ def compare_quantizers(
 ) -> CandidateReport:
     """Quantizes a model in several ways and compares them, as a whole and layer by layer.
 
-    All quantized models advance together with one run of the float model, so memory is one live set each, whatever the
-    number of layers or batches.  A value is compared where its readers see it: rounded, where the candidate rounds it.
+    All quantized models advance together with one run of the float model, so each holds only its live values in memory,
+    whatever the number of layers or batches.  Values are compared as the next op reads them: rounded, if the candidate
+    rounds them.
 
     Args:
         capture: what :func:`pt2qa.capture` returned; it is not changed.
-        quantizers: what :func:`pt2qa.quantize` takes, by the names that the report shall use, or a list of them; among
-            them may be pairs that were quantized before, such as that of a reconfiguration.
-        calibration: batches, gone through for each candidate: a list, or a loader that starts over.
+        quantizers: a dict from names for the report to what :func:`pt2qa.quantize` takes, or a list of the latter.
+            Existing pairs are allowed too, such as that of a reconfiguration.
+        calibration: batches, read once for each candidate: a list, or a loader that starts over.
         batches: what to measure on; None for the calibration batches.
-        inputs_of: from an item of both to a batch.
-        progress: whether to show progress bars; None: where stderr is a terminal.
+        inputs_of: returns the batch in an item of either.
+        progress: whether to show progress bars; None: if stderr is a terminal.
 
     Returns:
-        The report.  A candidate that fails is listed with its error and does not keep the others from running.
-        Interrupted with Ctrl-C after at least one batch, it covers the finished batches and says so.
+        The report.  A candidate that fails is listed with its error; the others still run.  After Ctrl-C, if at least
+        one batch is finished, the report covers the finished batches and says so.
 
     Raises:
-        SelectionError: there is no candidate, two have one name, or a pair is of another model.
+        SelectionError: there is no candidate, two have the same name, or a pair is of another model.
         QuantizeError: every candidate failed to be quantized.
-        SimulationError: of none of them the simulator computes what the converted graph computes.
-        BatchError: ``calibration`` can be gone through only once, or there is no batch.
+        SimulationError: the simulator computes none of the candidates exactly as its converted graph does.
+        BatchError: ``calibration`` can be read only once, or there is no batch.
     """
     named = _named(quantizers)
     if isinstance(calibration, Iterator):
@@ -120,7 +121,7 @@ def compare_quantizers(
 
 
 def _failures(race: _Race) -> dict[str, str]:
-    """By candidate that gives NaN or infinities of its own, on how many batches, and where first."""
+    """For each candidate whose quantization causes NaN or infinities: on how many batches, and where first."""
     found: dict[str, list[SetApart]] = {}
     for apart in race.set_apart:
         if apart.candidate:
@@ -130,7 +131,7 @@ def _failures(race: _Race) -> dict[str, str]:
 
 
 def _verified(race: _Race, values: list[Any], checks: Mapping[str, Verification], failed: dict[str, str]) -> _Lap:
-    """All models run on a batch; a candidate that the simulator does not compute exactly leaves the race."""
+    """Runs all models on a batch; a candidate that the simulator does not compute exactly leaves the race."""
     lap = race.measure(values)
     for name in list(race.pairs):
         try:
@@ -181,7 +182,7 @@ def _pair(
 
 @dataclass(slots=True)
 class _Value:
-    """What one row adds up, by candidate: over the batches that count, and over those that are set apart."""
+    """The sums of one row, by candidate: over the batches that count, and over those that are set apart."""
 
     step: Step | None
     sums: dict[str, NoiseSums] = field(default_factory=dict)
@@ -193,18 +194,18 @@ class _Value:
             into[name] = into.get(name, NoiseSums()).merge(new)
 
     def seen(self, name: str) -> NoiseSums | None:
-        """The sums of a candidate; where no batch counts, what the others show is better than nothing."""
+        """The sums of a candidate; if no batch counts, those of the batches set apart."""
         return self.sums.get(name, self.apart.get(name))
 
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
-    """What one run of all models on a batch gave.
+    """The results of one run of all models on a batch.
 
     Attributes:
         reference: the float model's outputs, flat.
         quantized: each candidate's.
-        sums: by row of the table, the noise of each candidate.
+        sums: for each row of the table, the noise of each candidate.
     """
 
     reference: list[Any]
@@ -213,12 +214,12 @@ class _Lap:
 
 
 class _Race:
-    """One float model and several quantized ones, all at the same op."""
+    """One float model and several quantized models that advance together, op by op."""
 
     def __init__(self, pairs: dict[str, QuantizedPair]) -> None:
         self.pairs = pairs
         self.first = first = next(iter(pairs.values()))
-        # The float graphs differ by nothing but what prepare folded and rewrote, which was checked at calibration.
+        # The float graphs differ only in what prepare folded and rewrote, which calibration checked.
         self.reference = first.simulator
         self.places = {name: _places(pair.program) for name, pair in pairs.items()}
         self.known = {name: frozenset(places.values()) for name, places in self.places.items()}
@@ -229,7 +230,7 @@ class _Race:
 
     @computes
     def measure(self, values: list[Any]) -> _Lap:
-        """Runs all models on a batch; nothing is added yet, so that the run can be checked, or made again."""
+        """Runs all models on a batch; adds nothing yet, so that the run can be checked or repeated."""
         found: list[tuple[_Value, dict[str, NoiseSums]]] = []
         runners = {
             name: _Runner(pair.simulator.walk(values, True), self.places[name]) for name, pair in self.pairs.items()
@@ -254,7 +255,7 @@ class _Race:
         return _Lap(leaves, results, found)
 
     def add(self, values: list[Any], lap: _Lap) -> None:
-        """Adds what was measured on a batch; one that is interrupted leaves nothing behind."""
+        """Adds the results of a batch; an interrupted batch leaves no trace."""
         samples = count_samples(values)
         apart = self._why_apart(values, samples, lap.sums, lap.reference)
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
@@ -271,7 +272,7 @@ class _Race:
         found: Sequence[tuple[_Value, dict[str, NoiseSums]]],
         outputs: Sequence[Any],
     ) -> list[SetApart]:
-        """Why a batch may be in no number of any candidate, or of those that fail on it; nothing for one that counts.
+        """Why a batch is excluded for all candidates, or for those that fail on it; empty if it counts.
 
         The rules are those of ``compare_layers``.
         """
@@ -316,14 +317,14 @@ class _Race:
 
 
 class _Runner:
-    """A quantized model that is run up to the op that is asked for."""
+    """A quantized model that runs up to a requested op."""
 
     def __init__(self, walk: Generator[tuple[Step, Any], None, Any], places: Mapping[int, str]) -> None:
         self.walk, self.places = walk, places
         self.passed: dict[str, Any] = {}
 
     def value(self, name: str) -> Any:
-        """The value of an op; another model may run two independent ops the other way round."""
+        """The value of an op; models may run independent ops in different orders."""
         if name in self.passed:
             return self.passed.pop(name)
         for step, value in self.walk:
@@ -335,7 +336,7 @@ class _Runner:
         raise AssertionError(f"{name} is among the places, so the run gives it")
 
     def finish(self) -> Any:
-        """Runs to the end and gives the outputs."""
+        """Runs to the end and returns the outputs."""
         while True:
             try:
                 next(self.walk)
@@ -344,7 +345,7 @@ class _Runner:
 
 
 def _places(program: Program) -> dict[int, str]:
-    """By step number, the op whose value is seen there: at its first site, or where it is made."""
+    """By step number, the op whose value is observed there: at its first site, or at the op itself."""
     sites: dict[int, int] = {}
     for step in program.steps:
         if step.site is not None and step.duplicate_of is None:
@@ -361,7 +362,7 @@ def _noise(reference: Any, others: Mapping[str, Any]) -> dict[str, NoiseSums]:
         return {}
     first, *rest = alike.values()
     whole, noises = sums_of_row(reference, first, tuple(rest))
-    # Where one of the two is not finite, the sums leave it out, and there is no SQNR.
+    # The sums exclude values that are not finite in one of the two; there is then no SQNR.
     noise = math.nan if whole.nonfinite else whole.noise
     return dict(zip(alike, (NoiseSums(whole.signal, noise, whole.count), *noises), strict=True))
 
@@ -398,9 +399,9 @@ def _candidate(
 
 
 def _stored_bytes(pair: QuantizedPair) -> int:
-    """Bytes of the parameters: an integer of its dtype's width for each quantized element, else the float's own.
+    """Bytes of the parameters: quantized elements at the width of their dtype, all others at that of their float.
 
-    A weight with several readers, such as the steps of an LSTM, is stored once for each way in which it is rounded.
+    A weight with several readers, such as the steps of an LSTM, counts once for each way in which it is rounded.
     """
     sizes: dict[tuple[int, str | None], int] = {}
     for constant in pair.program.constants:

@@ -19,10 +19,10 @@ class CandidateRow:
 
     Args:
         handle: of the op, in graph order; -1 for an output of the model.
-        name: what people read; ``output``, ``output[1]`` for outputs.
+        name: as reports show it; ``output``, ``output[1]`` for outputs.
         module: path of the module that calls the op.
         op: what it does; ``output`` for outputs.
-        custom: cumulative SQNR in dB by candidate; nan where a candidate has no such value.
+        custom: cumulative SQNR in dB by candidate; nan if a candidate has no such value.
     """
 
     handle: int
@@ -37,15 +37,15 @@ class Candidate:
     """One quantizer configuration.
 
     Args:
-        name: how the user calls it.
+        name: the name that the user gave it.
         quantizer: the plug-in and its options, or the class of a quantizer without a plug-in.
-        sqnr: the smallest SQNR of the model's outputs, dB; nan where it failed, be it on a single batch.
+        sqnr: the smallest SQNR of the model's outputs, dB; nan if it failed, even on a single batch.
         quantized_ops: convolutions, linears and the like that read quantized values.
-        ops: how many of them there are.
+        ops: how many convolutions, linears and the like there are.
         activations: sites where an activation is rounded.
         weights: sites where a weight is rounded.
-        bytes: of all parameters as they are stored: quantized ones at their integer's width, float ones in float.
-        note: why it failed; empty where it did not.
+        bytes: of all stored parameters: quantized ones at the width of their integers, others in float.
+        note: why it failed; empty if it did not.
     """
 
     name: str
@@ -71,8 +71,8 @@ class CandidateReport(RowReport):
         batches, samples: how much was run.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
-        set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities; with a
-            candidate's name those that are in none of its own, on which it fails.
+        set_apart: batches that are excluded from all numbers: empty ones, and those with NaN or infinities; with a
+            candidate's name, those that are excluded only for that candidate, because it fails on them.
 
     Raises:
         ReportError: the rows do not have the same candidates.
@@ -94,22 +94,22 @@ class CandidateReport(RowReport):
 
     @property
     def best(self) -> Candidate | None:
-        """The candidate with the largest output SQNR, of equals the first; None where all failed."""
+        """The candidate with the largest output SQNR, the first one if there are ties; None if all failed."""
         able = [candidate for candidate in self.candidates if not isnan(candidate.sqnr)]
         return max(able, key=lambda candidate: candidate.sqnr, default=None)
 
     @property
     def batches_apart(self) -> int:
-        """How many batches are in none of the numbers, or in none of those of a candidate that fails on them."""
+        """How many batches are excluded from all numbers, or from those of a candidate that fails on them."""
         return len({each.batch for each in self.set_apart})
 
     @property
     def sqnr(self) -> float:
-        """Output SQNR of the best candidate in dB; nan where all failed."""
+        """Output SQNR of the best candidate in dB; nan if all failed."""
         return nan if self.best is None else self.best.sqnr
 
     def worst_of(self, row: CandidateRow) -> float:
-        """The smallest SQNR of a row over the candidates, dB; inf where none has the value."""
+        """The smallest SQNR of a row over the candidates, dB; inf if none has the value."""
         return min((value for value in row.custom.values() if not isnan(value)), default=inf)
 
     def _headline(self) -> str:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 
 CLOSE: Final = 0.5
-"""dB between two candidates up to which they are called equally good: what another calibration set changes."""
+"""Up to this difference, in dB, two candidates count as equally good: another calibration set changes as much."""
 
 
 def candidates_text(report: CandidateReport, sort: str, limit: int | None, width: int) -> str:
     """The whole report, every line at most ``width`` wide."""
-    # The best first; what failed has no number, and comes last.
+    # Best first; candidates that failed have no number and come last.
     able = sorted(report.candidates, key=lambda candidate: (isnan(candidate.sqnr), -candidate.sqnr))
     data = f"{counted(report.batches, 'batch', 'batches')} ({counted(report.samples, 'sample')})"
     return sections(
@@ -45,7 +45,7 @@ def candidates_table(report: CandidateReport, sort: str, limit: int | None, widt
     if sort == "worst":
         rows = tuple(sorted(rows, key=report.worst_of))
     elif sort in custom_names(rows):
-        # The column is the user's own, so that its name does not tell that small is bad.
+        # The user named the column, so the name does not say that small is bad.
         rows = tuple(sorted(rows, key=lambda row: (isnan(row.custom[sort]), row.custom[sort])))
     elif sort != "graph":
         rows = ranked(CandidateRow, rows, sort, ties="handle")
@@ -55,10 +55,10 @@ def candidates_table(report: CandidateReport, sort: str, limit: int | None, widt
 
 
 def candidates_summary(report: CandidateReport) -> list[str]:
-    """Which one to take, in sentences that state their thresholds."""
+    """Which candidate to choose, in sentences that state their thresholds."""
     best = report.best
     failed = {candidate.name: candidate.note for candidate in report.candidates if candidate.note}
-    # NaN that a candidate alone gives is the loudest; one that was never run has nothing to be taken for.
+    # Candidates that fail on a batch come first, those that never ran come last.
     ran = dict.fromkeys(each.candidate for each in report.set_apart if each.candidate)
     loud = [f"{name} fails {failed[name]}." for name in ran if name in failed]
     quiet = [f"{name} failed: {note}" for name, note in failed.items() if name not in ran]

@@ -15,11 +15,11 @@ from pt2qa._report.prose import few
 from pt2qa.errors import CaptureError
 
 AGREEMENT_DB = 100.0
-"""Below this a program computes something else: kernels that only sum in another order differ at 120 dB and more."""
+"""Below this, a program computes something else: kernels that merely sum in another order agree to 120 dB or more."""
 
 
 class State:
-    """The buffers of a model as they are now, to be put back later.
+    """A copy of a model's current buffers, to restore them later.
 
     Args:
         model: the model; its buffers are copied.
@@ -33,7 +33,7 @@ class State:
         ]
 
     def changed(self) -> tuple[str, ...]:
-        """The names of the buffers that hold something else now."""
+        """The names of the buffers that have changed."""
         return tuple(
             path
             for path, module, name, value, saved in self._saved
@@ -41,7 +41,7 @@ class State:
         )
 
     def restore(self) -> None:
-        """Puts back the buffers that changed, in place."""
+        """Restores the buffers that changed, in place."""
         changed = set(self.changed())
         for path, module, name, value, saved in self._saved:
             if path in changed:
@@ -57,7 +57,7 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a model returns for its example inputs, gradients off.
+    """What a model returns for its example inputs, without gradients.
 
     Raises:
         CaptureError: it fails on them.
@@ -85,7 +85,7 @@ def check_stateless(
         kwargs: keyword example inputs.
 
     Raises:
-        CaptureError: what forward leaves in its buffers changes what the next run returns.
+        CaptureError: the changed buffers change what the next run returns.
     """
     changed = state.changed()
     found = compare_outputs(eager, run_eager(model, args, kwargs), AGREEMENT_DB) if changed else None
@@ -118,7 +118,7 @@ def check_agreement(
         kwargs: keyword example inputs.
 
     Raises:
-        CaptureError: they disagree; the message tells whether the model agrees with itself.
+        CaptureError: they disagree; the message says whether the model agrees with itself.
     """
     with torch.no_grad():
         captured = run(program, args, kwargs)
@@ -127,8 +127,8 @@ def check_agreement(
             return
         own = compare_outputs(eager, run(model, args, kwargs), AGREEMENT_DB)
         state.restore()
-    # torch.export traces with gradients on; without them torch.nn's transformer layers take another path, which writes
-    # zeros where a mask covers the input.
+    # torch.export traces with gradients on.  Without them, torch.nn's transformer layers take another path, which
+    # writes zeros where a mask covers the input.
     traced = run(model, args, kwargs)
     state.restore()
     if own is None and compare_outputs(traced, captured, AGREEMENT_DB) is None:

@@ -34,16 +34,16 @@ _RETURNS_ITS_INPUT = {
     "einsum",
     "meshgrid",
 }
-"""aten ops that may hand their input on, though their schema does not say so."""
+"""aten ops that may return their input, although their schema does not say so."""
 
 
 class Aliases:
     """Memory groups of a graph's values, and when each is written.
 
-    Too large a group only means that a pass leaves an op alone, so every doubt joins groups.
+    If a group is too large, a pass merely leaves an op alone; so when in doubt, groups are merged.
 
     Args:
-        graph_module: the graph to look at; it is not changed, and later edits of it are not seen.
+        graph_module: the graph to analyse; it is not changed, and later edits of it are not seen.
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
@@ -68,7 +68,7 @@ class Aliases:
         )
 
     def written(self, values: Iterable[Node]) -> list[Node]:
-        """Those of the values to whose memory any op writes."""
+        """Those values whose memory some op writes to."""
         roots = {self._find(written) for _, written in self._writes}
         return [value for value in values if self._find(value) in roots]
 
@@ -110,7 +110,7 @@ def in_place_argument(node: Node) -> Node | None:
 
 
 def storage_of(node: Node) -> int | None:
-    """Which memory a node's value had when the model was traced; None where it is no plain tensor."""
+    """The memory that a node's value had when the model was traced; None if it is not a plain tensor."""
     return memory_of(node.meta.get(VALUE))
 
 
@@ -125,7 +125,7 @@ def _shares_memory_with(node: Node) -> list[Node]:
     if node.op != "call_function":
         return []
     if node.target is operator.getitem or isinstance(node.target, HigherOrderOperator):
-        # getitem hands on what it is given; of a nested graph nothing is known.
+        # getitem returns what it is given; of a nested graph nothing is known.
         return list(node.all_input_nodes)
     if not isinstance(node.target, OpOverload):
         return []

@@ -1,8 +1,8 @@
-"""Whether a batch fits a captured program (trap 32).
+"""Whether a batch fits a captured program.
 
-Graphs with fixed sizes compute nonsense for other sizes, or fail deep inside: ``view`` and ``expand`` carry the
-captured numbers.  torch's own check, ``_guards_fn``, is a node that stays in the graph through prepare and convert, and
-whose message does not say what to do; so graphs are made without it, and batches are checked here.
+Graphs with fixed sizes compute nonsense for other sizes, or fail deep inside, because ``view`` and ``expand`` contain
+the captured numbers.  torch's own check, ``_guards_fn``, is a node that stays in the graph through prepare and convert,
+and its message does not say what to do.  So graphs are made without it, and batches are checked here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pt2qa.errors import BatchError
 def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
     """Checks that inputs have the number, names, nesting, dtypes and shapes that a program was captured with.
 
-    A dynamic dimension takes every size in its range; dimensions that were captured as one must be equal.
+    A dynamic dimension accepts every size in its range; dimensions that were captured as one must be equal.
 
     Args:
         program: the captured program.
@@ -59,7 +59,7 @@ def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[s
                     later.append((size_expression(captured), int(size), f"{name} has size {size} in dimension {axis}"))
         elif not isinstance(expected, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             _check_constant(name, value, expected)
-    # Plain symbols first: sizes made of them, such as 2*s0, are checked with their values.
+    # Plain symbols first: derived sizes such as 2*s0 are then checked with their values.
     for expression, size, what in sorted(later, key=lambda entry: not entry[0].is_Symbol):
         _check_size(program, expression, size, what, known)
 
@@ -121,7 +121,7 @@ def _check_tensor(name: str, value: Any, expected: Tensor) -> None:
         hint = ""
         if value.dim() == expected.dim():
             key = name.partition("(")[2].removesuffix(")")
-            # A symbolic size must not be compared: that would pin it down in the program.
+            # A symbolic size must not be compared, because that would specialise it in the program.
             fixed = [i for i, size in enumerate(expected.shape) if isinstance(size, int) and size != value.shape[i]]
             dims = ", ".join(f"{i}: torch.export.Dim.AUTO" for i in fixed)
             hint = f" To allow other sizes, capture with dynamic_shapes={{{key!r}: {{{dims}}}, ...}}."
@@ -146,14 +146,14 @@ def _check_size(
             raise BatchError(f"{what}; expected {int(value)} ({expression}), because {others}.")
         return
     allowed = program.range_constraints.get(expression)
-    # Like torch: a range that starts at 2 only says that sizes 0 and 1 were not traced on their own.
+    # As in torch: a range that starts at 2 only means that sizes 0 and 1 were not traced separately.
     if allowed is not None and not (size <= allowed.upper and (size >= allowed.lower or allowed.lower <= 2)):
         raise BatchError(f"{what}; captured for sizes from {allowed.lower} to {_upper(allowed.upper)}.")
     if value.is_Symbol:
         known[value] = (size, what)
         return
     if len(value.free_symbols) == 1:
-        # torch derives sizes by a * symbol + b only.
+        # torch derives sizes only as a * symbol + b.
         (symbol,) = value.free_symbols
         offset = value.subs(symbol, 0)
         solution = (size - offset) / (value.subs(symbol, 1) - offset)

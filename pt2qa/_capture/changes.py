@@ -11,7 +11,7 @@ class Change:
 
     Attributes:
         rule: which pass, such as ``dead code``.
-        name: the op or the module that it is about.
+        name: the op or module that was changed.
         what: what was done, as a sentence without its subject.
     """
 

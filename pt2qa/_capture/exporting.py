@@ -31,7 +31,7 @@ def check_model(model: object) -> nn.Module:
         )
     if not isinstance(model, nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}; expected an nn.Module in eval mode.")
-    # On a graph from torch.export the flag says nothing, and eval() raises NotImplementedError (trap 37).
+    # For a graph from torch.export, the flag means nothing, and eval() raises NotImplementedError.
     training = [] if _is_exported(model) else [name for name, part in model.named_modules() if part.training]
     if training:
         names = ", ".join(repr(name) if name else "the model itself" for name in training[:_SHOWN])
@@ -52,11 +52,11 @@ def export(
         CaptureError: it failed; the cause is torch's own error.
     """
     with warnings.catch_warnings():
-        # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is no state.
+        # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is not state.
         warnings.filterwarnings(
             "ignore", message=r"The tensor attributes? (self\.\S*_flat_weights\S*,? ?(and )?)+ .*assigned"
         )
-        # Dynamo looks at the .grad of what a cond or a loop reads.
+        # Dynamo reads the .grad of the inputs of a cond or a loop.
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         try:
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
@@ -80,6 +80,6 @@ def _is_exported(model: nn.Module) -> bool:
 
 
 def _first_lines(error: Exception) -> str:
-    """What an error says at first: torch adds pages of advice to it."""
+    """The first lines of an error; torch adds pages of advice to it."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     return "\n".join(lines[:_LINES]) if lines else "no message"

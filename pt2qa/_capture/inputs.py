@@ -1,4 +1,4 @@
-"""Example inputs: their form, their names, and that no two of them are one tensor (trap 31)."""
+"""Example inputs: their form, their names, and a check that no two of them are the same tensor."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def leaf_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str,
 
 
 def refusal(name: str, value: object) -> str | None:
-    """Why a value can be no input, and what to pass instead; None where it can."""
+    """Why a value cannot be an input, and what to pass instead; None if it can."""
     if isinstance(value, np.ndarray):
         what = f"a NumPy array of shape {list(value.shape)} and dtype {value.dtype}"
         return f"{name} is {what}; expected a tensor. Pass torch.from_numpy(...) of it"
@@ -68,9 +68,9 @@ def refusal(name: str, value: object) -> str | None:
 
 
 def without_gradients(value: Tensor) -> Tensor:
-    """A tensor as runs without gradients take it: no Parameter, nothing that requires grad or is of inference mode.
+    """The tensor for runs without gradients: not a Parameter, does not require grad, not from inference mode.
 
-    It shares memory where it can; torch lets no tensor of inference mode into a run that records gradients.
+    It shares memory if it can.  torch does not allow a tensor from inference mode in a run that records gradients.
     """
     if value.is_inference() and not torch.is_inference_mode_enabled():
         value = value.clone()
@@ -92,8 +92,8 @@ def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Checks that example inputs are separate tensors.
 
-    ``torch.export`` makes one input of a tensor that it is given twice, and takes a parameter that is given as an input
-    for the input: the program then reads the wrong one of them, without a word.
+    If one tensor is passed twice, ``torch.export`` turns it into one input; if a parameter is passed as an input, it
+    confuses the two.  The program then silently reads the wrong one.
 
     Raises:
         CaptureError: two inputs share memory, or an input is a parameter or buffer of the model.

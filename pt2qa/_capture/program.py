@@ -30,7 +30,7 @@ from pt2qa.errors import CaptureError
 
 @dataclass(frozen=True)
 class Capture:
-    """A float model as one graph, every op carrying a handle.
+    """A float model as one graph, with a handle on every op.
 
     Attributes:
         program: the exported program, normalised.
@@ -39,9 +39,9 @@ class Capture:
         strict: whether it was exported with ``strict=True``.
         model: the class name of the model, for reports.
         changes: what normalisation did.
-        plain: the program before it, as a flow without pt2qa has it; None where nothing was changed.  It shares all
-            parameters with ``program``.
-        stateful: names of the buffers that forward changes, though its outputs do not depend on it.
+        plain: the program before normalisation, as a flow without pt2qa has it; None if nothing was changed.  It
+            shares all parameters with ``program``.
+        stateful: names of the buffers that forward changes without affecting its outputs.
     """
 
     program: ExportedProgram
@@ -54,10 +54,10 @@ class Capture:
     plain: ExportedProgram | None = field(default=None, repr=False)
 
     def module(self) -> GraphModule:
-        """A fresh graph to run or to prepare.
+        """A new graph to run or to prepare.
 
-        It shares parameters and buffers with the model, except for the buffers that it writes to: copy it
-        (``copy.deepcopy``) before training it.  It carries no check of its inputs: see :meth:`check_batch`.
+        It shares parameters and buffers with the model, except for the buffers that it writes to; copy it
+        (``copy.deepcopy``) before training it.  It does not check its inputs: see :meth:`check_batch`.
         """
         module = self.program.module(check_guards=False)
         for name, nested in list(module.named_children()):
@@ -70,21 +70,21 @@ class Capture:
         return module
 
     def check_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        """Checks that inputs fit what was captured.
+        """Checks that inputs fit the captured program.
 
         Raises:
-            BatchError: they do not; the message names the input and what to do.
+            BatchError: they do not; the message names the input and says what to do.
         """
         check_inputs(self.program, args, kwargs)
 
     @functools.cached_property
     def names(self) -> dict[int, OpName]:
-        """What to call each handle."""
+        """The name of each handle."""
         return names_of(self.program)
 
     @functools.cached_property
     def unanalysed(self) -> tuple[str, ...]:
-        """Names of the ops inside nested graphs (``cond``, ``while_loop``, ``map``), which no analysis enters."""
+        """Names of the ops inside nested graphs (``cond``, ``while_loop``, ``map``), which are not analysed."""
         return tuple(
             self.names[handle].name
             for placed in walk(self.program.graph_module)
@@ -112,27 +112,27 @@ def capture(
     strict: bool = False,
     decompose: Collection[str] = (),
 ) -> Capture:
-    """Exports a model, numbers its ops, and writes it so that quantizers neither fail nor skip parts of it in silence.
+    """Exports a model, gives every op a handle, and rewrites it so that quantizers neither fail nor silently skip ops.
 
     The program computes what the model computes, which is checked on the example inputs; the model is not changed.
 
     Args:
         model: an ``nn.Module`` in eval mode.
-        args: positional example inputs as a tuple; or one tensor; or a dict of keyword inputs.
+        args: positional example inputs as a tuple, a single tensor, or a dict of keyword inputs.
         kwargs: keyword example inputs.
-        dynamic_shapes: which dimensions may change, as ``torch.export.export`` takes it: ``{"x": {0: Dim("batch")}}``.
-        strict: analyse the Python of the forward (True) or run it (False).
-        decompose: ops to take apart so that quantizers see what is inside: any of ``"lstm"``, ``"gru"``, ``"rnn"``,
-            whose sequence is written out step by step, so that its length must be fixed; and ``"attention"``, both
+        dynamic_shapes: which dimensions may vary, as for ``torch.export.export``: ``{"x": {0: Dim("batch")}}``.
+        strict: whether ``torch.export`` analyses the Python code of forward (True) or runs it (False).
+        decompose: ops to decompose so that quantizers see what is inside.  Any of ``"lstm"``, ``"gru"`` and ``"rnn"``,
+            which are written out step by step for a fixed sequence length; and ``"attention"``, which covers both
             ``scaled_dot_product_attention`` and the linears of ``nn.MultiheadAttention``.
 
     Returns:
         The capture.
 
     Raises:
-        CaptureError: the model is in training mode, example inputs share memory or are no dense tensors,
-            ``torch.export`` failed, there is nothing to decompose, or the program computes something else than the
-            model.
+        CaptureError: the model is in training mode, example inputs share memory or are not dense tensors,
+            ``torch.export`` failed, there is nothing to decompose, or the program does not compute what the model
+            computes.
 
     >>> import torch
     >>> from pt2qa._capture.program import capture
@@ -148,7 +148,7 @@ def capture(
     refuse_aliases(model, args, kwargs)
     args, kwargs = pytree.tree_map_only(Tensor, without_gradients, (args, kwargs))
     state = State(model)
-    # Runs draw different random numbers from each other, so that a random model shows; the caller's stay as they are.
+    # Each run draws different random numbers, which exposes a random model; the caller's generator does not change.
     with torch.random.fork_rng(devices=[]):
         eager = run_eager(model, args, kwargs)
         stateful = check_stateless(model, state, eager, args, kwargs)
@@ -169,26 +169,26 @@ def capture(
 
 
 def _graph_copy(program: ExportedProgram) -> ExportedProgram:
-    """A program with a graph of its own and the same parameters, buffers and constants."""
+    """A program with a copy of the graph and the same parameters, buffers and constants."""
     graph_module = copy.deepcopy(program.graph_module)
     for node, copied in zip(program.graph.nodes, graph_module.graph.nodes, strict=True):
-        # Copying renames what is called like a builtin, such as "input"; the signature knows the names.
+        # Copying renames nodes that are named like a builtin, such as "input"; the signature has the original names.
         copied.name = node.name
     graph_module.recompile()
     return with_graph(program, graph_module, copy.deepcopy(program.graph_signature))
 
 
 def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:
-    """Refuses kinds to take apart of which the model has none."""
+    """Refuses kinds to decompose of which the model has none."""
     if not kinds or any(change.rule in DECOMPOSED for change in changes):
         return
     nodes = [placed.node for placed in walk(program.graph_module)]
     counts = Counter(op_of(node.target) for node in nodes if node.op == "call_function")
     has = ", ".join(f"{op} ({count})" for op, count in counts.most_common()) or "no op"
     raise CaptureError(
-        f"decompose={list(kinds)}: the model has nothing of that kind to take apart; it has {has}. Leave "
-        "decompose out, or capture the model that has it. Cells (nn.LSTMCell) and ops in nested graphs are not taken "
-        "apart."
+        f"decompose={list(kinds)}: the model has nothing of that kind to decompose; it has {has}. Leave "
+        "decompose out, or capture the model that has it. Cells (nn.LSTMCell) and ops in nested graphs are not "
+        "decomposed."
     )
 
 

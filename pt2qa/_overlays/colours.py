@@ -1,4 +1,4 @@
-"""From a number to a colour, red for bad and green for good, with black text readable on each."""
+"""Colours for numbers: red for bad, green for good; black text is readable on each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS: Final = (10.0, 20.0, 30.0, 40.0, 1000.0)
 
 
 def colour_of(marks: Marks, number: float) -> str:
-    """By :data:`LIMITS` where the unit is dB; else by place between the smallest and the largest number."""
+    """By :data:`LIMITS` if the unit is dB, else by position between the smallest and the largest number."""
     if marks.unit == "dB":
         return next((colour for limit, colour in zip(LIMITS, COLOURS, strict=True) if number <= limit), COLOURS[-1])
     finite = [value for value in marks.numbers.values() if isfinite(value)]

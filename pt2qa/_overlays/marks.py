@@ -26,12 +26,12 @@ class Marks:
     """The numbers of one column, on the nodes of a graph.
 
     Args:
-        nodes: the graph's inputs and ops by handle, those of nested graphs left out.
-        names: what people call them, by handle.
-        numbers: by handle; the worst, where an op has several rows.  Never nan; inf where nothing differs.
+        nodes: the graph's inputs and ops by handle, without those of nested graphs.
+        names: their names in reports, by handle.
+        numbers: by handle; the worst if an op has several rows.  Never nan; inf if nothing differs.
         column: the column.
         unit: ``dB`` or empty.
-        small_is_bad: whether small numbers are the worse ones.
+        small_is_bad: whether small numbers are worse.
     """
 
     nodes: dict[int, Node]
@@ -43,7 +43,7 @@ class Marks:
 
     @property
     def worst(self) -> int:
-        """The handle of the worst number, the first of equals."""
+        """The handle of the worst number; the first one if there are ties."""
         choose = min if self.small_is_bad else max
         return choose(self.numbers, key=lambda handle: self.numbers[handle])
 
@@ -52,7 +52,7 @@ def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) 
     """The numbers of a report's column on a graph, handle by handle.
 
     Raises:
-        ReportError: the report has no such column or no number in it, its rows belong to no ops, or it is about another
+        ReportError: the report has no such column or no number in it, its rows belong to no ops, or it is for another
             graph.
     """
     if not isinstance(report, NodeReport):

@@ -26,12 +26,12 @@ def write_overlay(
 
     Args:
         report: layers, weights or sensitivities.
-        graph: the capture that the report is about, or its exported program.
+        graph: the capture that the report was made from, or its exported program.
         path: the JSON file to write.
-        column: a column of numbers; of an op with several rows the worst is taken.
+        column: a column of numbers; if an op has several rows, the worst counts.
 
     Raises:
-        ReportError: the report has no such column or no number in it, it is about another graph, or the file cannot be
+        ReportError: the report has no such column or no number in it, it is for another graph, or the file cannot be
             written.
 
     Source:

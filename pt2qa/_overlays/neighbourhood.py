@@ -31,19 +31,19 @@ def write_neighbourhood(
 ) -> None:
     """Draw the ops around a bad one, coloured by one column of a report: red below 10 dB, green above 40.
 
-    Ops are boxes with their name and number, arrows show where values go, and the op in question has a thick border.  A
-    dashed border says that an op has neighbours beyond the drawing.
+    Ops are boxes with their name and number, arrows show the flow of values, and the op in question has a thick border.
+    A dashed border means that an op has neighbours outside the drawing.
 
     Args:
         report: layers, weights or sensitivities.
-        graph: the capture that the report is about, or its exported program.
-        path: ``.dot`` for Graphviz's text, ``.svg`` for a drawing, for which Graphviz must be installed.
+        graph: the capture that the report was made from, or its exported program.
+        path: ``.dot`` for Graphviz's text, ``.svg`` for a drawing, which needs Graphviz.
         around: name of the op, as reports show it; None for the op with the worst number.
         hops: how many arrows away an op may be.
-        column: a column of numbers; of an op with several rows the worst is taken.
+        column: a column of numbers; if an op has several rows, the worst counts.
 
     Raises:
-        ReportError: as for :func:`pt2qa.write_overlay`; or the path ends in neither; or Graphviz is missing or fails.
+        ReportError: as for :func:`pt2qa.write_overlay`; the path has another ending; or Graphviz is missing or fails.
         SelectionError: there is no op of that name, or hops is negative.
     """
     suffix = Path(path).suffix

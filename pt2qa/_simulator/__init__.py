@@ -1,1 +1,1 @@
-"""One graph that computes the reference, the quantized model, or any choice of sites between."""
+"""One program that computes the reference, the quantized model, or any choice of quantized sites."""

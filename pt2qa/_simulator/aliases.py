@@ -19,14 +19,14 @@ def aliases_input(node: Node) -> bool:
 
 
 def written_value(node: Node) -> Node:
-    """The value that an in-place op changes, behind the views of it."""
+    """The value that an in-place op changes, seen through any views of it."""
     while aliases_input(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
 
 
 def has_living_alias(node: Node, order: Mapping[Node, int]) -> bool:
-    """Whether something that shares memory with what an in-place op writes to is read after it.
+    """Whether a value that shares memory with what an in-place op writes to is read after the write.
 
     The written value itself and the results of earlier in-place ops on it do not count: they can be renamed.
 

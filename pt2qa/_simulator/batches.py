@@ -1,4 +1,4 @@
-"""Batches: what users hand over, as the flat list of values that a graph takes."""
+"""Batches: from what users pass to the flat list of values that a graph takes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Batch = Any
 def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A batch as the positional and keyword inputs of a graph.
 
-    A dict may name positional inputs too, by the names of forward's parameters, where it names them all.  Tensors that
-    require grad are detached: no run of a batch writes gradients into what the caller gave.
+    A dict may also name positional inputs, by the names of forward's parameters, if it names all of them.  Tensors that
+    require grad are detached, so that no run writes gradients into the caller's tensors.
 
     Raises:
         BatchError: a dict does not name all positional inputs.
@@ -48,7 +48,7 @@ def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], d
 
 
 def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any], graph_module: GraphModule) -> Batch:
-    """The inverse of :func:`as_call`: what a call of a graph was given, as a batch."""
+    """The inverse of :func:`as_call`: the inputs of a call of a graph, as a batch."""
     if not kwargs:
         return args
     if not args:
@@ -81,7 +81,7 @@ def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | Non
 
 
 def plain_batch(batch: Batch) -> Batch:
-    """A batch whose mapping, if it is one, is a dict: what a tokenizer returns is none."""
+    """The batch; a mapping as a dict, because what a tokenizer returns is a mapping but not a dict."""
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
@@ -89,7 +89,7 @@ def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
     """The values of a batch in the order of the graph's placeholders.
 
     Raises:
-        BatchError: number, names, nesting, dtype or shape differ from what was captured.
+        BatchError: number, names, nesting, dtype or shape differ from the captured inputs.
     """
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     args, kwargs = as_call(batch, graph_module)
@@ -125,7 +125,7 @@ def _call_spec(graph_module: GraphModule) -> Any:
 
 
 def count_samples(values: list[Any]) -> int:
-    """Length of the first axis of the first tensor that has one; 1 where there is none."""
+    """Length of the first axis of the first tensor that has one; 1 if none does."""
     return next((int(value.shape[0]) for value in values if isinstance(value, Tensor) and value.dim()), 1)
 
 

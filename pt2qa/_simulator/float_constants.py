@@ -15,7 +15,7 @@ from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._simulator import op_rules
 
 Path = tuple[int | str, ...]
-"""Where an argument stands: ``(1,)`` is the second one, ``(0, 2)`` the third item of the first."""
+"""The position of an argument: ``(1,)`` is the second one, ``(0, 2)`` the third item of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class FloatConstant:
     """A constant of the reference graph.
 
     Attributes:
-        value: the tensor; several of an op with several outputs.
+        value: the tensor; several tensors if it comes from an op with several outputs.
         attribute: qualified name of the parameter or buffer it comes from.
         is_parameter: whether that is a Parameter.
     """
@@ -34,7 +34,7 @@ class FloatConstant:
 
 
 class FloatConstants:
-    """Answers: what does an op read at this argument, in the reference graph?  Ops are found by handle."""
+    """Looks up what an op reads at a given argument in the reference graph.  Ops are found by handle."""
 
     def __init__(self, reference: GraphModule) -> None:
         self._root = reference
@@ -46,12 +46,12 @@ class FloatConstants:
                 self._readers[key].append(node)
 
     def lookup(self, reader: Node, path: Path, like: Tensor) -> FloatConstant | None:
-        """The constant, where all counterparts of ``reader`` with one of the shape of ``like`` there have the same.
+        """The constant, if all counterparts of ``reader`` that have one of the shape of ``like`` have the same one.
 
         Args:
             reader: an op of the quantized graph, or its output node.
-            path: where among its arguments.
-            like: what the quantized graph has there.
+            path: position among its arguments.
+            like: the value at that position in the quantized graph.
         """
         key, found = _reader_key(reader), []
         for node in self._readers.get(key, []) if key is not None else []:
@@ -94,7 +94,7 @@ class FloatConstants:
 
 
 def _reader_key(node: Node) -> int | str | None:
-    """By what a reader of constants is found in the other graph; None where it is not."""
+    """The key by which a reader of constants is found in the other graph; None if it has none."""
     if node.op == "output":
         return "output"
     return handle_of(node) if node.op == "call_function" else None

@@ -1,11 +1,11 @@
-"""Quantize-dequantize in one pass over memory, equal in every bit to the ``quantized_decomposed`` pair.
+"""Quantize-dequantize in one pass over memory, bit for bit equal to the ``quantized_decomposed`` pair.
 
 The pair computes ``q = clamp(round(x * (1/s)) + zp, qmin, qmax)`` as an integer tensor and ``(q - zp) * s`` from it:
 seven passes over memory, two of them conversions.  Here ``round(x * (1/s))`` is clamped to ``qmin - zp .. qmax - zp``
 and scaled, which needs no integer tensor; every step is exact in float32 as long as the clamp bounds are.  Three
 details keep the bits equal:
 
-* rounding comes before the zero point, so ties go to the same even integer;
+* rounding comes before the zero point, so ties round to the same even integer;
 * NaN becomes integer 0 in the pair, so it becomes ``-zp`` here;
 * the pair never returns a negative zero, so the last step adds 0.0.
 """
@@ -27,13 +27,13 @@ _EXACT_BOUND = 1 << 23
 
 @dataclass(slots=True)
 class RoundingStats:
-    """What is known of the values that a site rounds, and what it finds out.
+    """What is known about the values that a site rounds, before and after.
 
     Attributes:
-        source: their range before rounding, where it is known beforehand.
-        count: whether to count those that the clamp moves.
-        clamped: how many of them the clamp moved.
-        range: their range after rounding; None until there is one.
+        source: their range before rounding, if already known.
+        count: whether to count the values that the clamp moves.
+        clamped: how many values the clamp moved.
+        range: their range after rounding; None before that.
     """
 
     source: Range | None = None
@@ -62,7 +62,7 @@ def quantize_dequantize(
     Args:
         x: float32 tensor of any shape and strides.
         scale: width of one integer step, in the unit of ``x``; positive.
-        zero_point: the integer that stands for 0.0.
+        zero_point: the integer that represents 0.0.
         quant_min: smallest integer.
         quant_max: largest integer.
         out: float32 tensor of the shape of ``x`` to write to, ``x`` itself where nobody reads it again; a new one is
@@ -85,7 +85,7 @@ def quantize_dequantize(
         steps = _step_range(source, inverse, stats.source) if stats is not None and source.numel() else None
         torch.mul(source, inverse, out=target)
         target.round_()
-        # A NaN or a value to clamp shows in the range, so that most tensors need no pass for them.
+        # The range shows whether there is a NaN or a value to clamp, so most tensors need no extra pass.
         if steps is None or not (low <= steps[0] and steps[1] <= high):
             if steps is None or np.isnan(steps[0]):
                 target.nan_to_num_(nan=-zero_point)
@@ -100,7 +100,7 @@ def quantize_dequantize(
 
 
 def _step_range(x: Tensor, inverse: float, known: Range | None) -> Range:
-    """Smallest and largest of the rounded steps before the clamp: rounding keeps the order of values."""
+    """Smallest and largest rounded step before the clamp; rounding does not change the order of values."""
     smallest, largest = value_range(x) if known is None else known
     with np.errstate(over="ignore"):
         return _rounded(smallest, inverse), _rounded(largest, inverse)
@@ -120,8 +120,8 @@ def _union(left: Range, right: Range) -> Range:
 
 
 def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> int:
-    """How many of the rounded values the clamp will move; ``found`` is their range, nan where it is not known."""
-    # Float passes: comparisons make booleans, which cost more to write and to count.  Sums of ones are exact.
+    """How many of the rounded values the clamp will move; ``found`` is their range, nan if unknown."""
+    # Arithmetic on floats, because booleans from comparisons cost more to write and count.  Sums of ones are exact.
     smallest, largest = found if found is not None else (np.nan, np.nan)
     flat = steps.reshape(-1)
     beyond = scratch(flat.numel())
@@ -131,7 +131,7 @@ def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> i
 
 
 def _flat_chunks(x: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Chunks of both tensors; tensors of another layout than one dense block are taken whole."""
+    """Chunks of both tensors; a tensor that is not one dense block is a single chunk."""
     if x.numel() <= CHUNK or x.stride() != out.stride() or not is_plain(x):
         return [(x, out)]
     return list(zip(flat(x).split(CHUNK), flat(out).split(CHUNK), strict=True))

@@ -1,8 +1,8 @@
-"""Isolated errors, held against the graphs: a region of the converted graph on values of the reference graph.
+"""Verifies isolated errors: runs a region of the converted graph on values of the reference graph.
 
-The outputs of a run do not show whether the regions that it ran beside itself are right.  So some of them are run once
-more, node by node as the converted graph has them, on values that the reference graph made, and their errors must be
-those that the engine found.
+The outputs of a run do not show whether the isolated regions were computed correctly.  So a few regions run again, node
+by node as in the converted graph, on values that the reference graph computed.  Their errors must equal those that the
+engine found.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pt2qa._simulator.strides import copied
 from pt2qa.errors import SimulationError
 
 CHECKED = 4
-"""Regions to check for each batch: what they cost is a small share of the two graphs."""
+"""Regions to check for each batch; they cost little compared with the runs of the two graphs."""
 
 TOLERANCE = 1e-4
-"""Relative, of noise: the engine adds up in float32 where that is exact enough."""
+"""Relative tolerance of the noise: the engine sums in float32 where that is accurate enough."""
 
 TOLERANCE_TO_ROUNDING = 0.1
-"""The same where the two references agree to rounding alone: values at a tie fall to the other side."""
+"""The same if the two references agree only up to rounding: values close to a tie may round the other way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Isolated:
     Attributes:
         name: of the op.
         handle: of the op.
-        place: the step at which the value is seen: the op, or a site behind it.
+        place: the step at which the value is observed: the op, or a site after it.
         inside: the steps of the ops that were run together.
         noise: the error against the reference's value.
     """
@@ -55,7 +55,7 @@ class Isolated:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to run one again: nodes of the converted graph in order, and where the values come from."""
+    """How to recompute one: nodes of the converted graph in order, and where their inputs come from."""
 
     found: Isolated
     nodes: tuple[Node, ...]
@@ -64,7 +64,7 @@ class _Plan:
 
 
 class IsolatedCheck:
-    """The check of some isolated errors on one batch; ``keep`` sees the values of the reference graph."""
+    """Checks some isolated errors on one batch; ``keep`` receives the values of the reference graph."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class IsolatedCheck:
         self.root = quantized
         planner = _Planner(quantized, reference, program)
         self.plans: list[_Plan] = []
-        # Far apart, and from another place of the graph for other data, so that many batches check many regions.
+        # Regions far apart, and starting elsewhere for other data, so that many batches check many regions.
         start, stride = seed % max(len(found), 1), max(len(found) // CHECKED, 1)
         rotated = [*found[start:], *found[:start]]
         for each in (rotated[number] for offset in range(stride) for number in range(offset, len(rotated), stride)):
@@ -88,7 +88,7 @@ class IsolatedCheck:
         self.values: dict[Node, Any] = {}
 
     def keep(self, node: Node, value: Any) -> None:
-        """Keeps a value of the reference graph that a region reads."""
+        """Stores a value of the reference graph if a region reads it."""
         if node in self.wanted:
             self.values[node] = copied(value) if isinstance(value, Tensor) else value
 
@@ -96,7 +96,7 @@ class IsolatedCheck:
         """Runs the regions; ``exact``: whether both references agree bit for bit.
 
         Raises:
-            SimulationError: an error is another one.
+            SimulationError: an error differs.
         """
         tolerance = TOLERANCE if exact else TOLERANCE_TO_ROUNDING
         for plan in self.plans:
@@ -107,7 +107,7 @@ class IsolatedCheck:
                 raise SimulationError(
                     f"the isolated error of {plan.found.name} has a squared sum of {noise:.6g}; the nodes of the "
                     f"converted graph, run on the reference's values, give {expected:.6g}. The numbers would be "
-                    "wrong, so none are given. Please report the model that shows this."
+                    "wrong, so none are reported. Please file a bug with the model."
                 )
 
     def _run(self, plan: _Plan) -> Any:
@@ -126,12 +126,12 @@ class IsolatedCheck:
 
 
 class _Planner:
-    """Finds for a region of the converted graph what it reads in the reference graph."""
+    """For a region of the converted graph, finds the nodes of the reference graph that give its inputs."""
 
     def __init__(self, quantized: GraphModule, reference: GraphModule, program: Program) -> None:
         self.nodes = {node.name: node for node in quantized.graph.nodes}
         self.position = {node: number for number, node in enumerate(quantized.graph.nodes)}
-        # All else is a constant of the quantized model, or quantization.
+        # Everything else is a constant of the quantized model, or quantization.
         ops = {step.node for step in program.steps if step.site is None}
         self.values = {node for node in quantized.graph.nodes if node.op == "placeholder" or node.name in ops}
         inputs = ([n for n in graph.graph.nodes if n.op == "placeholder"] for graph in (quantized, reference))
@@ -143,7 +143,7 @@ class _Planner:
                 self.by_handle.setdefault(handle, []).append(node)
 
     def plan(self, found: Isolated) -> _Plan | None:
-        """None where a value that the region reads cannot be told for certain."""
+        """None if the source of a value that the region reads is ambiguous."""
         reference = self._only(found.handle)
         inside = {self.nodes[step.node] for step in found.inside}
         needed, sources, open_nodes = set[Node](), dict[Node, Node](), [self.nodes[found.place.node]]
@@ -159,7 +159,7 @@ class _Planner:
                 continue
             handle = handle_of(node)
             source = self.inputs.get(node) or (None if handle is None else self._only(handle))
-            # Who reads a value that another op overwrites depends on the order of both.
+            # If an op overwrites the value, its other readers may see it before or after the write.
             overwritten = len(node.users) > 1 and any(_writes_to(user, node) for user in node.users)
             if source is None or overwritten:
                 return None

@@ -1,4 +1,4 @@
-"""How long each value is needed: what a step may drop, and what it may overwrite."""
+"""How long each value is needed: what a step may release, and what it may overwrite."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
 
     Args:
         steps: in order.
-        outputs: what the graph returns, with slots in it.
-        given: slots of inputs and constants; their memory belongs to somebody else.
+        outputs: what the graph returns, with slots in place of values.
+        given: slots of inputs and constants; the program does not own their memory.
     """
     # A duplicate reads the result of the first site where both are on.
     last = {slot: step.index for step in steps for slot in (*step.reads, step.duplicate_of) if slot is not None}
@@ -55,7 +55,7 @@ def slots_in(template: Any) -> list[int]:
 
 
 def _written_slot(step: Step) -> int:
-    """The slot that the in-place spelling of a step writes to; -1 where its first argument is no slot."""
+    """The slot that the in-place form of a step writes to; -1 if its first argument is not a slot."""
     first = step.args[0] if step.args else None
     return first.number if isinstance(first, Slot) else -1
 
@@ -63,7 +63,7 @@ def _written_slot(step: Step) -> int:
 def _overwritable(
     steps: Sequence[Step], last: dict[int, int], given: Collection[int], shared: Iterable[tuple[int, int]]
 ) -> set[int]:
-    """Steps whose first input shares memory with nothing that is read later and with nothing that was given."""
+    """Steps whose first input shares memory with no value that is read later, and with no input or constant."""
     parents: dict[int, int] = {}
 
     def root(slot: int) -> int:

@@ -1,7 +1,7 @@
-"""Reference and quantized model side by side: every value is shown when it is made and dropped when it is read up.
+"""Runs reference and quantized model side by side: visits each value once computed, releases it after its last reader.
 
-Large values go through memory as seldom as possible: the pointwise ops after an op, and the site after them, run piece
-by piece, so that a piece is still in the cache when it is rounded and measured.
+Large values pass through memory as rarely as possible: the pointwise ops after an op, and the site after them, run
+piece by piece, so that a piece is still in the cache when it is rounded and measured.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from pt2qa._simulator.strides import flat, is_plain
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step made, while all of it is still in memory.
+    """The values of one step, while they are in memory.
 
     Large values may come in flat pieces, one event each; ``shape`` is the shape of the whole.
 
     Attributes:
         step: an op, or an activation site.
-        reference: value in the reference run; at a site the value before rounding.
-        quantized: value in the quantized run; at a site the value after rounding.
+        reference: value in the reference run; at a site, the value before rounding.
+        quantized: value in the quantized run; at a site, the value after rounding.
         isolated: by group number, the value when the group runs quantized on the reference's inputs.
-        rounded: at a site, the reference value rounded; None elsewhere.
-        shape: shape of the reference value; () where it is no tensor.
+        rounded: at a site, the reference value after rounding; None elsewhere.
+        shape: shape of the reference value; () if it is not a tensor.
         clamped: at a fused site, how many values of the quantized run the clamp moved; None elsewhere.
-        ranges: of ``reference`` and ``quantized``, where rounding needed them; empty elsewhere.
+        ranges: of ``reference`` and ``quantized``, if rounding needed them; empty elsewhere.
     """
 
     step: Step
@@ -69,10 +69,10 @@ def lockstep(
         simulator: both models.
         values: the inputs, flat.
         visit: called for every step, in graph order; it must not keep or change the tensors.
-        groups: sets of op step numbers that are also run quantized on the reference's inputs.
-        rounding: whether to round every site's reference value too (groups need it, it is then on).
+        groups: sets of op step numbers that also run quantized on the reference's inputs.
+        rounding: whether to round every site's reference value too (always on if there are groups).
         ranges: whether to find the ranges at fused sites and to count the values that each clamp moves.
-        pieces: whether large values may come in pieces; the pieces of steps that are run together alternate.
+        pieces: whether large values may come in pieces; the pieces of steps that run together alternate.
 
     Returns:
         The outputs of the reference and of the quantized model.
@@ -103,7 +103,7 @@ class _Lockstep:
         self.quantized: list[Any] = []
 
     def _inside(self, group: int, slot: int) -> bool:
-        """Whether a slot's value is made within a group (through a site or not)."""
+        """Whether a slot's value is computed within a group, directly or through a site."""
         producer = self.program.producers.get(self.site_source.get(slot, slot))
         return producer is not None and producer in self.groups[group]
 
@@ -151,7 +151,7 @@ class _Lockstep:
             return bind(self.program.outputs, self.reference), bind(self.program.outputs, self.quantized)
 
     def _advance(self, step: Step, visit: Visit) -> int:
-        """Runs a step, and those after it that go through the same pieces of memory; gives the last one's number."""
+        """Runs a step, and the steps that follow it piece by piece; returns the number of the last one."""
         if step.site is not None:
             source = step.reads[0]
             groups = [group for group in self._groups_of_producer(source) if (group, source) in self.isolated]
@@ -187,19 +187,19 @@ class _Lockstep:
         if self.program.may_share and all(reference[slot] is quantized[slot] for slot in inputs):
             ref = call(step, reference, False)
             return ref, ref, isolated
-        # Overwriting the first input in one run must leave the other run alone.
+        # Overwriting the first input in one run must not affect the other run.
         private = not step.reads or reference[step.reads[0]] is not quantized[step.reads[0]]
         quant = call(step, quantized, step.reuse_all_on and private)
         return call(step, reference, step.reuse and private), quant, isolated
 
     def _keep(self, group: int, step: Step, value: Any) -> None:
-        """Stores an isolated value where its group reads it again."""
+        """Stores an isolated value if its group reads it again."""
         if (group, step.out) in self.read_inside:
             self.isolated[group, step.out] = value
 
     def _run_isolated(self, step: Step, group: int) -> Any:
         env = list(self.simulator.on)
-        # A group's own value that nobody reads again may be overwritten; the reference's values may not.
+        # A group may overwrite its own values after their last reader, but not the reference's.
         reuse = step.reuse_all_on and self._inside(group, step.reads[0]) and self._allocated(step.reads[0])
         for slot in step.reads:
             if self._inside(group, slot):
@@ -213,13 +213,13 @@ class _Lockstep:
         return self.simulator.call(step, env, reuse)
 
     def _allocated(self, slot: int) -> bool:
-        """Whether a value certainly owns its memory."""
+        """Whether a value is certain to own its memory."""
         return self.program.producers.get(slot) in self.allocating
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
     def _splits(self, values: Sequence[Any]) -> bool:
-        """Whether values of one shape can be cut into flat pieces, and are large enough to be worth it."""
+        """Whether the values have one shape, can be split into flat pieces, and are large enough to be worth it."""
         return self.pieces and all(
             isinstance(value, Tensor)
             and value.dtype == torch.float32
@@ -231,7 +231,7 @@ class _Lockstep:
         )
 
     def _pointwise_after(self, step: Step) -> list[Step]:
-        """The ops right after a step that may overwrite its value in all runs and its groups, element by element."""
+        """The ops right after a step that may overwrite its value element by element, in all runs and groups."""
         found: list[Step] = []
         steps, last = self.program.steps, step
         for follower in steps[step.index + 1 :]:
@@ -255,7 +255,7 @@ class _Lockstep:
     def _round_all(
         self, site: Step, ops: Sequence[Step], ref: Tensor, quant: Tensor, isolated: dict[int, Tensor], visit: Visit
     ) -> None:
-        """Rounds a value in all runs that read it, after the ops of its chain, of which the first one has run."""
+        """Rounds a value in all runs that read it, after the ops of its chain, the first of which has already run."""
         inputs = [quant, *([ref] if self.rounding else []), *isolated.values()]
         reuses = [
             site.reuse_all_on and quant is not ref,
@@ -288,10 +288,10 @@ class _Lockstep:
         shape: Sequence[int],
         visit: Visit,
     ) -> tuple[Range, ...]:
-        """Shows the values of the first op, overwrites them with those of the second, shows them, and so on.
+        """Visits the values of the first op, overwrites them with those of the second, visits these, and so on.
 
         Returns:
-            The ranges of the reference and of the quantized value after the last op, where they were asked for.
+            The ranges of the reference and of the quantized value after the last op, if requested.
         """
         ranges: tuple[Range, ...] = ()
         for number, op in enumerate(ops):
@@ -318,9 +318,9 @@ class _Lockstep:
         shape: Sequence[int],
         ranges: Sequence[Range] = (),
     ) -> tuple[Event, list[Tensor]]:
-        """Rounds the quantized value, the reference value where asked for, and the isolated ones.
+        """Rounds the quantized value, the reference value if requested, and the isolated ones.
 
-        ``ranges`` are those of the reference and of the quantized value, where they are known.
+        ``ranges`` are those of the reference and of the quantized value, if known.
         """
         function = self.simulator.site_function(site)
         fits = self.ranges and ref.is_floating_point() and ref.numel() > 0

@@ -1,9 +1,9 @@
 """From a converted graph and its float reference to a :class:`Program`.
 
-The steps are those of the converted graph.  What the reference has to add are the float values of the constants:
-``convert_pt2e`` folds a quantized weight into integers, so the float weight is looked up in the reference graph, at
-the same argument of the op with the same handle.  With every site off, the program computes the reference; with every
-site on, what the converted graph computes.
+The steps are those of the converted graph.  The reference contributes the float values of the constants:
+``convert_pt2e`` folds a quantized weight into integers, so the float weight is looked up in the reference graph, at the
+same argument of the op with the same handle.  With every site off, the program computes the reference; with every site
+on, it computes what the converted graph computes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from pt2qa.errors import PairingError
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """A value that does not depend on the batch: what both sides read of it, and how it was quantized.
+    """A value that does not depend on the batch: its value on both sides, and how it was quantized.
 
-    The reference is None where only the float graph knows it, at the argument of the op that reads the value.
+    The reference is None if it must still be looked up in the float graph, at the argument of the op that reads it.
     """
 
     quantized: Any
@@ -49,7 +49,7 @@ class _Folded:
 
 @dataclass(frozen=True, slots=True)
 class _Integers:
-    """The output of a quantize node; its dequantize nodes make the site."""
+    """The output of a quantize node; its dequantize nodes form the site."""
 
     node: Node
     source: Slot | _Folded
@@ -57,7 +57,7 @@ class _Integers:
 
 @dataclass(frozen=True, slots=True)
 class _Deferred:
-    """A ``choose_qparams`` node or a pick of it, which becomes a step only where more than a site reads it."""
+    """A ``choose_qparams`` node or one of its outputs; it becomes a step only if something besides a site reads it."""
 
     node: Node
 
@@ -67,7 +67,7 @@ def lower(quantized: GraphModule, reference: GraphModule, names: Mapping[int, Op
 
     Args:
         quantized: what ``convert_pt2e`` returned, weights folded or not.
-        reference: the float graph after the rewriting of ``prepare``, same handles.
+        reference: the float graph as ``prepare`` rewrote it, with the same handles.
         names: what to call each handle.
 
     Raises:
@@ -104,7 +104,7 @@ class _Lowering:
         order = {node: position for position, node in enumerate(self.graph_module.graph.nodes)}
         self.order = order
         input_numbers = input_handles(self.graph_module)
-        # convert gives every reader its own dequantize node: where one of them is written to, the others keep theirs.
+        # convert gives every reader its own dequantize node, so a write to one of them does not affect the others.
         self.written_dequantizes = {
             written_value(node) for node in order if op_rules.mutates_first_argument(node.target)
         }
@@ -164,7 +164,7 @@ class _Lowering:
             self.values[node] = self._op(node) if folded is None else folded
 
     def _value(self, arg: Any) -> Any:
-        """The value that a node has at this point of the graph, in-place writes to it included."""
+        """The value that a node has at this point of the graph, after in-place writes to it."""
         return self.values[self._root(arg)]
 
     def _root(self, node: Node) -> Node:
@@ -185,9 +185,9 @@ class _Lowering:
         return _Folded(value, value, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter))
 
     def _fold(self, node: Node) -> _Folded | None:
-        """Computes ops on constants once.
+        """Computes an op that reads only constants; None if the op must be a step.
 
-        An op that computes with a quantized constant is a step all the same: its own error stands in the reports.
+        An op that reads a quantized constant stays a step, so that reports show its error.
         """
         nodes = node.all_input_nodes
         folded = [self._value(arg) for arg in nodes]
@@ -223,7 +223,7 @@ class _Lowering:
             return function(*args, **kwargs)
 
     def _tensor(self, node: Node) -> Any:
-        """The constant that a node stands for; None where it depends on the batch."""
+        """The constant value of a node; None if it depends on the batch."""
         value = self._value(node)
         return value.quantized if isinstance(value, _Folded) else None
 
@@ -265,9 +265,9 @@ class _Lowering:
         return self.site_slots[key]
 
     def _dequantized(self, node: Node, value: Tensor) -> Any:
-        """A dequantized constant; what several dequantize nodes make of it alike, as for the steps of an LSTM, is one.
+        """A dequantized constant; equal dequantize nodes, as for the steps of an LSTM, share one result.
 
-        Tensors are known by their identity: the graph holds them, so that no other takes the place of one that went.
+        Tensors are compared by identity, which is safe because the graph keeps them alive.
         """
         args = tuple(self._tensor(arg) if isinstance(arg, Node) else arg for arg in node.args[1:])
         key = (node.target, str(node.kwargs), *(id(arg) if isinstance(arg, Tensor) else arg for arg in (value, *args)))
@@ -276,7 +276,7 @@ class _Lowering:
         return self.dequantized[key]
 
     def _is_read_after(self, dequantize: Node, value: _Integers) -> bool:
-        """Whether the value that a dequantize node stands for is read through another one later."""
+        """Whether the quantized value is read later, other than through this dequantize node."""
         source = value.node.args[0]
         readers = [*value.node.users, *(source.users if isinstance(source, Node) else ())]
         return any(self.order[reader] > self.order[dequantize] for reader in readers)
@@ -350,8 +350,8 @@ class _Lowering:
         value = self._tensor(node)
         if value is None:
             raise PairingError(
-                f"the quantized graph computes {node.name} ({node.target}) to quantize with, in a way pt2qa does not "
-                "know. Expected a constant, or choose_qparams of the value that is quantized."
+                f"the quantized graph computes {node.name} ({node.target}), which it quantizes with, in a way that "
+                "pt2qa does not know. Expected a constant, or choose_qparams of the value that is quantized."
             )
         return value
 
@@ -421,12 +421,12 @@ class _Lowering:
             method = str(node.target)
             return lambda self, *args, **kwargs: getattr(self, method)(*args, **kwargs)
         if node.target is torch.ops.aten.detach_.default:
-            # In place it would cut the value itself off from gradients.
+            # The in-place form would detach the value itself from gradients.
             return torch.ops.aten.detach.default
         return node.target  # type: ignore[return-value]
 
     def _template(self, part: Any, reader: Node, handle: int | None, mutates: bool = False, path: Path = ()) -> Any:
-        """``part`` with slots in the places of nodes; ``path`` says where in the arguments it stands."""
+        """``part`` with slots in place of nodes; ``path`` is its position in the arguments."""
         if isinstance(part, Node):
             return self._slot(part, reader, handle, path, mutates and path == (0,))
         if isinstance(part, (list, tuple)):
@@ -445,7 +445,7 @@ class _Lowering:
             return value
         if isinstance(value, _Folded):
             return self._constant_slot(arg, value, reader, handle, path, mutated)
-        # An integer tensor or a scale that the model itself reads: compute it as the converted graph does.
+        # The model itself reads an integer tensor or a scale: compute it as the converted graph does.
         node = value.node
         self.notes.append(
             f"{self._reader_name(reader)} reads {node.target} directly; the reference reads the same values"
@@ -527,7 +527,7 @@ class _Lowering:
 
 
 def _keeps_dtype(node: Node) -> bool:
-    """Whether an op's result may overwrite its first argument: the sigmoid of integers is no integer."""
+    """Whether an op's result has the dtype of its first argument, so that it may overwrite it."""
     value, first = (
         node.meta.get(VALUE),
         node.args[0].meta.get(VALUE) if node.args and isinstance(node.args[0], Node) else None,

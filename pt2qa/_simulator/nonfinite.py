@@ -1,4 +1,4 @@
-"""Where a batch goes wrong: the first NaN, or infinity that one of the two models alone has."""
+"""Where a batch goes wrong: the first NaN, or the first infinity in only one of the two models."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ What = Literal["NaN", "infinite"]
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """The first value of a batch that is not finite and should be.
+    """The first value of a batch that is not finite but should be.
 
-    Infinities that both models hold at the same places are none: masks are made of them.
+    Infinities that both models have at the same positions do not count, because masks consist of them.
 
     Attributes:
-        name: the op, or the input, that gives it.
-        side: which model: ``batch`` where the inputs hold it.
+        name: the op or input that produces it.
+        side: which model; ``batch`` if the inputs contain it.
         what: ``NaN`` or ``infinite``.
-        sample: the first sample that has one, from 0 in its batch; -1 where the value has no samples.
-        origin: the op or input where the infinities begin that the op reads; empty where it makes them itself.
+        sample: the first sample that has one, from 0 in its batch; -1 if the value has no samples.
+        origin: the op or input where the infinities that the op reads begin; empty if the op itself produces them.
     """
 
     name: str
@@ -40,14 +40,14 @@ class NonFinite:
 
 
 def first_nonfinite(simulator: Simulator, values: Sequence[Any]) -> NonFinite | None:
-    """Runs both models once more and finds the first value that is NaN in one of them, or infinite in one alone.
+    """Runs both models again and finds the first value that is NaN in one of them, or infinite in only one.
 
     Args:
         simulator: both models.
         values: the inputs, flat.
 
     Returns:
-        None where there is none.
+        None if there is none.
     """
     return _Search(simulator, values).run()
 
@@ -58,7 +58,7 @@ class _Search:
         self.samples = count_samples(list(values))
         self.inputs = dict(zip(self.program.inputs, self.program.input_names, strict=True))
         self.origins: dict[int, str] = {}
-        """By slot whose value is not finite, where that began."""
+        """For each slot whose value is not finite, the op or input where that began."""
         self.found: NonFinite | None = None
 
     def run(self) -> NonFinite | None:
@@ -72,7 +72,7 @@ class _Search:
         if self.found is not None:
             return
         step = event.step
-        # At a site the value before rounding stands against the rounded one: the value is its source's.
+        # At a site, the event compares the value before rounding with the rounded one; the value is its source's.
         slot = step.reads[0] if step.site is not None else step.out
         name = self.inputs.get(slot) or self.program.steps[self.program.producers[slot]].name
         read = [self.origins[each] for each in step.reads if each in self.origins] if step.site is None else []
@@ -100,7 +100,7 @@ class _Search:
 
 
 def _may_break(value: Any) -> bool:
-    # torch tells no NaN of the types of 8 bits.
+    # torch cannot test 8-bit float types for NaN.
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and value.itemsize > 1
 
 
@@ -109,13 +109,13 @@ def _is_finite(value: Any) -> bool:
 
 
 def is_empty(samples: int, outputs: Any) -> bool:
-    """Whether a batch shows nothing: it has no sample, and no output of it has a finite number.
+    """Whether a batch is empty: it has no sample, and none of its outputs has a finite number.
 
-    A batch whose first input alone has no element, such as a cache that is empty at the start, is none.
+    A batch in which only the first input has no element, such as a cache that starts empty, is not empty.
 
     Args:
-        samples: how many it holds.
-        outputs: what a model made of it.
+        samples: number of samples in the batch.
+        outputs: a model's outputs for it.
     """
     return not samples and not any(
         isinstance(value, Tensor) and bool(value.isfinite().any()) for value in pytree.tree_leaves(plain(outputs))
@@ -123,10 +123,10 @@ def is_empty(samples: int, outputs: Any) -> bool:
 
 
 def unlike(ref: Any, quant: Any) -> tuple[What, Side, Tensor] | None:
-    """What is wrong with a value, in which model, and where in it.
+    """What is wrong with a value, in which model, and at which elements.
 
     Returns:
-        None where both are finite or no floating-point tensors, and for infinities that both share.
+        None if both are finite or not floating-point tensors, and for infinities that both share.
     """
     if not (_may_break(ref) and _may_break(quant)) or (_is_finite(ref) and _is_finite(quant)):
         return None

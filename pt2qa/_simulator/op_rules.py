@@ -1,4 +1,4 @@
-"""What the lowering must know about ops: which write in place, which allocate their output, which extend a region."""
+"""Properties of ops that the lowering needs: which write in place, allocate their output, or extend a region."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _ALLOCATING = {
     *("relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "gelu", "elu", "leaky_relu", "tanh"),
     *("batch_norm", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d"),
 }
-"""Composite ATen ops and others whose output certainly shares no memory with an input."""
+"""ATen ops, composite ones included, whose output is certain to share no memory with an input."""
 
 _IN_PLACE = {"relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"}
-"""Unary pointwise ops whose in-place spelling gives equal bits."""
+"""Unary pointwise ops whose in-place form gives equal bits."""
 
 _MONOTONE = {"relu", "hardtanh", "clamp"}
 """Pointwise ops that keep the order of values to the last bit."""
 
 _EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
-"""Ops that backends compute together with the op before them."""
+"""Ops that backends fuse with the op before them."""
 
 _COPIES = {"clone", "_unsafe_view", "lift_fresh_copy", "_to_copy"}
-"""Ops whose result holds the values of their argument without being declared a view of it."""
+"""Ops whose result has the values of their argument, though it is not declared as a view of it."""
 
 _RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "dropout"}
-"""Ops of which two calls may differ."""
+"""Ops whose result may differ from call to call."""
 
 
 def mutates_first_argument(target: Any) -> bool:
-    """Whether the op writes to the memory of its first argument; ``detach_`` changes no value, whatever it declares."""
+    """Whether the op writes to its first argument; ``detach_`` declares so, but changes no value."""
     if not isinstance(target, OpOverload) or target is torch.ops.aten.detach_.default:
         return False
     arguments = arguments_of(target)
@@ -54,24 +54,24 @@ def in_place_spelling(target: Any) -> OpOverload | None:
 
 
 def is_pointwise(target: Any) -> bool:
-    """Whether an op computes each element from that element alone; a clamp by a tensor does not."""
+    """Whether each output element depends only on the same input element; not so for a clamp by a tensor."""
     if not isinstance(target, OpOverload) or target.namespace != "aten" or op_of(target) not in _IN_PLACE:
         return False
     return sum("Tensor" in str(argument.type) for argument in arguments_of(target)) == 1
 
 
 def keeps_order(target: Any) -> bool:
-    """Whether a pointwise op turns the range of its input into the range of its output."""
+    """Whether a pointwise op maps the range of its input to the range of its output."""
     return is_pointwise(target) and op_of(target) in _MONOTONE
 
 
 def allocates(target: Any) -> bool:
-    """Whether the output certainly owns its memory."""
+    """Whether the output is certain to own its memory."""
     return isinstance(target, OpOverload) and target.namespace == "aten" and op_of(target) in _ALLOCATING
 
 
 def only_moves(target: Any) -> bool:
-    """Whether the values of the result are those of the first argument, or some of them."""
+    """Whether the result consists of values of the first argument, all or some of them."""
     if not isinstance(target, OpOverload):
         return target is operator.getitem
     is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in results_of(target))

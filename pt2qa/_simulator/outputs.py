@@ -1,4 +1,4 @@
-"""Outputs: what a graph returns, by the names that reports give its parts."""
+"""Outputs: what a graph returns, and the names of its parts in reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def output_names(graph_module: GraphModule, count: int) -> list[str]:
     """``output``, ``output[1]``, ``output.logits``: where each leaf sits in what the model returns.
 
     Args:
-        graph_module: the graph, which knows the model's nesting if ``torch.export`` made it.
+        graph_module: the graph; if ``torch.export`` made it, it knows how the model nests its outputs.
         count: number of its outputs, flat.
     """
     spec = _out_spec(graph_module, count)
@@ -24,7 +24,7 @@ def output_names(graph_module: GraphModule, count: int) -> list[str]:
 
 
 def structured(graph_module: GraphModule, outputs: Any) -> Any:
-    """The outputs of a run as the model returns them: the simulator gives them flat."""
+    """The flat outputs of a run, nested as the model returns them."""
     leaves = pytree.tree_leaves(plain(outputs))
     spec = _out_spec(graph_module, len(leaves))
     if spec is not None:
@@ -58,7 +58,7 @@ def named_parts(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
 
 
 def plain(outputs: Any) -> Any:
-    """Fx's immutable containers as plain ones, which pytree flattens."""
+    """Converts fx's immutable containers to plain ones, which pytree can flatten."""
     if isinstance(outputs, (list, tuple)):
         return [plain(item) for item in outputs]
     if isinstance(outputs, dict):

@@ -1,6 +1,6 @@
-"""The ops that multiply matrices: which there are, what they multiply, and how much of that is rounded.
+"""Products, the ops that multiply matrices: which there are, what they multiply, and how much of that is rounded.
 
-Coverage, checks, the inventory, sensitivity and costs all read this one table.
+Coverage, the check, annotations, sensitivity and reconfiguration all use this table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ATTENTION: Final = frozenset(
     | {"_scaled_dot_product_flash_attention_for_cpu"}
 )
 OPAQUE: Final = RECURRENT | CELLS | ATTENTION
-"""Ops that hide their products from every quantizer."""
+"""Ops whose inner products no quantizer can see."""
 
 _FACTORS: Final[dict[str, tuple[int, ...]]] = {
     **dict.fromkeys(WEIGHTED, (0, 1)),
@@ -40,7 +40,7 @@ _FACTORS: Final[dict[str, tuple[int, ...]]] = {
     **dict.fromkeys(ATTENTION, (0, 1, 2)),
     **dict.fromkeys(CELLS, (0, 1, 2, 3)),
 }
-"""The arguments that are multiplied, where others are added: biases, and the mask of attention."""
+"""The arguments that are multiplied, for ops whose other arguments are added: biases, and the mask of attention."""
 
 PRODUCTS: Final = (
     frozenset(_FACTORS)
@@ -56,7 +56,7 @@ class Read(NamedTuple):
 
     Attributes:
         argument: number of the argument.
-        constant: whether it depends on no input, as a weight.
+        constant: whether it depends on no input, like a weight.
         rounded: whether it is rounded.
     """
 
@@ -66,7 +66,7 @@ class Read(NamedTuple):
 
 
 def reads_of(program: Program) -> Iterator[tuple[Step, tuple[Read, ...]]]:
-    """The ops of a program, each with the tensors that it reads in the converted model."""
+    """Each op of a program with the tensors that it reads in the converted model."""
     results = {site.result for site in program.sites}
     constants = {constant.slot: constant for constant in program.constants}
     for step in program.steps:
@@ -91,7 +91,7 @@ def arguments_of(step: Step) -> Iterator[tuple[int, int]]:
 
 
 def keyword_numbers(target: Any) -> dict[str, int]:
-    """The number of each argument of an op by its keyword; empty where the op has no schema."""
+    """The number of each argument of an op by its keyword; empty if the op has no schema."""
     return {argument.name: number for number, argument in enumerate(schema_arguments(target))}
 
 
@@ -123,8 +123,8 @@ def state_of(op: str, reads: Iterable[Read]) -> State:
 def is_quantized(op: str, reads: Sequence[Read]) -> bool:
     """Whether coverage counts an op as quantized.
 
-    A product is, whose weights are all rounded; one without weights, if all that it multiplies is.  Any other op is
-    that reads a rounded value.
+    A product is quantized if all its weights are rounded or, without weights, if everything that it multiplies is.  Any
+    other op is quantized if it reads a rounded value.
     """
     if op not in PRODUCTS:
         return any(read.rounded for read in reads)
@@ -141,5 +141,5 @@ def _factors(op: str, reads: Iterable[Read]) -> tuple[list[bool], list[bool]]:
 
 
 def _every(op: str) -> Callable[[Iterable[bool]], bool]:
-    # Of a recurrent op the first states and the biases stay in float, whatever else is rounded.
+    # The initial states and the biases of a recurrent op stay in float, whatever else is rounded.
     return any if op in RECURRENT | CELLS else all

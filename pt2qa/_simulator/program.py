@@ -1,8 +1,8 @@
 """What a simulator runs: a flat list of steps over numbered slots.
 
-Every value of the graph has a slot.  Constants (weights, buffers) are slots that are filled before the first step,
-with two values: what the reference reads and what the quantized model reads.  A :class:`Site` is a place where a value
-is quantized; an activation site is a step of its own, a weight site belongs to a constant slot.
+Every value of the graph has a slot.  Constants (weights, buffers) are slots that are filled before the first step, with
+two values: one for the reference and one for the quantized model.  A :class:`Site` is a place where a value is
+quantized; an activation site is a separate step, a weight site belongs to a constant slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SiteKind = Literal["activation", "weight", "bias"]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for the value of a slot inside the arguments of a step."""
+    """A placeholder, in the arguments of a step, for the value of a slot."""
 
     number: int
 
@@ -29,12 +29,12 @@ class QuantParams:
 
     Attributes:
         dtype: of the quantized values, such as ``int8``; ``float16`` for a value that is stored in half precision.
-        scale: one number, one per channel (1-d float tensor), or None where it is chosen from each batch.
+        scale: one number, one per channel (1-d float tensor), or None if each batch has its own.
         zero_point: like ``scale``.
         quant_min: smallest integer.
         quant_max: largest integer.
-        axis: channel axis; None where one scale serves the whole tensor.
-        dynamic: whether scale and zero point are chosen from each batch.
+        axis: channel axis; None if the whole tensor has one scale.
+        dynamic: whether scale and zero point are computed from each batch.
     """
 
     dtype: str
@@ -47,14 +47,14 @@ class QuantParams:
 
     @property
     def largest_scale(self) -> float:
-        """The scale, the largest one of several, nan where there is none."""
+        """The scale, or the largest of several; nan if there is none."""
         if self.scale is None:
             return float("nan")
         return float(self.scale.max()) if isinstance(self.scale, Tensor) else float(self.scale)
 
     @property
     def single_zero_point(self) -> float:
-        """The zero point where there is one for the whole tensor, else nan."""
+        """The zero point if the whole tensor has one, else nan."""
         if isinstance(self.zero_point, Tensor):
             values = self.zero_point.unique()
             return float(values[0]) if values.numel() == 1 else float("nan")
@@ -69,13 +69,13 @@ class Site:
         index: position in ``pair.sites``.
         kind: ``activation``, ``weight`` or ``bias``.
         name: the op whose output this is (activation), or the op that reads it (weight, bias).
-        op: that op's kind, such as ``conv2d``.
-        handle: that op's handle; -1 where it has none.
+        op: that op's type, such as ``conv2d``.
+        handle: that op's handle; -1 if it has none.
         readers: names of the ops that read the quantized value.
         params: how it rounds.
-        source: slot of the value before; for a constant the slot of the constant itself.
-        result: slot of the value after.
-        exact: whether the fused op computes it; where not, the converted ops themselves do.
+        source: slot of the value before rounding; for a constant, the slot of the constant itself.
+        result: slot of the value after rounding.
+        exact: whether the fused op computes it; otherwise the converted ops themselves do.
     """
 
     index: int
@@ -96,16 +96,16 @@ class Constant:
 
     Attributes:
         slot: its number.
-        reference: what the reference reads.
-        quantized: what the quantized model reads.
-        attribute: qualified name in the float model, where known, such as ``layer1.0.conv1.weight``.
-        is_parameter: whether it is a Parameter of the float model, as against a buffer or a literal.
-        reader: name of the op that reads it first; empty where none does.
-        op: that op's kind.
+        reference: its value in the reference.
+        quantized: its value in the quantized model.
+        attribute: qualified name in the float model, if known, such as ``layer1.0.conv1.weight``.
+        is_parameter: whether it is a Parameter of the float model, not a buffer or a literal.
+        reader: name of the op that reads it first; empty if none does.
+        op: that op's type.
         handle: that op's handle.
         argument: position among that op's arguments.
-        site: index of its site; None where it stays in float.
-        mutated: whether the graph writes to it; every run then starts from the value it was built with.
+        site: index of its site; None if it stays in float.
+        mutated: whether the graph writes to it; every run then starts from the captured value.
     """
 
     slot: int
@@ -123,28 +123,28 @@ class Constant:
 
 @dataclass(slots=True)
 class Step:
-    """One op, or one activation site where ``site`` is set.
+    """One op, or one activation site if ``site`` is set.
 
     Attributes:
         index: position in the list of steps.
         out: slot that it fills.
-        reads: slots of activations that it reads (constants are not among them), each once.
+        reads: slots of activations that it reads, without constants, each once.
         constants: constant slots that it reads.
-        function: the op; for a site the quantize-dequantize.
-        args: positional arguments with :class:`Slot` in the places of values.
+        function: the op; for a site, the quantize-dequantize function.
+        args: positional arguments, with :class:`Slot` in place of values.
         kwargs: keyword arguments likewise.
-        name, op, module, handle: what people read; see ``pt2qa._graph.handles``.
+        name, op, module, handle: as reports show them; see ``pt2qa._graph.handles``.
         module_stack: call keys and ``(path, class)`` of the modules around it, outermost first.
-        node: name of the op's node in the converted graph; for a site that of its dequantize node.
+        node: name of the op's node in the converted graph; for a site, that of its dequantize node.
         site: index of the activation site.
         duplicate_of: slot of an earlier site of the same value with the same parameters, whose result this one has.
         region: number of its region.
-        mutates: whether it writes to its first argument (aliases made it impossible to rewrite it).
+        mutates: whether it writes to its first argument (aliases prevent a functional form).
         converted: for a site, the ops of the converted graph that ``function`` must equal.
-        in_place: in-place spelling of ``function`` for values that nobody reads again.
-        keeps_strides: whether the graph has the in-place spelling, so that the output has the strides of the input.
+        in_place: in-place form of ``function``, for inputs that are not read again.
+        keeps_strides: whether the graph has the in-place form, so that the output has the strides of the input.
         releases: slots that no later step reads.
-        reuse: whether its first input is read by nobody later, with every site off or on / with all sites on.
+        reuse, reuse_all_on: whether no later step reads its first input, for any choice of sites / with all sites on.
     """
 
     index: int
@@ -175,14 +175,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The ops that are quantized as one unit, with the sites around it.
+    """The ops that are quantized as one unit, with the sites around them.
 
     Attributes:
         index: position in ``pair.regions``.
         name: its first op's name.
         ops: names of its ops in graph order.
         steps: their step numbers.
-        sites: indices of the sites that feed it (inputs, weights, biases) and that quantize its outputs.
+        sites: indices of the sites of its inputs, weights and biases, and of those that quantize its outputs.
     """
 
     index: int

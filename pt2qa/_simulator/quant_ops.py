@@ -43,22 +43,22 @@ def is_choose_qparams(node: Node) -> bool:
 
 
 def is_half_cast(node: Node) -> bool:
-    """Whether the node is a cast that ``convert`` put in to store a value in another float type."""
+    """Whether the node is a cast that ``convert`` inserted to store a value in another float type."""
     return _op_name(node) == "convert_element_type"
 
 
 def is_quantization(node: Node) -> bool:
-    """Whether the node belongs to the quantization and not to the model."""
+    """Whether the node belongs to the quantization, not to the model."""
     return is_quantize(node) or is_dequantize(node) or is_choose_qparams(node) or is_half_cast(node)
 
 
 def is_static_per_tensor(node: Node) -> bool:
-    """Whether one scale and zero point, literals of the graph, serve the whole tensor."""
+    """Whether the whole tensor has one scale and zero point, which are literals of the graph."""
     return _op_name(node).endswith("quantize_per_tensor") and _overload(node) == "default"
 
 
 def is_dynamic_per_tensor(node: Node) -> bool:
-    """Whether one scale and zero point, tensors computed in the graph, serve the whole tensor."""
+    """Whether the whole tensor has one scale and zero point, which are computed in the graph."""
     return _op_name(node).endswith("quantize_per_tensor") and _overload(node) == "tensor"
 
 
@@ -67,7 +67,7 @@ def _overload(node: Node) -> str:
 
 
 def chosen_by(node: Node) -> Node | None:
-    """The ``choose_qparams`` node behind a dynamic quantize node, where it looked at the very value it quantizes."""
+    """The ``choose_qparams`` node of a dynamic quantize node, if it reads the same value that is quantized."""
     picks = [arg for arg in node.args[1:3] if isinstance(arg, Node) and arg.target is operator.getitem]
     if len(picks) != 2:
         return None
@@ -82,8 +82,8 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
     """The parameters of a quantize, dequantize or cast node.
 
     Args:
-        node: of any of the op families above.
-        constant: gives the tensor that an argument node stands for, None where it is computed from the batch.
+        node: a node of any of the op families above.
+        constant: returns the constant tensor of an argument node, None if it is computed from the batch.
     """
     arguments = node.normalized_arguments(GraphModule({}, Graph()), normalize_to_only_use_kwargs=True)
     named: dict[str, Any] = dict(arguments.kwargs) if arguments is not None else {}
@@ -112,9 +112,9 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
 
 
 def strip_quantization(graph_module: GraphModule) -> GraphModule:
-    """A copy of an unfolded converted graph without its quantization: the float graph that ``prepare`` rewrote.
+    """A copy of an unfolded converted graph without its quantization: the float graph as ``prepare`` rewrote it.
 
-    Parameters are shared with the argument, graphs of higher-order ops are stripped as well.
+    Parameters are shared with the argument; the graphs of higher-order ops are stripped as well.
     """
     stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     stripped.meta.update(graph_module.meta)

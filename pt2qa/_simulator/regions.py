@@ -1,7 +1,7 @@
 """Regions: the ops that are quantized as one unit.
 
-Two ops belong together where no site stands between them, nothing else reads the value, and the second is a pointwise
-op that backends compute together with the first (conv + relu, linear + gelu, conv + batch norm).
+Two ops belong to one region if there is no site between them, if nothing else reads the value, and if the second is a
+pointwise op that backends fuse with the first (conv + relu, linear + gelu, conv + batch norm).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a :class:`Program`: as the reference, as the quantized model, or as anything between."""
+"""Runs a :class:`Program`: as the reference, as the quantized model, or with any choice of sites."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Values = Sequence[Any] | Mapping[int, Any]
 
 
 class Simulator:
-    """One graph that computes the reference, the quantized model, or any choice of sites between.
+    """Computes the reference, the quantized model, or the model with any choice of sites quantized.
 
-    Runs are made without gradients, never change their inputs, and keep a value only as long as a later step reads it.
+    Runs record no gradients, never change their inputs, and keep a value only as long as a later step reads it.
     """
 
     def __init__(self, program: Program, *, fused: bool = True) -> None:
@@ -48,7 +48,7 @@ class Simulator:
             visit: called with every step and its value, which it must not keep.
 
         Returns:
-            What the graph's output node holds: a tuple or list of values.
+            The graph's outputs, a tuple or list of values.
         """
         walk = self.walk(values, on)
         with torch.no_grad():
@@ -60,11 +60,11 @@ class Simulator:
                 visit(step, value)
 
     def walk(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Generator[tuple[Step, Any], None, Any]:
-        """One forward pass, step by step: gives each step with its value, which later steps may overwrite.
+        """One forward pass, step by step: yields each step with its value, which later steps may overwrite.
 
         Args:
             values: the inputs, flat.
-            on: as for :meth:`run`.  The caller switches gradients off around each step.
+            on: as for :meth:`run`.  The caller must disable gradients around each step.
 
         Returns:
             As :meth:`run`, when all steps are done.
@@ -90,7 +90,7 @@ class Simulator:
         return bind(program.outputs, env)
 
     def environment(self, values: Sequence[Any], on: bool | Collection[int]) -> list[Any]:
-        """The slots as they are before the first step, with these sites on."""
+        """The values of all slots before the first step, with these sites on."""
         env = list(self.on if on is True else self.off)
         for constant in self.program.constants:
             if not isinstance(on, bool) and constant.site is not None and constant.site in on:
@@ -102,9 +102,9 @@ class Simulator:
         return env
 
     def call(self, step: Step, env: Values, reuse: bool) -> Any:
-        """Runs an op; ``reuse`` lets it overwrite its first input where it has an in-place spelling.
+        """Runs an op; with ``reuse`` it may overwrite its first input, if it has an in-place form.
 
-        The output has the strides that the graph's own spelling of the op gives.
+        The output has the strides that the graph's own form of the op returns.
         """
         args, kwargs = bind(step.args, env), bind(step.kwargs, env) if step.kwargs else {}
         if step.in_place is None:
@@ -119,12 +119,12 @@ class Simulator:
         return self.site_function(step)(value, out=value if reuse else None)  # type: ignore[no-any-return]
 
     def site_function(self, step: Step) -> Callable[..., Any]:
-        """The fused op of a site, or the converted ops where this simulator runs without fusing."""
+        """The fused op of a site, or the converted ops if this simulator does not fuse."""
         return step.function if self.fused or step.converted is None else step.converted
 
 
 def bind(template: Any, env: Values) -> Any:
-    """``template`` with the values of ``env`` in the places of slots."""
+    """``template`` with the values of ``env`` in place of slots."""
     kind = type(template)
     if kind is Slot:
         return env[template.number]
@@ -140,7 +140,7 @@ def bind(template: Any, env: Values) -> Any:
 
 
 def tensors_equal(left: Any, right: Any) -> bool:
-    """Whether two nested results hold the same values; NaN equals NaN."""
+    """Whether two nested results have the same values; NaN equals NaN."""
     left_leaves, right_leaves = pytree.tree_leaves(left), pytree.tree_leaves(right)
     if len(left_leaves) != len(right_leaves):
         return False
@@ -159,7 +159,7 @@ def _equal_with_nan(a: Tensor, b: Tensor) -> bool:
 
 @computes
 def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callable[[torch.fx.Node, Any], None]) -> Any:
-    """Runs a graph node by node and gives its outputs, flat; ``visit`` sees every value as it is made."""
+    """Runs a graph node by node and returns its outputs, flat; ``visit`` receives every value as it is computed."""
 
     class _Recorder(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:

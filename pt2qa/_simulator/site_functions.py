@@ -25,7 +25,7 @@ def is_elementwise(function: SiteFunction) -> bool:
 
 
 def fused_site(quantize: Node, params: QuantParams) -> SiteFunction | None:
-    """The fused op; None where it would not be exact (per channel, int32, values that are not float32)."""
+    """The fused op; None if it would not be exact (per channel, int32, values that are not float32)."""
     source = quantize.args[0]
     value = source.meta.get(VALUE) if isinstance(source, Node) else None
     if isinstance(value, Tensor) and value.dtype != torch.float32:
@@ -47,7 +47,7 @@ def converted_site(quantize: Node, dequantize: Node, tensor: Callable[[Node], An
     Args:
         quantize: the quantize node.
         dequantize: one of its dequantize nodes.
-        tensor: gives the constant that an argument node stands for.
+        tensor: returns the constant value of an argument node.
     """
     choose = quant_ops.chosen_by(quantize)
     if choose is not None:

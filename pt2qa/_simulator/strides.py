@@ -1,10 +1,10 @@
-"""Strides: which layout each op gives its output, down to dimensions of size one.
+"""Strides: the layout of each op's output, down to dimensions of size one.
 
-Two tensors with equal values and other strides are not the same to torch: a convolution reads its kernel off the
-strides, those of dimensions of size one included, and another kernel gives other bits.  A picture that was read as
-``(height, width, channel)`` and given to the model by ``.permute(2, 0, 1)[None]`` has strides that some ops keep and
-others change.  So an op that stands in for another (the fused op for a quantize-dequantize pair, ``relu`` for
-``relu_``) has to give the strides that the other gives.
+Two tensors with equal values but different strides are not the same to torch: a convolution chooses its kernel by the
+strides, even by those of dimensions of size one, and other kernels give other bits.  An image that was read as
+``(height, width, channel)`` and passed to the model as ``.permute(2, 0, 1)[None]`` has strides that some ops keep and
+others change.  So an op that replaces another (the fused op for a quantize-dequantize pair, ``relu`` for ``relu_``)
+must return the strides that the other would return.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ Strides = tuple[int, ...]
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether a tensor has the strides of a fresh one, contiguous or with channels last.
+    """Whether a tensor has the strides of a new one, contiguous or channels last.
 
-    Every pointwise op keeps these.  Where one of the two layouts could be read as the other, only the contiguous one
-    counts.
+    Every pointwise op keeps these.  If the strides fit both layouts, the tensor counts as contiguous.
     """
     shape, strides = x.shape, x.stride()
     if strides == _contiguous(shape):
@@ -32,22 +31,22 @@ def is_plain(x: Tensor) -> bool:
 
 
 def flat(x: Tensor) -> Tensor:
-    """A plain tensor as one dimension, in the order of memory; a view."""
+    """A one-dimensional view of a plain tensor, in memory order."""
     return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).reshape(-1)
 
 
 def after_rounding(x: Tensor) -> Strides:
-    """The strides that quantizing ``x`` and dequantizing it again gives, one scale serving the whole tensor."""
+    """The strides of ``x`` after it is quantized and dequantized per tensor."""
     return x.stride() if is_plain(x) else _after_rounding(x.shape, x.stride())
 
 
 def with_strides(x: Tensor, strides: Strides) -> Tensor:
-    """``x`` where it has these strides, else a copy of it that has them."""
+    """``x`` if it has these strides, else a copy that has them."""
     return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy with the same strides; elements that share memory get memory of their own, in another layout."""
+    """A copy with the same strides; if elements of ``x`` share memory, the copy has another layout where none do."""
     overlaps = any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.clone() if overlaps else x.new_empty_strided(x.shape, x.stride()).copy_(x)
 
@@ -64,7 +63,7 @@ def _channels_last(shape: torch.Size) -> Strides:
 
 @functools.lru_cache(1024)
 def _after_rounding(shape: torch.Size, strides: Strides) -> Strides:
-    # Tried, since kernels, and not the rules of the meta device, decide about dimensions of size one.
+    # Tried on real tensors: kernels, not the rules of the meta device, decide about dimensions of size one.
     ops = QUANTIZED_DECOMPOSED
     span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     x = torch.zeros(span if shape.numel() else 0).as_strided(shape, strides)

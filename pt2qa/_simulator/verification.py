@@ -1,10 +1,10 @@
-"""Verification: what an engine computed is held against the graphs that it stands for.
+"""Verification: compares what an engine computed with the graphs that it simulates.
 
-The numbers of a report come from an engine (the two runs in lockstep, a forked walk, a forward run with gradients), and
-they are about the converted graph only if the engine computes what that graph computes.  So the engine's own outputs
-are held against it: bit for bit those of the quantized run, and those of the reference run to rounding, where a batch
-norm may be folded in another order.  This is done for the first batch of each analysis, and for each batch whose
-dtypes, shapes or strides are new, since kernels are chosen by these.
+The numbers of a report come from an engine (two runs in lockstep, a forked walk, a forward run with gradients).  They
+describe the converted graph only if the engine computes what that graph computes.  So the engine's own outputs are
+compared with the graphs': those of the quantized run bit for bit, those of the reference run up to rounding, because a
+batch norm may be folded in another order.  This happens for the first batch of each analysis, and for each batch with
+new dtypes, shapes or strides, because these determine which kernels run.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from pt2qa._simulator.strides import copied
 from pt2qa.errors import SimulationError
 
 REFERENCE_MATCH_DB = 60.0
-"""How well the simulator with every site off must match a reference graph that somebody else made."""
+"""How closely the simulator with every site off must match the reference graph."""
 
 Values = Sequence[Any]
 
 
 class Run(Protocol):
-    """What an engine made of a batch.
+    """What an engine computed for a batch.
 
     Attributes:
-        reference: the outputs of the reference, flat; None where the engine does not run it.
+        reference: the outputs of the reference, flat; None if the engine does not run it.
         quantized: those of the quantized model.
-        isolated: the isolated errors that it found, summed up over this batch.
+        isolated: the isolated errors that it found, summed over this batch.
     """
 
     @property
@@ -64,7 +64,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs of an engine and nothing else; see :class:`Run`."""
+    """Just the outputs of an engine; see :class:`Run`."""
 
     reference: Any = None
     quantized: Any = None
@@ -73,13 +73,13 @@ class Outputs:
 
 @dataclass(slots=True)
 class Graphs:
-    """The two graphs that a simulator stands for.
+    """The two graphs that a simulator computes.
 
     Attributes:
         quantized: what ``convert_pt2e`` returned.
         reference: the float graph.
-        simulator: computes both; its fused ops are switched off where they are not exact.
-        accepted: by side, digest and kind of the inputs, digests of the outputs that were held against the graphs'.
+        simulator: computes both; its fused ops are switched off if they turn out not to be exact.
+        accepted: by side, and digest and kind of the inputs, the digests of outputs that passed the comparison.
     """
 
     quantized: GraphModule
@@ -93,8 +93,8 @@ class Verification:
     """The checks of one engine in one analysis.
 
     Attributes:
-        graphs: what it is held against.
-        notes: what a reader of the report has to know.
+        graphs: what the engine is compared with.
+        notes: for the report.
     """
 
     graphs: Graphs
@@ -103,12 +103,12 @@ class Verification:
 
     @computes
     def run(self, engine: Callable[[], AnyRun], values: Values, quantized_values: Values | None = None) -> AnyRun:
-        """Runs an engine on a batch and checks what it made.
+        """Runs an engine on a batch and checks what it computed.
 
         Args:
-            engine: runs the batch on ``graphs.simulator`` and keeps nothing; it may be called twice.
+            engine: runs the batch on ``graphs.simulator`` and has no side effects; it may be called twice.
             values: the inputs, flat.
-            quantized_values: those of the quantized model, where they differ.
+            quantized_values: those of the quantized model, if they differ.
 
         Raises:
             SimulationError: the outputs differ from those of the graphs; the message names the first op where they do.
@@ -119,7 +119,7 @@ class Verification:
         return result
 
     def accepts(self, run: Run, values: Values, quantized_values: Values | None = None) -> bool:
-        """Whether a run holds; where it does not, fused ops that are not exact are off now: run again and ask again.
+        """Whether a run is correct; if not, the fused ops are now off: run again and check again.
 
         Raises:
             SimulationError: as for :meth:`run`.
@@ -152,7 +152,7 @@ class Verification:
         return digest in accepted
 
     def _check_reference(self, run: Run, values: Values, inputs: str) -> None:
-        """The converted graph without its quantization must be the reference: else convert changed the model."""
+        """The converted graph without its quantization must equal the reference; else convert changed the model."""
         accepted = self.graphs.accepted.setdefault(("reference", inputs), set())
         leaves = _leaves(run.reference)
         digest = digest_of(leaves)
@@ -184,7 +184,7 @@ def simulated(simulator: Simulator, values: Values, quantized_values: Values | N
 def graph_outputs(
     graph_module: GraphModule, values: Values, visit: Callable[[Node, Any], None] = lambda node, value: None
 ) -> Any:
-    """A graph's outputs on flat inputs, which stay as they are, as its buffers do; ``visit`` sees every value."""
+    """A graph's outputs on flat inputs; inputs and buffers do not change.  ``visit`` receives every value."""
     writes = any(op_rules.mutates_first_argument(node.target) for node in graph_module.graph.nodes)
     saved = snapshot_buffers(graph_module) if writes else {}
     try:
@@ -217,7 +217,7 @@ def _leaves(outputs: Any) -> list[Any]:
 
 
 def _kind(values: Values) -> tuple[Any, ...]:
-    """What kernels are chosen by."""
+    """What determines which kernels run."""
     return tuple(
         (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor) else repr(value)
         for value in values
@@ -225,14 +225,14 @@ def _kind(values: Values) -> tuple[Any, ...]:
 
 
 def first_inexact_site(graphs: Graphs, values: Values) -> str | None:
-    """The first site at which the fused op differs from the ops of the converted graph, and in what; None if none."""
+    """The first site where the fused op differs from the converted ops, and how; None if there is none."""
     simulator = _FusedAgainstConverted(graphs.simulator.program)
     simulator.run(values, on=True)
     return simulator.found
 
 
 class _FusedAgainstConverted(Simulator):
-    """Runs the converted ops, and holds the fused op of each site against them."""
+    """Runs the converted ops, and compares the fused op of each site with them."""
 
     found: str | None = None
 
@@ -271,7 +271,7 @@ def _first_difference(graphs: Graphs, values: Values) -> str:
                 break
     return (
         f"the simulator does not compute what the converted graph computes: they differ {where}. "
-        "Numbers would be about another model, so none are given. Please report the model that shows this."
+        "Its numbers would describe another model, so none are reported. Please file a bug with the model."
     )
 
 

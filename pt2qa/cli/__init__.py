@@ -1,4 +1,4 @@
-"""The command line: ``pt2qa show``, ``diff``, ``gate``, ``check``, ``analyze`` and their like."""
+"""The command line: ``pt2qa show``, ``diff``, ``gate``, ``check``, ``analyze`` and others."""
 
 from __future__ import annotations
 

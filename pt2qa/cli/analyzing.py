@@ -1,4 +1,4 @@
-"""``pt2qa analyze``: the main job on a flow's model."""
+"""``pt2qa analyze``: quantizes a flow's model and reports its errors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ if TYPE_CHECKING:
     "--bad-cases", "bad_cases", metavar="K", type=click.IntRange(1), help="Also find the K samples that lose most."
 )
 @click.option(
-    "--sensitivity", "ranks_sites", is_flag=True, help="Also rank activations and weights by the noise each one makes."
+    "--sensitivity",
+    "ranks_sites",
+    is_flag=True,
+    help="Also rank activations and weights by the noise that each one makes.",
 )
 @click.option(
-    "--target", metavar="'sqnr>=30'", help="Also search a configuration whose output has this SQNR, in dB; 30 will do."
+    "--target",
+    metavar="'sqnr>=30'",
+    help="Also search for a configuration whose output has this SQNR, in dB; plain 30 works too.",
 )
 @debug_option
 def analyze(
@@ -38,22 +43,22 @@ def analyze(
 ) -> None:
     """Quantize a model and report its error by layer and by weight.
 
-    The function takes nothing and returns (model, example_inputs, batches): the float model in eval mode; a tensor, a
-    tuple of positional inputs or a dict of keyword inputs; and a list or DataLoader of batches of the same form, which
-    calibrate and then measure. Where items are not inputs, such as (image, label), return a function from an item to
-    the inputs as fourth. A dict with these names (model, example_inputs, batches, inputs_of) may also hold
-    dynamic_shapes, as torch.export takes them.
+    The function takes no arguments and returns (model, example_inputs, batches): the float model in eval mode; a
+    tensor, a tuple of positional inputs or a dict of keyword inputs; and a list or DataLoader of batches of the same
+    form, for calibration and then measurement. If the loader's items are not inputs, but for example (image, label),
+    return a function from an item to the inputs as a fourth value. The function may also return a dict with these
+    names (model, example_inputs, batches, inputs_of) and dynamic_shapes, as for torch.export.
 
     \b
       pt2qa analyze flow.py:flow -o reports
       pt2qa analyze flow.py:flow -q x86 -q xnnpack:per_channel=false -o reports
       pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
 
-    Each quantizer makes DIR/<quantizer>-layers.safetensors and -weights.safetensors; --bad-cases adds
+    For each quantizer, the command writes DIR/<quantizer>-layers.safetensors and -weights.safetensors. --bad-cases adds
     -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, and --target adds
-    -reconfiguration.safetensors and -plan.json, the edits that pt2qa.quantize takes as overrides. Where a target cannot
-    be met, the best that was found is written, stderr says so, and the exit code is 1, as it is where quantization
-    gives NaN or infinities, or no batch has a number. After Ctrl-C it is 130, and the reports of what was finished are
+    -reconfiguration.safetensors and -plan.json, the edits that pt2qa.quantize takes as overrides. If a target is not
+    met, the best configuration found is written, stderr says so, and the exit code is 1. It is also 1 if quantization
+    gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of finished work are
     written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.cli.flow import load_flow
@@ -74,12 +79,12 @@ def analyze(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What analyze does beyond layers and weights.
+    """What analyze does in addition to layers and weights.
 
     Args:
         bad_cases: how many to keep; None for no search.
         sensitivity: whether to rank sites.
-        target: of a reconfiguration; None for none.
+        target: the target of a reconfiguration; None for none.
     """
 
     bad_cases: int | None
@@ -88,7 +93,7 @@ class Wanted:
 
 
 def _target(text: str) -> float | str:
-    """A target that can be read; refused before anything runs."""
+    """A valid target; an invalid one is refused before anything runs."""
     try:
         return float(text)
     except ValueError:
@@ -99,7 +104,7 @@ def _target(text: str) -> float | str:
 
 
 def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted) -> None:
-    """Analyze with one quantizer after another; one that fails does not keep the others from running."""
+    """Analyze with one quantizer after another; if one fails, the others still run."""
     import pt2qa
 
     capture = pt2qa.capture(flow.model, flow.args, flow.kwargs, dynamic_shapes=flow.dynamic_shapes)
@@ -131,7 +136,7 @@ def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted
 
 
 def _unusable(report: Any) -> list[str]:
-    """Why nobody may rely on a layer report: quantization fails on a batch of it, or none of them has a number."""
+    """Why a layer report is unusable: quantization fails on a batch, or no batch has a number."""
     from pt2qa._report.set_apart import about_faults, failures
 
     found = report.set_apart
@@ -140,7 +145,7 @@ def _unusable(report: Any) -> list[str]:
 
 
 def _analyses(pair: Any, flow: Flow, wanted: Wanted) -> Iterator[tuple[str, Any]]:
-    """What each report is, and the report, as soon as it is made: one that fails leaves those before it."""
+    """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
     import pt2qa
 
     yield "layers", pt2qa.compare_layers(pair, flow.batches)
@@ -156,10 +161,10 @@ def _analyses(pair: Any, flow: Flow, wanted: Wanted) -> Iterator[tuple[str, Any]
 
 
 def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
-    """Write a report, and then print it, but for the long one of weights.
+    """Write a report, then print it; the long one of weights is not printed.
 
     Raises:
-        KeyboardInterrupt: the analysis was interrupted, and the report covers what was finished.
+        KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
     """
     stem = _file_stem(spec)
     path = folder / f"{stem}-{what}.safetensors"

@@ -1,4 +1,4 @@
-"""``pt2qa check``: what will go wrong with a flow's model."""
+"""``pt2qa check``: finds what will go wrong with a flow's model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pt2qa.cli.group import OutputFile, debug_option, flow_argument, main, width
 )
 @click.option("--rule", "rules", multiple=True, metavar="ID", help="Run this rule only; repeatable.")
 @click.option(
-    "--silence", multiple=True, metavar="ID[:PATTERN]", help="Leave out a rule's findings on these names; repeatable."
+    "--silence", multiple=True, metavar="ID[:PATTERN]", help="Hide a rule's findings on these names; repeatable."
 )
 @click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the findings to a file.")
 @click.option("--limit", default=5, show_default=True, type=click.IntRange(0), help="Findings of a rule; 0 for all.")
@@ -51,10 +51,10 @@ def check(
     limit: int,
     width: int | None,
 ) -> None:
-    """Say what will go wrong when a model is quantized, and how to mend it.
+    """Find what will go wrong when a model is quantized, and how to fix it.
 
-    FLOW.py:function is what analyze takes. Without -q only the model is checked; with -q also what the quantizer
-    annotates, which takes seconds; with --calibrate also scales, weights and values.
+    FLOW.py:function is the same as for analyze. Without -q, only the model is checked; with -q, also what the quantizer
+    annotates, which takes seconds; with --calibrate, also scales, weights and values.
 
     \b
       pt2qa check flow.py:flow
@@ -62,7 +62,7 @@ def check(
       pt2qa check flow.py:flow -q x86 --calibrate --cpu no-vnni --fail-on warning -o findings.safetensors
       pt2qa check flow.py:flow -q xnnpack --silence 'fixed-batch' --silence 'unfused-pair:features.*'
 
-    The exit code is 0, 1 where there are findings to fail on, or 2 for a mistake in the call.
+    The exit code is 1 if there are findings to fail on, 2 if the command line is wrong, otherwise 0.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
     from pt2qa.cli.flow import load_flow

@@ -9,6 +9,6 @@ from pt2qa.cli import analyzing, checking, listing, measuring, reading
 from pt2qa.cli.group import main
 
 COMMANDS = (reading, checking, analyzing, measuring, listing)
-"""The modules that give :data:`main` its commands."""
+"""The modules that define the commands of :data:`main`."""
 
 __all__ = ["COMMANDS", "main"]

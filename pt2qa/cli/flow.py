@@ -21,13 +21,13 @@ OPTIONAL: Final = ("inputs_of", "dynamic_shapes")
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What a flow function gave, checked.
+    """The checked result of a flow function.
 
     Args:
         model: the float ``torch.nn.Module``.
         args: positional example inputs.
         kwargs: keyword example inputs.
-        batches: calibration and analysis data; can be gone through any number of times.
+        batches: calibration and analysis data; can be read any number of times.
         dynamic_shapes: as for ``pt2qa.capture``.
     """
 
@@ -40,7 +40,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The model's inputs out of a loader's items, each time anew.
+    """The model's inputs in a loader's items; can be read again and again.
 
     >>> list(Inputs([("image", 3), ("picture", 5)], lambda item: item[0]))
     ['image', 'picture']
@@ -59,10 +59,10 @@ class Inputs:
 def load_flow(where: str) -> Flow:
     """Run the function that ``FLOW.py:function`` names and check what it returns.
 
-    The file's folder joins ``sys.path``, as when Python runs the file, so that it can import its neighbours.
-    The function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as
-    fourth, or a dict with these names (and ``dynamic_shapes``).  ``example_inputs`` is a tensor, a tuple of positional
-    inputs or a dict of keyword inputs.
+    The file's folder is added to ``sys.path``, as when Python runs the file, so that it can import its neighbours.  The
+    function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
+    fourth value, or a dict with these names (and ``dynamic_shapes``).  ``example_inputs`` is a tensor, a tuple of
+    positional inputs or a dict of keyword inputs.
 
     Args:
         where: path of the file, a colon, the function's name.
@@ -106,7 +106,7 @@ def _module(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     module = importlib.util.module_from_spec(spec)
-    # Registered as an import would do: dataclasses and pickle look a class's module up by name.
+    # Registered as by an import, because dataclasses and pickle look up a class's module by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -145,7 +145,7 @@ def _named(result: Any, where: str) -> dict[str, Any]:
 
 
 def _check_model(model: Any, where: str) -> None:
-    # Imported here: this module belongs to the command line, whose other commands do without torch.
+    # Imported here, because other commands of the command line do not need torch.
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -188,7 +188,7 @@ def _batches(batches: Any, where: str) -> Iterable[Any]:
 def _length(batches: Any) -> int | None:
     try:
         return len(batches)
-    except TypeError:  # a DataLoader over an IterableDataset has __len__, and no length
+    except TypeError:  # A DataLoader over an IterableDataset has __len__, but no length.
         return None
 
 

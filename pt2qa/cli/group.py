@@ -1,4 +1,4 @@
-"""What all commands share: the group they belong to, its errors, and the options that several have."""
+"""What all commands share: their group, its errors, and common options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEBUG: Final = "pt2qa.debug"
 
 
 class Failure(click.ClickException):
-    """An expected error on its way out: one line on stderr, exit code 2; with ``--debug`` the traceback before it."""
+    """An expected error: one line on stderr, exit code 2; with ``--debug``, preceded by the traceback."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ class Failure(click.ClickException):
         self.debug = debug
 
     def show(self, file: Any = None) -> None:
-        """Print the error; click calls this before it leaves."""
+        """Print the error; click calls this before it exits."""
         if self.debug:
             lines = clean_lines("".join(traceback.format_exception(self.error)))
             click.echo(lines, file=file, err=True, nl=False)
@@ -36,7 +36,7 @@ class Failure(click.ClickException):
 
 
 class InputFile(click.Path):
-    """A file that a command reads; of ``FLOW.py:function`` the part before the colon."""
+    """A file that a command reads; for ``FLOW.py:function``, the part before the colon."""
 
     name = "input"
 
@@ -54,13 +54,13 @@ class Flow(click.ParamType[str]):
 
 
 class Command(click.Command):
-    """A command that overwrites no file that it reads, and writes no file twice."""
+    """A command that never overwrites a file that it reads, and never writes a file twice."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, unless one of its outputs is one of its inputs, or another output.
 
         Raises:
-            ReportError: it is; the text names the option and the file.
+            ReportError: it is; the message names the option and the file.
         """
         taken = {_real(path): "which is read here" for _, path in self._files(ctx, (InputFile, Flow))}
         for option, path in self._files(ctx, (OutputFile,)):
@@ -93,8 +93,8 @@ class Commands(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse the arguments; what is wrong with them is a :class:`Failure`."""
-        # Looked for before parsing, since parsing may be what fails; so it counts wherever it stands.
+        """Parse the arguments; errors in them become a :class:`Failure`."""
+        # Looked up before parsing, because parsing itself may fail; so --debug may be anywhere on the command line.
         debug = "--debug" in args
         with _failing(debug):
             context = super().make_context(info_name, args, parent, **extra)
@@ -102,13 +102,13 @@ class Commands(click.Group):
         return context
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an expected error is a :class:`Failure`."""
+        """Run the command; expected errors become a :class:`Failure`."""
         with _failing(ctx.meta[DEBUG]):
             return super().invoke(ctx)
 
 
 def is_partial(report: Any) -> bool:
-    """Whether an analysis was interrupted, and its report covers what was finished: one of its notes begins so."""
+    """Whether an analysis was interrupted, so that its report covers only the finished part: a note begins so."""
     return any(note.startswith("interrupted") for note in getattr(report, "notes", ()))
 
 
@@ -128,7 +128,7 @@ def _failing(debug: bool) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
-        # Exit code 1 says "findings" or "missed"; a crash must not pass for one of these.
+        # Exit code 1 means "findings" or "missed"; a crash must not look like one of these.
         message = f"unexpected {type(error).__name__}: {error}; --debug shows where"
         raise Failure(error, message, debug=debug) from error
 
@@ -167,7 +167,7 @@ quantizers_option = click.option(
     "specs",
     multiple=True,
     metavar="SPEC",
-    help="Name, or name:option=value,...; repeatable.  [default: all that are installed]",
+    help="Name, or name:option=value,...; repeatable.  [default: all installed ones]",
 )
 flow_argument = click.argument("flow", metavar="FLOW.py:function", type=Flow())
 csv_option = click.option(
@@ -187,7 +187,7 @@ csv_option = click.option(
 def main() -> None:
     """Find where a PT2E-quantized model loses accuracy.
 
-    Write a file that returns your model, example inputs and batches, analyze it, look at the report:
+    Write a file with a function that returns your model, example inputs and batches; analyze it; look at the report:
 
     \b
       # flow.py
@@ -202,6 +202,6 @@ def main() -> None:
       pt2qa analyze flow.py:flow -q xnnpack -o reports
       pt2qa show reports/xnnpack-layers.safetensors --sort graph
 
-    SQNR, in dB, is the signal's power over the error's: 20 dB is 1 % noise, and 6 dB is one bit. "Isolated" is a
-    layer's own error, on the float model's inputs; plain SQNR includes all error from upstream.
+    SQNR, in dB, is the power of the signal over that of the error: 20 dB is 1 % noise, and 6 dB is one bit. "Isolated"
+    is a layer's own error, on the float model's inputs; plain SQNR includes all error from upstream.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are

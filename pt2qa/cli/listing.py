@@ -1,4 +1,4 @@
-"""``pt2qa quantizers``: what is installed."""
+"""``pt2qa quantizers``: lists what is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUMMARY_WIDTH: Final = 24
 @width_option
 @debug_option
 def quantizers(width: int | None) -> None:
-    """List the quantizers that are installed, with their options and defaults.
+    """List the installed quantizers, with their options and defaults.
 
     \b
     An option follows the name, in analyze's -q and in pt2qa.quantize:

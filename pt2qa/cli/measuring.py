@@ -1,4 +1,4 @@
-"""``pt2qa profile`` and ``pt2qa compare``: one model's values, several quantizers of one model."""
+"""``pt2qa profile`` and ``pt2qa compare``: the values of one model; several quantizers of one model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pt2qa.cli.reading import deliver
     "--side", type=click.Choice(["reference", "quantized"]), help="Which graph, with -q.  [default: reference]"
 )
 @click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the profile.")
-@click.option("--histograms/--no-histograms", default=True, show_default=True, help="Quantiles and peaks too.")
+@click.option("--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and peaks.")
 @sort_option
 @limit_option
 @csv_option
@@ -46,9 +46,9 @@ def profile(
     csv_file: str | None,
     width: int | None,
 ) -> None:
-    """Print what every op reads and makes: range, mean, quantiles, zeros, NaN, clamped values.
+    """Print the values that every op reads and produces: range, mean, quantiles, zeros, NaN, clamped values.
 
-    The function is that of pt2qa analyze, and its batches are what is measured.
+    The function is the same as for pt2qa analyze; its batches are measured.
 
     \b
       pt2qa profile flow.py:flow
@@ -87,8 +87,8 @@ def compare(
 ) -> None:
     """Quantize a model in several ways and compare them, as a whole and layer by layer.
 
-    The function is that of pt2qa analyze. The float model runs once for all. The exit code is 1 where no candidate has
-    an SQNR, as on data that is not finite.
+    The function is the same as for pt2qa analyze. The float model runs once for all candidates. The exit code is 1 if
+    no candidate has an SQNR, for example on data that is not finite.
 
     \b
       pt2qa compare flow.py:flow

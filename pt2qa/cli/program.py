@@ -1,6 +1,6 @@
-"""The program around the commands: what Ctrl-C does, and a stdout that takes no more.
+"""The program around the commands: handles Ctrl-C, and a stdout that can no longer be written to.
 
-It imports nothing of weight, so that Ctrl-C is heard from the start; the commands come in when it runs.
+It imports nothing heavy, so that Ctrl-C works from the start; it imports the commands when it runs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
 INTERRUPTED: Final = 130
-"""The exit code of Ctrl-C, as shells have it: 128 and the number of the signal."""
+"""The exit code of Ctrl-C, as in shells: 128 plus the number of the signal."""
 
 FAILED: Final = 2
 
 _AGAIN: Final = 0.02
-"""Seconds after which an interrupt that fell into a destructor, where no error can leave, is given again."""
+"""Seconds after which an interrupt is raised again if it fell into a destructor, which cannot raise errors."""
 
 
 class Interrupts:
-    """Whether Ctrl-C was pressed, whatever became of the exception."""
+    """Whether Ctrl-C was pressed, whatever happened to the exception."""
 
-    # No dataclass: importing those takes longer than all else here, and nobody listens for Ctrl-C meanwhile.
+    # Not a dataclass: importing dataclasses takes longer than all else here, and Ctrl-C would not work meanwhile.
     def __init__(self) -> None:
         self.pressed = False
 
@@ -38,7 +38,7 @@ class Interrupts:
 
 
 class Lasting(io.RawIOBase):
-    """A stream that goes on when nobody reads it any more: it keeps the first error, and drops what comes after it.
+    """A stream that survives a reader that has gone: it keeps the first error and discards everything after it.
 
     Printing must not end an analysis whose reports are still to be written.
     """
@@ -48,7 +48,7 @@ class Lasting(io.RawIOBase):
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int | None:
-        """Hand data on, or drop them."""
+        """Forward data, or discard it."""
         if self.error is None:
             try:
                 return self._raw.write(data)
@@ -70,16 +70,16 @@ class Lasting(io.RawIOBase):
 
 
 class Program:
-    """The command ``pt2qa``: click's group of commands, which it loads, with the exit codes that click has not.
+    """The command ``pt2qa``: loads and runs click's group of commands, with additional exit codes.
 
-    130 after Ctrl-C, wherever it falls, and though the reports of what was finished are written; 2 where stdout takes
-    no more, as on a full disk.  That a reader has gone, as ``| head -1`` does, is no error.
+    130 after Ctrl-C, at any time, even if the reports of finished work were written; 2 if stdout cannot be written to,
+    for example on a full disk.  A reader that has gone, as after ``| head -1``, is not an error.
     """
 
     name = "pt2qa"
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
-        """Run the command line; arguments as of :meth:`click.Command.main`."""
+        """Run the command line; arguments as for :meth:`click.Command.main`."""
         if not extra.get("standalone_mode", True):
             return _commands().main(args, **extra)
         with _heard() as interrupts, _lasting() as stdout:
@@ -92,7 +92,7 @@ class Program:
         sys.exit(code)
 
     def __call__(self, *args: Any, **extra: Any) -> Any:
-        """Run the command line as the whole process, which listens to Ctrl-C no more when all is done."""
+        """Run the command line as the whole process, which ignores Ctrl-C once everything is done."""
         try:
             return self.main(*args, **extra)
         finally:
@@ -101,7 +101,7 @@ class Program:
 
     @property
     def commands(self) -> Any:
-        """The commands by name, as of a click group."""
+        """The commands by name, as in a click group."""
         return _commands().commands
 
 
@@ -112,7 +112,7 @@ def _commands() -> Any:
 
 
 def _code(interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
-    """Run the commands; how it ended."""
+    """Run the commands; returns the exit code."""
     code: Any = 0
     try:
         _commands().main(args, **extra)
@@ -121,7 +121,7 @@ def _code(interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, A
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BaseException:
-        # What was interrupted may end in any error: an import that an interrupt broke off fails when it is tried again.
+        # An interrupt may surface as any error: an import that was broken off fails when it is tried again.
         if not interrupts.pressed:
             raise
     if interrupts.pressed or code == INTERRUPTED:
@@ -139,7 +139,7 @@ def _say(what: str) -> None:
 def _heard() -> Iterator[Interrupts]:
     interrupts = Interrupts()
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-    # A shell has background jobs ignore Ctrl-C; who embeds this has a handler of his own; only the main thread has one.
+    # Shells make background jobs ignore Ctrl-C; an embedding program has its own handler; only the main thread has one.
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
@@ -161,7 +161,7 @@ def _heard() -> Iterator[Interrupts]:
 
 @contextmanager
 def _lasting() -> Iterator[Lasting | None]:
-    """stdout and stderr that last; the one of stdout, or None where stdout is no file."""
+    """Replaces stdout and stderr by streams that survive; returns that of stdout, or None if stdout is not a file."""
     before = sys.stdout, sys.stderr
     (sys.stdout, out), (sys.stderr, _) = map(_wrapped, before)
     try:
@@ -180,7 +180,7 @@ def _wrapped(stream: TextIO | Any) -> tuple[Any, Lasting | None]:
         return stream, None
     stream.flush()
     lasting = Lasting(raw)
-    # What an encoding lacks is escaped: no report is lost for a letter.
+    # Characters that the encoding lacks are escaped, so that no report is lost because of one.
     errors = "backslashreplace" if stream.errors == "strict" else stream.errors
     text = io.TextIOWrapper(
         io.BufferedWriter(lasting), encoding=stream.encoding, errors=errors, line_buffering=bool(stream.line_buffering)

@@ -1,4 +1,4 @@
-"""Commands on report files: ``show``, ``diff``, ``gate``.  None of them waits for torch."""
+"""Commands on report files: ``show``, ``html``, ``diff``, ``gate``.  None of them imports torch."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def show(
 def deliver(
     report: Report, sort: str, limit: int | None, csv_file: str | None, width: int | None, file: Path | None = None
 ) -> None:
-    """A report to the files that were asked for, and then as text or CSV: what fails to print is written by then.
+    """Writes a report to the requested files, then prints it as text or CSV; if printing fails, the files exist.
 
     Raises:
-        KeyboardInterrupt: the analysis was interrupted, and the report covers what was finished.
+        KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
     """
     if csv_file not in (None, "-"):
         report.to_csv(csv_file, extended=True)
@@ -84,8 +84,8 @@ def deliver(
 def html(reports: Sequence[Path], file: Path) -> None:
     """Write report files as one HTML page that opens offline.
 
-    The verdict first, then each report with its charts, tables to sort and filter, and notes. Profiles of the reference
-    and of the quantized model add histograms of the worst layers to a layer report.
+    The page has the verdict first, then each report with charts, tables to sort and filter, and notes. Profiles of the
+    reference and of the quantized model add histograms of the worst layers to a layer report.
 
     \b
       pt2qa html reports/*.safetensors -o report.html
@@ -107,7 +107,7 @@ def html(reports: Sequence[Path], file: Path) -> None:
     "--tolerance",
     type=float,
     metavar="X",
-    help="Change that counts as none, in the column's unit.  [default: 0.1 dB; 0 where the column is not in dB]",
+    help="Changes up to this are ignored, in the column's unit.  [default: 0.1 dB; 0 if the column is not in dB]",
 )
 @sort_option
 @limit_option
@@ -126,10 +126,10 @@ def diff(
     file: Path | None,
     width: int | None,
 ) -> None:
-    """Say what changed between two report files of one kind.
+    """Show what changed between two report files of one kind.
 
-    Rows are found again by name: worse, better, unchanged, new, gone. Versions, the model, the quantizer and the
-    amount of data are compared too.
+    Rows are matched by name: worse, better, unchanged, new, gone. Versions, the model, the quantizer and the amount of
+    data are compared too.
 
     \b
       pt2qa diff main/layers.safetensors layers.safetensors
@@ -147,18 +147,18 @@ def diff(
     "--require",
     multiple=True,
     metavar="'sqnr>=20'",
-    help="What must hold: [PATTERN:][TABLE.]METRIC and >=, >, <=, < or == a number; repeatable.",
+    help="A requirement: [PATTERN:][TABLE.]METRIC, then >=, >, <=, < or ==, then a number; repeatable.",
 )
 @click.option("--baseline", metavar="OLD", type=InputFile(path_type=Path), help="A report to compare with.")
 @click.option(
     "--max-drop",
     type=float,
     metavar="X",
-    help="How much worse than in the baseline the outputs and each row may be, in dB or what they are measured in.",
+    help="How much worse than in the baseline the outputs and each row may be, in dB or their own unit.",
 )
-@click.option("--by", metavar="COLUMN", help="What of each row to compare with the baseline, as in pt2qa diff.")
+@click.option("--by", metavar="COLUMN", help="Which column to compare with the baseline, as in pt2qa diff.")
 @click.option("--junit", metavar="FILE", type=OutputFile(), help="Also write the checks as JUnit XML.")
-@click.option("--github", is_flag=True, help="Also print what is missed as annotations for GitHub Actions.")
+@click.option("--github", is_flag=True, help="Also print failed checks as annotations for GitHub Actions.")
 @width_option
 @debug_option
 def gate(
@@ -171,7 +171,7 @@ def gate(
     github: bool,
     width: int | None,
 ) -> None:
-    """Fail where a report misses what is required of it.
+    """Fail if a report does not meet its requirements.
 
     \b
       pt2qa gate layers.safetensors --require 'sqnr>=20' --require 'rows.isolated_sqnr>=10'
@@ -179,10 +179,10 @@ def gate(
       pt2qa gate layers.safetensors --baseline main/layers.safetensors --max-drop 1.0 --github
       pt2qa gate findings.safetensors --require 'error_count==0'
 
-    A metric alone is a number of the whole report; TABLE.METRIC is held in each row of the table, PATTERN:METRIC in
-    the rows of these names, with * for any text. A number that is missing is a miss.
+    A metric alone is a number of the whole report. TABLE.METRIC must hold in every row of the table, PATTERN:METRIC in
+    the rows with matching names; * matches any text. A missing number fails the check.
 
-    The exit code is 0, 1 where something is missed, or 2 for a mistake in the call.
+    The exit code is 1 if a check fails, 2 if the command line is wrong, otherwise 0.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa import report as reports
     from pt2qa._report.atomic import write_atomic

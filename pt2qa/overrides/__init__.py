@@ -1,7 +1,7 @@
-"""Overrides: edits to what a quantizer annotates, op by op.
+"""Overrides: edits to a quantizer's annotations, op by op.
 
-A plan (:mod:`pt2qa.overrides.plan`) is a list of edits and needs no torch.  What a plan does to the annotation of a
-model is in :mod:`pt2qa.overrides.annotations`; :mod:`pt2qa.overrides.edited` does it inside ``prepare``.  The names of
+A plan (:mod:`pt2qa.overrides.plan`) is a list of edits and needs no torch.  :mod:`pt2qa.overrides.annotations` applies
+a plan to the annotations of a model; :mod:`pt2qa.overrides.edited` does so inside ``prepare``.  The names of
 ``__init__.pyi`` are imported on first use.
 """
 

@@ -1,4 +1,4 @@
-"""What a quantizer annotates in a model, and what it would be after some edits: facts, without running anything."""
+"""A quantizer's annotations of a model, before and after edits: facts, without running anything."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ EdgeKind = Literal["activation", "weight", "bias"]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One place where a quantizer asks for a rounded value.
+    """One annotation that requires a rounded value.
 
     Attributes:
-        source: the op whose output it is; of an input its name, of a weight the qualified name of its attribute.
-        reader: the op that asks for its input to be rounded; empty where the source asks for its own output.
+        source: the op whose output is rounded; for an input its name, for a weight the qualified name of its attribute.
+        reader: the op whose input annotation this is; empty if it is the source's output annotation.
         kind: ``activation``, ``weight`` or ``bias``.
         spec: dtype, scheme, range and observer.
     """
@@ -59,9 +59,9 @@ class AnnotatedOp:
     """An op of the annotated graph.
 
     Attributes:
-        name: what people read.
-        op: what it does, such as ``conv2d``.
-        levels: the kinds of edit, beside ``fuse``, that it can take and that the plug-in says are worth trying.
+        name: as reports show it.
+        op: its type, such as ``conv2d``.
+        levels: the kinds of edit, apart from ``fuse``, that it can take and that the plug-in considers worth trying.
     """
 
     name: str
@@ -71,11 +71,11 @@ class AnnotatedOp:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks for rounded values.
+    """The points that require rounded values.
 
     Attributes:
-        values: by the name of the op or input that makes a value, the points that ask for it.
-        constants: by the name of the op that reads a constant, the number of the argument and the point.
+        values: for each op or input, by name, the points that require its value to be rounded.
+        constants: for each op that reads a constant, by name, the number of the argument and the point.
     """
 
     values: Mapping[str, tuple[Point, ...]]
@@ -84,12 +84,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a quantizer annotates in one model.
+    """A quantizer's annotations of one model.
 
     Attributes:
-        specs: each annotated point with its spec, in the order in which torchao goes through them.
-        ground: the graph they belong to, and what the backend refuses.
-        ops: the ops that the quantizer annotates, by name, as they were before any edit.
+        specs: each annotated point with its spec, in the order in which torchao visits them.
+        ground: the graph that they belong to, and what the backend does not support.
+        ops: the ops that the quantizer annotates, by name, before any edit.
         known: every op name of the model; some are not in the graph that is quantized.
     """
 
@@ -100,15 +100,15 @@ class Annotations:
 
     @functools.cached_property
     def edges(self) -> frozenset[Edge]:
-        """Every quantized edge and output; specs that round nothing, such as a float bias, are not among them."""
+        """Every quantized edge and output, without specs that round nothing, such as a float bias."""
         return frozenset(edge for point in self.specs if (edge := self.edge(point)) is not None)
 
     def with_edits(self, edits: Iterable[Edit]) -> Annotations:
-        """What the annotation is after some more edits, made one after the other.
+        """The annotations after more edits, applied in order.
 
         Raises:
             SelectionError: an edit names an op that the model does not have.
-            PluginError: the backend does not have what an edit asks for.
+            PluginError: the backend does not support an edit.
             QuantizeError: an edit changes nothing, or cannot be made in this graph.
         """
         specs = dict(self.specs)
@@ -124,13 +124,13 @@ class Annotations:
             return None
 
     def asking(self, sites: Sequence[Site]) -> dict[int, tuple[Point, ...]]:
-        """By the index of each site of a pair, the points that ask for it; none where nobody does after some edits.
+        """For each site of a pair, by index, the points that require it; empty if none does after some edits.
 
-        An activation's site is asked for by the op that makes the value and by those that read it; a weight's by the
-        op that reads it.
+        An activation's site may be required by the op that produces the value and by those that read it; a weight's
+        site by the op that reads it.
 
         Args:
-            sites: of a pair that the same quantizer made of the same capture, such as ``pair.sites``.
+            sites: of a pair made by the same quantizer from the same capture, such as ``pair.sites``.
         """
         same_value = Counter(site.name for site in sites if site.source != site.result)
         found: dict[int, tuple[Point, ...]] = {}
@@ -147,11 +147,11 @@ class Annotations:
         return found
 
     def sites_on(self, sites: Sequence[Site]) -> set[int]:
-        """The indices of those sites of a pair that are quantized where this annotation holds; see :func:`sites_on`."""
+        """The indices of the sites of a pair that stay quantized with these annotations; see :func:`sites_on`."""
         return sites_on(sites, self)
 
     def facts(self, point: Point) -> SpecFacts:
-        """What a point that asks for a rounded value asks for in the end."""
+        """The spec of a point after its references are resolved."""
         root = root_of(self.specs, point)
         assert root is not None, f"{self.ground.describe(point)} has no spec of its own"
         return spec_facts(self.specs[root])
@@ -163,7 +163,7 @@ class Annotations:
 
     @functools.cached_property
     def asked(self) -> Asked:
-        """Who asks for rounded values, by the names that sites go by."""
+        """The points that require rounded values, by the names of the sites."""
         values: dict[str, list[Point]] = defaultdict(list)
         constants: dict[str, list[tuple[int, Point]]] = defaultdict(list)
         for point in self.specs:
@@ -173,7 +173,7 @@ class Annotations:
             if source.constant:
                 for reader, argument in self._readers(point):
                     constants[reader].append((argument, point))
-                # Before some edit it may have been the value of an op that computed with a rounded constant.
+                # Before some edit, it may have been the value of an op that reads a rounded constant.
                 if source.owner:
                     values[source.owner].append(point)
             else:
@@ -184,9 +184,9 @@ class Annotations:
         )
 
     def value_name(self, point: Point) -> str:
-        """What reports call the value that a point stands for.
+        """The name in reports of the value at a point.
 
-        QAT keeps a batch norm until convert folds it into the convolution before it, after which the value is called.
+        QAT keeps a batch norm until convert folds it into the convolution before it, which then names the value.
         """
         source = self.ground.nodes[point[0]]
         before = [self.ground.nodes[key] for key in source.inputs if not self.ground.nodes[key].constant]
@@ -196,7 +196,7 @@ class Annotations:
 
     @functools.cached_property
     def _keys_of(self) -> dict[str, tuple[str, ...]]:
-        """fx names by the name of an op; the parts of a decomposed op stand under its name, too."""
+        """fx names by the name of an op; the parts of a decomposed op are also listed under its name."""
         found: dict[str, list[str]] = defaultdict(list)
         for node in self.ground.nodes.values():
             if not node.constant or node.owner:
@@ -209,7 +209,7 @@ class Annotations:
         if keys is not None:
             return keys
         if op in self.known:
-            # Folded into another op, such as a batch norm into its convolution; what it was part of is named, too.
+            # Folded into another op, such as a batch norm into its convolution, which must be named too.
             if edit.kind != "fuse" and any(other in self._keys_of for other in edit.ops):
                 return ()
             raise SelectionError(
@@ -220,7 +220,7 @@ class Annotations:
         raise SelectionError(f"{edit}: the model has no op {op!r}{near} Reports list the names of all ops")
 
     def edge(self, point: Point) -> Edge | None:
-        """The edge that a point is; None where it asks for nothing to be rounded, or for what is not there."""
+        """The edge of a point; None if it rounds nothing, or if its value does not exist."""
         root = root_of(self.specs, point)
         node = self.ground.nodes[point[0]]
         if root is None or not is_quantized(self.specs[root], node):
@@ -262,7 +262,7 @@ class Annotations:
         return found
 
     def _is_for(self, point: Point, site: Site) -> bool:
-        """Whether a site was made for a point, where one value has several."""
+        """Whether a site was made for a point, if one value has several."""
         facts = self.facts(point)
         fits = facts.dtype == site.params.dtype and facts.dynamic == site.params.dynamic
         reader = self.ground.nodes[point[1]].name if point[1] else ""
@@ -276,13 +276,13 @@ def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (),
     Args:
         capture: what :func:`pt2qa.capture` returned; it is not changed.
         quantizer: as :func:`pt2qa.quantize` takes it.
-        edits: edits to make, one after the other.
-        qat: as ``prepare_qat_pt2e`` does it, which folds no batch norm before.
+        edits: edits to apply, in order.
+        qat: annotate as ``prepare_qat_pt2e`` does, which does not fold batch norms first.
 
     Raises:
         QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
         SelectionError: an edit names an op that the model does not have.
-        PluginError: there is no such quantizer, or the backend does not have what an edit asks for.
+        PluginError: there is no such quantizer, or the backend does not support an edit.
     """
     from pt2qa.overrides.edited import annotate
 
@@ -296,12 +296,12 @@ def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (),
 def read_annotations(
     graph: GraphModule, plugin: QuantizerPlugin, names: Mapping[int, OpName], *, qat: bool
 ) -> Annotations:
-    """What is annotated in a graph whose ops carry handles.
+    """The annotations of a graph whose ops have handles.
 
     Args:
         graph: after the quantizer's ``annotate``.
-        plugin: says what its backend can take.
-        names: what to call each handle.
+        plugin: knows what its backend supports.
+        names: the name of each handle.
         qat: whether it is annotated for quantization-aware training.
     """
     specs = read_specs(graph)
@@ -324,14 +324,14 @@ def read_annotations(
 
 
 def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
-    """The indices of those sites of a pair that stay quantized where an annotation holds.
+    """The indices of the sites of a pair that stay quantized with given annotations.
 
-    An activation's site stays where an edge from the op that makes the value is left, whoever asks for it; a weight's
-    stays where the op that reads it still asks for it.
+    An activation's site stays if any point, the op that produces the value or one that reads it, still requires it; a
+    weight's site stays if the op that reads it still requires it.
 
     Args:
-        sites: of a pair that the same quantizer made of the same capture, such as ``pair.sites``.
-        annotations: that quantizer's annotation of the capture, after edits.
+        sites: of a pair made by the same quantizer from the same capture, such as ``pair.sites``.
+        annotations: that quantizer's annotations of the capture, after edits.
     """
     return {index for index, points in annotations.asking(sites).items() if points}
 

@@ -1,4 +1,4 @@
-"""Which nodes are constants, which depends on what is rounded: an op that computes with a rounded constant is none."""
+"""Which nodes are constants.  This depends on what is rounded: an op that reads a rounded constant is not constant."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pt2qa.overrides.sharing import rounds_at
 
 
 def as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, GraphNode]:
-    """The nodes as the program has them that is quantized by these specs.
+    """The nodes, with ``constant`` set as in the program that these specs lead to.
 
-    What is computed from constants alone is one constant, which goes by the name of what it was made of; but an op that
-    computes with a rounded constant is an op like any other, so that its own error is seen.
+    A value that is computed only from constants is a constant, named after what it was computed from.  But an op that
+    reads a rounded constant is an ordinary op, so that reports show its error.
 
     Args:
         nodes: by fx name, in graph order.

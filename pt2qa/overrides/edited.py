@@ -1,4 +1,4 @@
-"""A quantizer whose annotation is edited before ``prepare`` reads it."""
+"""A quantizer whose annotations are edited before ``prepare`` reads them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from pt2qa.plugins import QuantizerPlugin
 
 
 class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
-    """Does what a quantizer does, counts what it annotates, and edits that.
+    """Wraps a quantizer, counts its annotations, and edits them.
 
     Args:
         quantizer: any torchao quantizer, configured.
-        plugin: where it comes from; says what the backend can take.
-        edits: the edits, made one after the other.
-        names: what to call each handle of the graph.
+        plugin: its plug-in, which knows what the backend supports.
+        edits: the edits, applied in order.
+        names: the name of each handle of the graph.
         qat: whether ``prepare_qat_pt2e`` uses it.
 
     Attributes:
-        annotated: by kind, how many ops the quantizer annotated; None until it did.
+        annotated: by op type, how many ops the quantizer annotated; None before that.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         self.annotated: Counter[str] | None = None
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """What the quantizer does to the graph before it annotates."""
+        """Applies the quantizer's own rewriting of the graph before annotation."""
         return self.quantizer.transform_for_annotation(model)  # type: ignore[no-any-return]  # ditto
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Lets the quantizer annotate and edits the result; edits ``model``, as torchao asks of a quantizer.
+        """Lets the quantizer annotate, then edits the annotations; changes ``model`` in place, as torchao expects.
 
-        ``prepare`` comes back for the bodies of loops, which no edit reaches.
+        ``prepare`` calls this again for the bodies of loops, which no edit reaches.
 
         Raises:
             SelectionError: an edit names an op that the model does not have.
-            PluginError: the backend does not have what an edit asks for.
+            PluginError: the backend does not support an edit.
             QuantizeError: an edit changes nothing, or cannot be made in this graph.
         """
         model = self.quantizer.annotate(model) or model
@@ -73,23 +73,23 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """What the quantizer checks in an annotated graph."""
+        """Runs the quantizer's own checks of an annotated graph."""
         self.quantizer.validate(model)
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: Any) -> None:
-        """What the quantizer does to its observers before they are put in."""
+        """Lets the quantizer change its observers before they are inserted."""
         self.quantizer.prepare_obs_or_fq_callback(model, edge_or_node_to_obs_or_fq)
 
 
 def annotate(
     graph: GraphModule, plugin: QuantizerPlugin, edits: tuple[Edit, ...], names: Mapping[int, OpName], *, qat: bool
 ) -> GraphModule:
-    """Does to a graph what ``prepare`` does before it puts observers in; edits ``graph``.
+    """Does what ``prepare`` does before it inserts observers; changes ``graph`` in place.
 
     Raises:
         QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
         SelectionError: an edit names an op that the model does not have.
-        PluginError: the backend does not have what an edit asks for.
+        PluginError: the backend does not support an edit.
     """
     edited = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:

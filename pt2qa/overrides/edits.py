@@ -20,13 +20,13 @@ BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What edits need to know of a graph beside its specs.
+    """What edits need to know about a graph besides its specs.
 
     Attributes:
         nodes: by fx name, in graph order.
         refusals: why a node cannot take a kind of edit, by kind and fx name.
         fusable: pairs of op types that may be fused; None: any.
-        quantizer: what errors call the quantizer.
+        quantizer: the name of the quantizer in errors.
         qat: whether the specs are for quantization-aware training.
     """
 
@@ -37,7 +37,7 @@ class Ground:
     qat: bool
 
     def describe(self, point: Point) -> str:
-        """What people call a point."""
+        """The name of a point in errors."""
         source, reader = point
         name = self.nodes[source].name if source in self.nodes else source
         if not reader:
@@ -55,7 +55,7 @@ def apply_edit(edit: Edit, keys: list[tuple[str, ...]], specs: Specs, ground: Gr
         ground: the graph they belong to.
 
     Raises:
-        PluginError: the backend does not have what the edit asks for.
+        PluginError: the backend does not support the edit.
         QuantizeError: the edit changes nothing, or cannot be made in this graph.
     """
     if ground.qat and edit.kind not in ("float", "fuse"):
@@ -76,17 +76,17 @@ def apply_edit(edit: Edit, keys: list[tuple[str, ...]], specs: Specs, ground: Gr
 
 
 def points_of(node: str, specs: Specs) -> list[Point]:
-    """The points that a node's own annotation holds."""
+    """The points in a node's own annotation."""
     return [point for point in specs if (point[1] or point[0]) == node]
 
 
 def is_activation(point: Point, specs: Specs, ground: Ground) -> bool:
-    """Whether a point stands for the quantized value of an activation."""
+    """Whether a point is a quantized activation."""
     return not ground.nodes[point[0]].constant and rounds_at(specs, point, ground.nodes)
 
 
 def has_static_weight(node: str, specs: Specs, ground: Ground) -> bool:
-    """Whether an op reads a quantized constant and a quantized activation whose scale calibration finds."""
+    """Whether an op reads a quantized constant and a quantized activation whose scale comes from calibration."""
     own = [point for point in points_of(node, specs) if point[1]]
     weights = [point for point in own if ground.nodes[point[0]].constant]
     return bool(weights) and any(
@@ -117,7 +117,7 @@ def _float(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[P
 
 
 def _constants(node: str, named: Collection[str], specs: Specs, ground: Ground) -> Iterator[Point]:
-    """Points on the way from a constant to an op, where no op that stays quantized reads it."""
+    """Points on the path from a constant to an op, if no op that stays quantized reads the constant."""
     for source in ground.nodes[node].inputs:
         readers = ground.nodes[source].readers
         if ground.nodes[source].constant and all(r in named or not points_of(r, specs) for r in readers):
@@ -213,7 +213,7 @@ def _observer(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dic
 
     maker = getattr(observer, OBSERVERS[edit.observer])
     _check_refusals(edit, nodes, ground)
-    # One value has one observer, whoever asked for it, and torchao takes the first that it meets.
+    # One value has one observer, whichever points require it; torchao takes the first one that it finds.
     sources = {point[0] for node in nodes for point in points_of(node, specs)}
     roots = {
         root_of(specs, point)
@@ -246,12 +246,12 @@ def _check_refusals(edit: Edit, nodes: list[str], ground: Ground) -> None:
 
 
 def _own_spec(point: Point, specs: Specs) -> Any:
-    """The spec that a point has in the end; a derived one as torchao has it."""
+    """The spec of a point after references are resolved; a derived one as torchao has it."""
     root = root_of(specs, point)
     return None if root is None else own_spec(specs[root])
 
 
 def _epsilon(spec: Any) -> dict[str, Any]:
-    """The smallest scale that the quantizer asked for, which another observer must keep, too."""
+    """The quantizer's lower limit for scales (``eps``), which another observer must keep."""
     _, keywords = maker_of(spec)
     return {"eps": keywords["eps"]} if "eps" in keywords else {}

@@ -1,4 +1,4 @@
-"""The pairs of ops in a model that its backend runs as one kernel, though its quantizer rounds between them."""
+"""The pairs of ops in a model that its backend runs as one kernel although its quantizer rounds between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fusions(capture: Capture, quantizer: Any) -> tuple[Edit, ...]:
 
     Args:
         capture: the captured model.
-        quantizer: as :func:`pt2qa.quantize` takes it; a plug-in that names no pairs to fuse gives none.
+        quantizer: as :func:`pt2qa.quantize` takes it; a plug-in that declares no pairs to fuse yields none.
 
     Raises:
         QuantizeError: the quantizer cannot annotate the model.

@@ -1,7 +1,7 @@
-"""An override plan: which ops are to be quantized differently, as a small JSON file.  Free of torch.
+"""An override plan: which ops to quantize differently, as a small JSON file.  Free of torch.
 
-Ops are named as pt2qa's reports name them (``features.0.0/conv2d``).  Such names are made of module path, op and
-ordinal, so a plan fits the same model when it is exported again.
+Ops have the names of pt2qa's reports (``features.0.0/conv2d``).  A name consists of module path, op and ordinal, so a
+plan still fits after the model is exported again.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _FORMAT = "pt2qa override plan"
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change to what a quantizer annotates.
+    """One change to a quantizer's annotations.
 
     Args:
         kind: ``"float"``: the ops are not quantized. ``"fuse"``: two ops are quantized as one, without rounding between
-            them. ``"dynamic"``: the scale of their inputs is computed anew for each input, their outputs stay in float.
-            ``"int16"``: their inputs and outputs are int16. ``"observer"``: another way to find their scales.
-        ops: names of ops, as reports show them; for ``"fuse"`` the first and the one that reads it.
+            them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
+            ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
+        ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
 
     Raises:
-        QuantizeError: a field holds something else.
+        QuantizeError: a field has an invalid value.
 
     >>> Edit("float", ("layer1.0.conv1/conv2d", "layer1.0.relu/relu"))
     Edit(kind='float', ops=('layer1.0.conv1/conv2d', 'layer1.0.relu/relu'), observer='')
@@ -70,16 +70,16 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class OverridePlan:
-    """Edits in the order in which they are made.
+    """Edits in the order in which they are applied.
 
     Args:
         edits: the edits.
-        quantizer: what they were made for, as reports call it: ``"xnnpack"``. With another quantizer a plan is still
-            applied, and the pair carries a note.
+        quantizer: the quantizer that they were made for, as reports show it: ``"xnnpack"``. With another quantizer, a
+            plan is still applied, and the pair gets a note.
         model: class name of the model they were made for.
 
     Raises:
-        QuantizeError: a field holds something else.
+        QuantizeError: a field has an invalid value.
 
     >>> plan = OverridePlan((Edit("float", ("fc/linear",)),), quantizer="xnnpack")
     >>> OverridePlan.from_json(plan.to_json()) == plan
@@ -114,10 +114,10 @@ class OverridePlan:
 
         Args:
             text: JSON.
-            source: what errors call it, such as the file's name.
+            source: its name in errors, such as the file's name.
 
         Raises:
-            ReportError: the text is no override plan, or one of another version; it names the field.
+            ReportError: the text is not an override plan, or has another version; the message names the field.
         """
         try:
             fields = json.loads(text)
@@ -151,7 +151,7 @@ class OverridePlan:
         """Reads a file that :meth:`save` wrote.
 
         Raises:
-            ReportError: there is no such file, or it holds something else; it names file and field.
+            ReportError: there is no such file, or it is not an override plan; the message names file and field.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What a quantizer annotated, read from a graph as plain data, and written back.
+"""Reads a quantizer's annotations from a graph as plain data, and writes them back.
 
-A *point* is a place where an annotation may stand: the edge from one node to a reader, or a node's own output.  Each
-has a spec: torchao's own object, or :class:`Shares` and :class:`Derives` where torchao's refers to other points.
+A *point* is something that can be annotated: the edge from one node to a reader, or a node's own output.  Each has a
+spec: torchao's own object, or :class:`Shares` and :class:`Derives` if torchao's refers to other points.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pt2qa._simulator import op_rules
 from pt2qa._simulator.products import keyword_numbers
 
 Point = tuple[str, str]
-"""fx names of the node that makes a value and of its reader; the second is empty for the node's own output."""
+"""fx names of the node that produces a value and of its reader; the second is empty for the node's own output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +44,26 @@ class Derives:
 
 
 Specs = Mapping[Point, Any]
-"""Every point that has a spec, in the order in which torchao goes through them."""
+"""Every point that has a spec, in the order in which torchao visits them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """What an edit has to know about a node.
+    """What an edit needs to know about a node.
 
     Attributes:
         key: fx name.
-        name: what people read: of an op or input; of a constant the qualified name of its attribute.
-        owner: name of the captured op that it is, or is a part of; empty for constants and what prepare put in.
-        op: what it does, such as ``conv2d``.
-        constant: whether its value is computed once, from constants alone; an op that computes with a rounded constant
-            runs with each batch; see ``pt2qa.overrides.constants``.
-        moves: whether it hands on the values of its one input, or some of them.
-        is_parameter: of a constant, whether a Parameter is in it.
-        is_tensor: whether its value is one tensor, so that an observer can stand behind it.
-        dtype: of its value, such as ``float32``; of several outputs each once, with commas; empty where it is unknown.
-        inputs: fx names of what it reads by position, with the number of the argument.
-        reads: every value that it reads, keyword arguments and repeats included: number of the argument and fx name.
+        name: as reports show it; for a constant, the qualified name of its attribute.
+        owner: name of the captured op that it is, or is part of; empty for constants and what prepare inserted.
+        op: its type, such as ``conv2d``.
+        constant: whether its value is computed once, only from constants; an op that reads a rounded constant runs with
+            each batch, see ``pt2qa.overrides.constants``.
+        moves: whether its result consists of values of its one input, all or some of them.
+        is_parameter: for a constant, whether it comes from a Parameter.
+        is_tensor: whether its value is one tensor, so that an observer can follow it.
+        dtype: of its value, such as ``float32``; for several outputs each one once, with commas; empty if unknown.
+        inputs: fx names of its positional inputs, with the number of the argument.
+        reads: every value that it reads, including keyword arguments and repeats: number of the argument and fx name.
         readers: fx names of the ops that read it.
     """
 
@@ -96,7 +96,7 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
         if constant and node.op != "get_attr":
             name = sources[0].name
         elif owner and node.op == "call_function":
-            # A decomposed op gives its handle to all its parts; they are told apart as the simulator does.
+            # All parts of a decomposed op have its handle; their names are numbered as in the simulator.
             handle = handle_of(node)
             assert handle is not None
             parts[handle] += 1
@@ -131,9 +131,9 @@ def read_specs(graph_module: GraphModule) -> dict[Point, Any]:
 
 
 def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
-    """Makes the annotation of a graph say ``after``, where it says ``before``; edits ``graph_module``.
+    """Changes the annotations of a graph from ``before`` to ``after``; edits ``graph_module`` in place.
 
-    A node that is left with nothing loses its annotation: QAT's prepare takes an empty one for a damaged one.
+    A node that is left without specs loses its annotation, because QAT's prepare rejects an empty one.
     """
     from torchao.quantization.pt2e.quantizer import QuantizationAnnotation
 
@@ -165,23 +165,23 @@ def own_spec(spec: Any) -> Any:
 
 
 def is_quantized(spec: Any, node: GraphNode) -> bool:
-    """Whether a spec that is no reference rounds the value of a node."""
+    """Whether a spec that is not a reference rounds the value of a node."""
     return rounds(own_spec(spec), constant=node.constant)
 
 
 @dataclass(frozen=True, slots=True)
 class SpecFacts:
-    """What a spec asks for.
+    """The content of a spec.
 
     Attributes:
         dtype: of the quantized values, such as ``int8``.
-        scheme: ``per_tensor_affine`` and so on; empty where the spec has none.
-        axis: channel axis; -1 where one scale serves the whole tensor.
-        quant_min, quant_max: the integer range; None where the observer takes that of the dtype.
-        dynamic: whether each batch sets its own scale.
+        scheme: ``per_tensor_affine`` and so on; empty if the spec has none.
+        axis: channel axis; -1 if the whole tensor has one scale.
+        quant_min, quant_max: the integer range; None if the observer uses that of the dtype.
+        dynamic: whether the scale is computed from each batch.
         derived: whether the scale is computed from those of other points.
-        observer: class of the observer, or of the fake-quantize with its observer's in brackets; empty where the scale
-            is fixed or derived.
+        observer: class of the observer, or of the fake-quantize with its observer's in brackets; empty if the scale is
+            fixed or derived.
     """
 
     dtype: str
@@ -195,7 +195,7 @@ class SpecFacts:
 
 
 def spec_facts(spec: Any) -> SpecFacts:
-    """What a spec that is no reference asks for."""
+    """The content of a spec that is not a reference."""
     own = own_spec(spec)
     scheme = getattr(own, "qscheme", None)
     per_channel = scheme in (
@@ -232,14 +232,14 @@ def spec_text(spec: Any) -> str:
 
 
 def dtype_of(node: Node) -> str:
-    """The dtype of a node's value; of several outputs each once, with commas; empty where nothing says so."""
+    """The dtype of a node's value; for several outputs each one once, with commas; empty if unknown."""
     values = pytree.tree_leaves(node.meta.get(VALUE))
     found = [str(value.dtype).removeprefix("torch.") for value in values if isinstance(value, torch.Tensor)]
     return ", ".join(dict.fromkeys(found))
 
 
 def observer_class(spec: Any) -> type[Any] | None:
-    """The class of observer or fake-quantize that a spec asks for; None where it asks for none."""
+    """The class of a spec's observer or fake-quantize; None if it has none."""
     maker, _ = maker_of(spec)
     return maker if isinstance(maker, type) else None
 
@@ -254,7 +254,7 @@ def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:
 
 
 def _inputs(node: Node) -> dict[str, int]:
-    """What torchao can put an observer before: nodes among the positional arguments, in lists too."""
+    """The inputs that torchao can observe: nodes among the positional arguments, including those in lists."""
     found: dict[str, int] = {}
     for position, argument in enumerate(node.args):
         nodes: list[Node] = []

@@ -1,7 +1,8 @@
-"""Points that share one scale: which ones, and what becomes of them when one of them goes.
+"""Points that share one scale: which ones, and what happens to the others when one is removed.
 
-torchao makes one observer for a group of points.  It needs the group's first point to carry a spec of its own, and
-every reference to lead to a point that is there; else it fails, or follows a circle until Python's stack ends.
+torchao makes one observer for a group of points.  The group's first point must have a spec that is not a reference, and
+every reference must lead to an existing point; otherwise torchao fails, or follows a cycle until Python's stack
+overflows.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pt2qa.errors import QuantizeError
 from pt2qa.overrides.points import Derives, GraphNode, Point, Shares, Specs, is_quantized, own_spec
 
 COMPARED = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
-"""What torchao compares before two points of one value get one observer (``_union_input_edge_with``, prepare.py)."""
+"""The fields that torchao compares before two points of one value share an observer (``_union_input_edge_with``)."""
 
 
 def root_of(specs: Specs, point: Point) -> Point | None:
-    """The point whose own spec a point shares in the end; None where the chain breaks off or goes in a circle."""
+    """The point at the end of a chain of shared specs; None if the chain is broken or circular."""
     seen: set[Point] = set()
     while point in specs and point not in seen:
         spec = specs[point]
@@ -36,9 +37,9 @@ def rounds_at(specs: Specs, point: Point, nodes: Mapping[str, GraphNode]) -> boo
 
 
 def groups_of(specs: Specs) -> dict[Point, Point]:
-    """For each point, the first one that has the same scale: one observer watches them all.
+    """For each point, the first one that has the same scale; all of them have one observer.
 
-    Points share by reference, and without one where they stand for the same value and ask for the same.
+    Points share a scale by reference, or because they are the same value with equal specs.
 
     Source:
         ``_get_edge_or_node_to_group_id`` in ``torchao/quantization/pt2e/prepare.py``.
@@ -65,15 +66,15 @@ def groups_of(specs: Specs) -> dict[Point, Point]:
 def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], str]) -> dict[Point, Any]:
     """The specs without some points; those that shared with them share among themselves.
 
-    Where the point that carried a group's spec goes, the first one that stays carries it.
+    If the point with a group's spec is removed, the first remaining point of the group gets the spec.
 
     Args:
         specs: every point in torchao's order.
-        gone: points to take away.
-        describe: what to call a point in errors.
+        gone: points to remove.
+        describe: returns the name of a point in errors.
 
     Raises:
-        QuantizeError: a point shares or derives its scale from one that goes, and nothing can take that one's place.
+        QuantizeError: a point shares or derives its scale from a removed one, and no other can replace that one.
     """
     gone = set(gone)
     kept = {point: spec for point, spec in specs.items() if point not in gone}
@@ -102,13 +103,13 @@ def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], st
 def replace_own(
     specs: Specs, own: Iterable[Point], change: Callable[[Any], Any], describe: Callable[[Point], str]
 ) -> dict[Point, Any]:
-    """The specs with others at some points; what shares among these goes on to, what shared with them stays as it was.
+    """The specs with some points changed; these still share among themselves, and the other points do not change.
 
     Args:
         specs: every point in torchao's order.
         own: points to change, in that order.
-        change: from the spec that a point has in the end to its new one.
-        describe: what to call a point in errors.
+        change: returns the new spec for a point's resolved spec.
+        describe: returns the name of a point in errors.
     """
     own = list(own)
     rest = remove(specs, own, describe)
@@ -140,7 +141,7 @@ def _source(
     roots: dict[Point, Point | None],
     describe: Callable[[Point], str],
 ) -> Point:
-    """A point to derive from: the same, or an earlier one that has the same scale."""
+    """A point to derive from: the same one, or an earlier one with the same scale."""
     if source in kept:
         return source
     for point in kept:

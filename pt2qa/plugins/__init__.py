@@ -1,7 +1,7 @@
-"""Quantizer plug-ins: what one is, how it is found, and what it needs to check its options.
+"""Quantizer plug-ins: what a plug-in is, how it is found, and how it checks its options.
 
-This is all of pt2qa that a plug-in may import, beside :mod:`pt2qa.errors`. Nothing here imports torch before a function
-that needs it is called.
+Apart from :mod:`pt2qa.errors`, this is all of pt2qa that a plug-in may import. Functions here import torch only when
+they need it.
 """
 
 from __future__ import annotations

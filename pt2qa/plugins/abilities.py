@@ -1,4 +1,4 @@
-"""What a plug-in says its backend can do beside its own defaults; assumptions for plug-ins that do not say."""
+"""What a plug-in declares about its backend beyond its own defaults, and assumptions for plug-ins that do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FORMER = {"unsupported_reason": "refuses", "quantizer_code": "spell"}
 LEVELS = ("float", "observer")
-"""What every backend can take: an op that stays in float, and scales that are found in another way."""
+"""What every backend supports: ops in float, and other observers."""
 
 
 def own_method(plugin: Any, name: str) -> Callable[..., Any] | None:
@@ -30,30 +30,30 @@ def own_method(plugin: Any, name: str) -> Callable[..., Any] | None:
 
 
 def levels_of(plugin: Any) -> tuple[str, ...]:
-    """The kinds of edit that are worth trying with a plug-in's backend, op by op."""
+    """The kinds of edit worth trying op by op with a plug-in's backend."""
     return tuple(getattr(plugin, "levels", LEVELS))
 
 
 def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
-    """Pairs of op types that the backend runs as one kernel; None where the plug-in does not say."""
+    """Pairs of op types that the backend runs as one kernel; None if the plug-in does not declare them."""
     pairs = getattr(plugin, "fusable", None)
     return None if pairs is None else tuple((first, second) for first, second in pairs)
 
 
 def taken_by(plugin: Any) -> tuple[str, ...]:
-    """The kinds of op that a quantizer as it is configured may annotate; empty where its plug-in does not say."""
+    """The op types that a configured quantizer may annotate; empty if its plug-in does not declare them."""
     takes = getattr(plugin, "takes", None)
     return () if takes is None else tuple(takes())
 
 
 def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
-    """Why an op cannot take an edit; empty where it can, or where the plug-in does not say."""
+    """Why an op cannot take an edit; empty if it can, or if the plug-in does not say."""
     own = own_method(plugin, "unsupported_reason")
     return "" if own is None else str(own(kind, node))
 
 
 def rules_of(plugin: Any) -> tuple[Rule, ...]:
-    """The rules that a plug-in brings to the structure check, for what only its backend knows."""
+    """The rules that a plug-in adds to the structure check, specific to its backend."""
     rules = getattr(plugin, "rules", None)
     return () if rules is None else tuple(rules())
 
@@ -62,7 +62,7 @@ def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule) -> str:
     """A plan as Python source for an export flow without pt2qa.
 
     Args:
-        plugin: the plug-in; one that writes no code gets a quantizer that edits the annotation of any other.
+        plugin: the plug-in; if it writes no code, the result is a quantizer that edits another one's annotations.
         plan: the edits.
         graph: the captured float graph, with handles.
 

@@ -25,8 +25,8 @@ class Base:
 
     Attributes:
         imports: import statements.
-        expression: makes the quantizer.
-        remark: what the expression cannot say; empty where it says all.
+        expression: creates the quantizer.
+        remark: what the expression cannot express; empty if it is complete.
     """
 
     imports: tuple[str, ...]
@@ -40,9 +40,9 @@ class NamedOp:
 
     Attributes:
         name: module path, op and ordinal.
-        op: what it does.
+        op: its type.
         module: path of the module that calls it; empty at the root.
-        node: of the captured graph.
+        node: its node in the captured graph.
     """
 
     name: str
@@ -69,9 +69,9 @@ def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
 
 
 def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
-    """A plan as a quantizer that edits what another one annotated.
+    """A plan as a quantizer that edits another one's annotations.
 
-    It says every edit for quantizers that annotate weights where they are read, as torchao's do.
+    It can express every edit, for quantizers that annotate weights where they are read, as torchao's do.
 
     Args:
         plan: the edits.
@@ -102,7 +102,7 @@ def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) ->
 def modules_in_float(
     plan: OverridePlan, graph: GraphModule, starts: Collection[str], reached: Collection[str]
 ) -> tuple[str, ...]:
-    """The modules whose settings say a plan: whole regions in float, each alone in its module.
+    """The modules whose settings express a plan: whole regions in float, each alone in its module.
 
     A region is an op with the batch norm and the ReLU that follow it.
 
@@ -110,11 +110,11 @@ def modules_in_float(
         plan: the edits.
         graph: the captured float graph, with handles.
         starts: types of ops that start a region, and whose annotation does not depend on that of the op before.
-        reached: types of the ops that a module's settings reach.
+        reached: types of the ops that a module's settings affect.
 
     Returns:
-        Paths of modules; empty where settings do not say the plan: it does more than leave regions in float, a module
-        holds more than them, or an op behind one would be annotated otherwise.
+        Paths of modules; empty if settings cannot express the plan: it does more than keep regions in float, a module
+        contains other ops, or an op after one would be annotated differently.
     """
     known = ops_by_name(graph)
     names = [name for edit in plan.edits for name in edit.ops]
@@ -174,7 +174,7 @@ def _needed(source: str) -> list[str]:
 
 
 def _needed_imports(body: list[str]) -> list[str]:
-    """The imports that a source needs, from names that it does not."""
+    """The imports that a source needs, without unused names."""
     used = _names_in(ast.parse("\n".join(body)))
     kept = []
     for part in ast.parse("\n".join(IMPORTS)).body:

@@ -1,6 +1,6 @@
-"""The Python source of an edited quantizer, for plans that a quantizer's own calls cannot say.
+"""The Python source of an edited quantizer, for plans that a quantizer's own API cannot express.
 
-It needs torchao alone, and finds ops as pt2qa names them: by module path, op and ordinal.
+It needs only torchao, and finds ops by their names in pt2qa: module path, op and ordinal.
 """
 
 from __future__ import annotations

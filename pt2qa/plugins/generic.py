@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenericPlugin:
-    """A torchao ``Quantizer`` object that somebody configured, used as it is; its name is its class's.
+    """A configured torchao ``Quantizer`` object as a plug-in; its name is the name of its class.
 
     Args:
         quantizer: an instance of a subclass of ``torchao.quantization.pt2e.quantizer.Quantizer``.
 
     Raises:
         PluginError: it is a class, or derives from another package's ``Quantizer``. ``prepare_pt2e`` and the quantizer
-            must come from the same package, or observers end up where ``convert_pt2e`` does not see them.
+            must come from the same package, or ``convert_pt2e`` does not see the observers.
 
     >>> from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import X86InductorQuantizer
     >>> GenericPlugin(X86InductorQuantizer()).name
@@ -68,8 +68,7 @@ class GenericPlugin:
         """The quantizer itself.
 
         Raises:
-            PluginError: the quantizer keeps its settings as torchao's quantizers do, and they are for the other of
-                post-training quantization and QAT.
+            PluginError: the quantizer was configured for QAT and ``qat`` is False, or the other way round.
         """
         set_up_for_qat = getattr(getattr(self.quantizer, "global_config", None), "is_qat", None)
         if isinstance(set_up_for_qat, bool) and set_up_for_qat != qat:

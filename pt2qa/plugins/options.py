@@ -18,7 +18,7 @@ _FALSE = ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a plug-in: ``values`` says in words what it takes, ``default`` is what the plug-in holds."""
+    """One option of a plug-in: ``values`` describes what it takes, ``default`` is its current value."""
 
     name: str
     values: str
@@ -40,10 +40,10 @@ def options_of(plugin: object) -> tuple[Option, ...]:
 
 
 def check_options(plugin: object) -> None:
-    """Checks that each field of a plug-in holds a value of its annotated type; for a plug-in's ``__post_init__``.
+    """Checks that each field of a plug-in has a value of its annotated type; for a plug-in's ``__post_init__``.
 
-    ``bool``, ``int``, ``float``, ``str``, ``Literal``, ``Mapping`` and unions of these are checked; other types are the
-    plug-in's own business.
+    ``bool``, ``int``, ``float``, ``str``, ``Literal``, ``Mapping`` and unions of these are checked; the plug-in must
+    check other types itself.
 
     Raises:
         PluginError: names the plug-in, the option, what it got and what it takes.
@@ -72,7 +72,7 @@ def with_options(plugin: _P, options: Mapping[str, object]) -> _P:
 
 
 def parse_options(plugin: object, text: str) -> dict[str, object]:
-    """Reads ``"per_channel=false,mode=dynamic"`` by the types of the plug-in's fields.
+    """Parses ``"per_channel=false,mode=dynamic"`` according to the types of the plug-in's fields.
 
     Raises:
         PluginError: an item that is not ``option=value``, an unknown option, a value of another type.
@@ -90,9 +90,9 @@ def parse_options(plugin: object, text: str) -> dict[str, object]:
 
 
 def describe(plugin: object) -> str:
-    """The shortest text that says how a plug-in is configured: its name, and the options that are not at their default.
+    """The shortest description of a configured plug-in: its name, and the options that differ from their default.
 
-    For options that have a spelling, :func:`pt2qa.plugins.resolve` makes the same plug-in from it.
+    If the options can be written as text, :func:`pt2qa.plugins.resolve` creates the same plug-in from it.
     """
     changed = []
     for field in _fields(plugin):
@@ -103,7 +103,7 @@ def describe(plugin: object) -> str:
 
 
 def did_you_mean(got: object, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: near names as a question, or a full stop.
+    """The end of a sentence about an unknown name: similar names as a question, or a full stop.
 
     >>> did_you_mean("per_chanel", ["mode", "per_channel"])
     "; did you mean 'per_channel'?"
@@ -209,7 +209,7 @@ def _parse(plugin: object, name: str, text: str, hint: Any) -> object:
 
 
 def _read(text: str, hint: Any) -> object:
-    """The text as one type, or MISSING where it is not one."""
+    """The text as a value of one type, or MISSING if it is not one."""
     if get_origin(hint) is Literal:
         return next((value for value in get_args(hint) if str(value) == text), dataclasses.MISSING)
     if hint is bool:

@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 class QuantizerPlugin(Protocol):
     """A configured quantizer: an instance of a frozen dataclass whose fields are its options.
 
-    A package offers one by an entry point in the group ``pt2qa.quantizers`` that names an *instance with default
-    options*; :func:`pt2qa.plugins.quantizer` replaces fields in it. ``name`` equals the entry point's name. A field
-    may carry its explanation as ``field(metadata={"help": "..."})``.
+    A package offers a plug-in through an entry point in the group ``pt2qa.quantizers`` that names an *instance with
+    default options*; :func:`pt2qa.plugins.quantizer` replaces fields in it. ``name`` equals the entry point's name. A
+    field can have a help text: ``field(metadata={"help": "..."})``.
 
-    What follows may be left out (:mod:`pt2qa.plugins.abilities` holds what is assumed then); it is for override plans
-    and the structure check:
+    The following members, for override plans and the structure check, are optional
+    (:mod:`pt2qa.plugins.abilities` has the defaults):
 
-    - ``levels: ClassVar[tuple[str, ...]]``: the kinds of edit that are worth trying op by op, ``("float", "observer")``
-      where it is missing.
+    - ``levels: ClassVar[tuple[str, ...]]``: the kinds of edit worth trying op by op; by default
+      ``("float", "observer")``.
     - ``fusable: ClassVar[tuple[tuple[str, str], ...]]``: pairs of op types, such as ``("conv2d", "hardtanh")``, that
-      the backend runs as one kernel though the quantizer rounds between them. Others are refused.
-    - ``takes() -> tuple[str, ...]``: the kinds of op that it quantizes with these options, for the error of a model in
-      which it finds none.
+      the backend runs as one kernel although the quantizer rounds between them. Others are refused.
+    - ``takes() -> tuple[str, ...]``: the op types that it quantizes with these options, for the error message if a
+      model has none.
     - ``unsupported_reason(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``);
-      empty where it can. ``node`` is one of the graph that is being annotated.
-    - ``quantizer_code(plan, graph) -> str``: Python source that does a plan's edits in an export flow without pt2qa.
-    - ``rules() -> tuple[Rule, ...]``: rules of the structure check that only this backend needs.
+      empty if it can. ``node`` is a node of the graph that is being annotated.
+    - ``quantizer_code(plan, graph) -> str``: Python source that applies a plan in an export flow without pt2qa.
+    - ``rules() -> tuple[Rule, ...]``: additional rules of the structure check for this backend.
 
     >>> from dataclasses import dataclass
     >>> from typing import ClassVar
@@ -46,7 +46,7 @@ class QuantizerPlugin(Protocol):
 
     @property
     def name(self) -> str:
-        """Short name, as the user types it."""
+        """Short name, as users type it."""
 
     @property
     def summary(self) -> str:
@@ -56,9 +56,9 @@ class QuantizerPlugin(Protocol):
         """A torchao ``Quantizer`` for one graph.
 
         Args:
-            graph: the captured float graph, before ``prepare``; for checking names only, never to be changed.
-            qat: whether ``prepare_qat_pt2e`` will be given the quantizer.
+            graph: the captured float graph, before ``prepare``; only to check names, never to be changed.
+            qat: whether the quantizer is for ``prepare_qat_pt2e``.
 
         Raises:
-            PluginError: the options ask for what the backend does not have, or name what the graph does not hold.
+            PluginError: the backend does not support the options, or they name something that the graph does not have.
         """

@@ -48,14 +48,14 @@ def quantizer(name: str, **options: object) -> QuantizerPlugin:
 
 
 def resolve(spec: object) -> QuantizerPlugin:
-    """The plug-in that a user means.
+    """The plug-in for a user's description of a quantizer.
 
     Args:
         spec: a name (``"xnnpack"``), a name with options (``"xnnpack:per_channel=false,mode=dynamic"``), a plug-in, or
             any torchao ``Quantizer`` object.
 
     Raises:
-        PluginError: it is none of these; the text says what it is.
+        PluginError: it is none of these; the message says what it is.
 
     >>> resolve("x86:reduce_range=true").name
     'x86'
@@ -83,7 +83,7 @@ def _entries() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         same = found.setdefault(entry.name, [])
-        # An editable install and a stray build folder may both list the one plug-in.
+        # An editable install and a stray build folder may both list the same plug-in.
         if entry.value not in [other.value for other in same]:
             same.append(entry)
     return found

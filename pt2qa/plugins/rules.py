@@ -1,4 +1,4 @@
-"""Rules of the structure check: what one is, and what it finds."""
+"""Rules of the structure check: what a rule is, and what it finds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Found:
     """One thing that a rule found.
 
     Attributes:
-        name: the op, module, input or site, as reports call it; empty for the model as a whole.
+        name: the op, module, input or site, as reports show it; empty for the model as a whole.
         why: what is wrong there, with the numbers; one sentence without the name.
-        severity: where it differs from the rule's.
-        fix: what to do, where it differs from the rule's.
-        value: what orders the findings of a rule, the largest first; those without keep the rule's order.
-        source: ``file.py:12``; where it is empty, the line that made the op called ``name``.
+        severity: if it differs from the rule's.
+        fix: what to do, if it differs from the rule's.
+        value: sort key for the findings of a rule, largest first; findings without it keep their order.
+        source: ``file.py:12``; if empty, the line of the op called ``name``.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Found:
 
 
 class DoesNotApplyError(Exception):
-    """Raised by a rule that has nothing to look at; its text says what is missing, as in ``no convolution``."""
+    """Raised by a rule that has nothing to check; its message says what is missing, as in ``no convolution``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Rule:
     """One thing that may be wrong with a model, an annotation, or the numbers.
 
     Attributes:
-        id: short name in lower case with dashes, unique; users silence a rule by it.
+        id: short unique name in lower case with dashes, by which users can silence the rule.
         severity: how bad it usually is.
-        title: what is wrong, as the head of a list of places: ``modules that forward never calls``.
-        why: what comes of it, in a sentence or two.
+        title: what is wrong, as the heading of a list: ``modules that forward never calls``.
+        why: the consequences, in a sentence or two.
         fix: what to do.
-        find: from the :class:`pt2qa._check.context.CheckContext` to what was found; edits nothing.  It raises
-            :class:`DoesNotApplyError` where the context holds nothing that the rule is about.
-        needs: what the rule looks at.  Where something of it is not there, the rule is reported as not applied.
+        find: takes a :class:`pt2qa._check.context.CheckContext`, edits nothing, and returns what it found.  It raises
+            :class:`DoesNotApplyError` if the context has nothing that the rule is about.
+        needs: what the rule looks at.  If any of it is missing, the rule is reported as not applied.
     """
 
     id: str

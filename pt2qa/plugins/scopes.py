@@ -1,8 +1,8 @@
-"""Settings for some modules or op types only: checked against the graph, and put in order.
+"""Settings for single modules or op types: checked against the graph, and sorted by precedence.
 
-A plug-in that has them takes two options: ``modules``, from a module's path to what is different there, and
-``op_types``, from an op's name to the same. What is different is a mapping of option names to values, or None: leave it
-in float. The deepest module that is named decides; then the op type; then the plug-in's own options.
+A plug-in with such settings has two options: ``modules``, a mapping from module paths, and ``op_types``, a mapping from
+op names. The values are mappings of option names to values, or None, which keeps that part in float. The deepest named
+module takes precedence, then the op type, then the plug-in's own options.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _P = TypeVar("_P", bound=Scoped)
 
 @dataclass(frozen=True, slots=True)
 class Scope(Generic[_P]):
-    """One module or op type with settings of its own.
+    """One module or op type with its own settings.
 
     Attributes:
         kind: whether ``name`` is a module's path or an op's name.
         name: as the user wrote it.
-        settings: the plug-in with the options that hold here; None where everything stays in float.
-        ops: names of the ops in it that the backend can set.
-        paths: of a module, the paths by which the graph knows it. A ``ModuleList`` leaves no trace in a graph, only the
-            modules in it do.
+        settings: the plug-in with the options for this scope; None if everything in it stays in float.
+        ops: names of the ops in it that the backend can configure.
+        paths: for a module, the paths by which the graph knows it. A ``ModuleList`` leaves no trace in a graph; only
+            the modules in it do.
     """
 
     kind: Literal["module", "op type"]
@@ -61,11 +61,11 @@ class Scope(Generic[_P]):
 
     @property
     def option(self) -> str:
-        """The option and entry that it comes from: ``modules['head']``."""
+        """Its option and key: ``modules['head']``."""
         return f"{_OPTIONS[self.kind]}[{self.name!r}]"
 
     def holds(self, node: Node) -> bool:
-        """Whether an op lies in this scope."""
+        """Whether an op belongs to this scope."""
         return _holds(self.kind, self.name, node)
 
 
@@ -73,7 +73,7 @@ def check_overrides(plugin: Scoped) -> None:
     """Checks the entries of ``modules`` and ``op_types``; for a plug-in's ``__post_init__``.
 
     Raises:
-        PluginError: an entry is neither None nor a mapping of options that may differ, with values they take.
+        PluginError: an entry is neither None nor a mapping of valid options to valid values.
     """
     for option, entries in (("modules", plugin.modules), ("op_types", plugin.op_types)):
         for name, override in entries.items():
@@ -83,16 +83,16 @@ def check_overrides(plugin: Scoped) -> None:
 
 
 def scopes_in(plugin: _P, graph: GraphModule, ops: Collection[str]) -> tuple[Scope[_P], ...]:
-    """What a plug-in sets apart in a graph, in order of precedence: deepest module first, then op types.
+    """The scopes of a plug-in in a graph, in order of precedence: deepest module first, then op types.
 
     Args:
         plugin: a plug-in with ``modules`` and ``op_types``.
         graph: the captured float graph.
-        ops: names of the ops that the backend can quantize or leave, as :func:`op_type` gives them.
+        ops: names of the ops that the backend can configure, as :func:`op_type` returns them.
 
     Raises:
-        PluginError: a module that the graph does not have, or in which the backend quantizes nothing; an op type that
-            the backend does not quantize, or that the graph does not hold. Near names are listed.
+        PluginError: the graph does not have a module, or the backend quantizes nothing in it; the backend does not
+            quantize an op type, or the graph does not have it. The message lists similar names.
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     deepest_first = sorted(plugin.modules, key=lambda path: -path.count("."))
@@ -105,20 +105,20 @@ def scopes_in(plugin: _P, graph: GraphModule, ops: Collection[str]) -> tuple[Sco
 def modules_of(node: Node) -> tuple[str, ...]:
     """Paths of the modules around an op, outermost first, without the root: ``("blocks", "blocks.0", "blocks.0.fc")``.
 
-    Containers are among them, though only :func:`called_modules` were called.
+    This includes containers, which are not among the :func:`called_modules`.
     """
     parts = [clean_path(path).split(".") for path in called_modules(node)]
     return tuple(dict.fromkeys(".".join(path[:end]) for path in parts for end in range(1, len(path) + 1)))
 
 
 def called_modules(node: Node) -> tuple[str, ...]:
-    """Paths of the modules that were called around an op, outermost first, as torchao's name filters compare them."""
+    """Paths of the called modules around an op, outermost first, as torchao's name filters compare them."""
     paths = [path.removeprefix(_ROOT) for path, _ in module_stack(node).values()]
     return tuple(path for path in paths if path)
 
 
 def op_type(node: Node) -> str:
-    """Name of a node's op without namespace, overload and in-place mark: ``conv2d``, ``add`` for ``aten.add_.Tensor``.
+    """A node's op without namespace, overload and in-place underscore: ``add`` for ``aten.add_.Tensor``.
 
     >>> import torch
     >>> graph = torch.fx.Graph()

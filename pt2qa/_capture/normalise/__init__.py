@@ -1,6 +1,6 @@
-"""Passes that change how a program is written, never what it computes, so that quantizers neither fail nor skip.
+"""Passes that change how a program is written, never what it computes, so that quantizers neither fail nor skip ops.
 
-Each takes a program, edits it in place and returns what it did.
+Each pass takes a program, edits it in place and returns what it did.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PASSES = (
     keep_scalars,
     write_out_padding,
 )
-"""In this order, after everything is inlined: dead code is not worth a rewrite."""
+"""In this order, after everything is inlined; dead code goes first, because it is not worth rewriting."""
 
 DECOMPOSABLE = (*RECURRENT, ATTENTION)
-"""The kinds of ops that can be taken apart."""
+"""The kinds of ops that can be decomposed."""
 
 DECOMPOSED = frozenset({recurrent.RULE, attention.RULE})
-"""The rules of the changes that take them apart."""
+"""The rules of the changes that decompose them."""
 
 __all__ = ["DECOMPOSABLE", "DECOMPOSED", "PASSES", "normalise"]
 
@@ -44,7 +44,7 @@ def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[
 
     Args:
         program: the program.
-        decompose: kinds of ops to take apart, of :data:`DECOMPOSABLE`.
+        decompose: kinds of ops to decompose, of :data:`DECOMPOSABLE`.
 
     Returns:
         What the passes did.
@@ -55,6 +55,6 @@ def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[
         changes += decompose_attention(program)
     for run in PASSES:
         changes += run(program)
-    # Last, since sources are of what is left.
+    # Last, because the sources describe the ops that remain.
     changes += write_sources(program, (MODULE,) if ATTENTION in decompose else ())
     return tuple(changes)

@@ -1,17 +1,17 @@
-"""Takes attention apart on request.
+"""Decomposes attention on request.
 
-``scaled_dot_product_attention`` is one op with two matrix products inside, which no quantizer sees; and what
-``nn.MultiheadAttention`` computes with linears and batched products of its own counts as that module, which quantizers
-that match modules (x86) leave in float.  :func:`pt2qa._capture.normalise.sources.write_sources` opens the module; here
-the ops get a spelling that quantizers know.
+``scaled_dot_product_attention`` is one op with two matrix products inside, which no quantizer sees.  The linears and
+batched products of ``nn.MultiheadAttention`` count as part of that module, which quantizers that match modules (x86)
+leave in float.  :func:`pt2qa._capture.normalise.sources.write_sources` opens the module; this pass rewrites the ops in
+a form that quantizers know.
 
-The formula is that of the op's documentation, ``softmax(q kᵀ · scale + mask) v``, with care for what quantizers take:
+The formula is that of the op's documentation, ``softmax(q kᵀ · scale + mask) v``, written so that quantizers accept it:
 
 - products are ``matmul``, which x86 knows, and not ``bmm``;
-- the scale is a division by its inverse, as in the pattern of attention that Inductor fuses; a multiplication would be
-  rounded by quantizers that take every ``mul`` (XNNPACK);
-- a mask is subtracted with the other sign and not added: a quantizer that takes every ``add`` would put the mask's
-  -inf or -3e38 into a scale (trap 34).
+- the scale is a division by its inverse, as in the attention pattern that Inductor fuses; quantizers that annotate
+  every ``mul`` (XNNPACK) would round a multiplication;
+- the negated mask is subtracted, not added: a quantizer that annotates every ``add`` would let the mask's -inf or -3e38
+  determine a scale.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ RULE = "attention"
 
 
 def decompose_attention(program: ExportedProgram) -> tuple[Change, ...]:
-    """Replaces attention by matrix products and the ops between them, in place.
+    """Replaces attention with matrix products and the ops between them, in place.
 
-    That is every ``scaled_dot_product_attention``, and the batched products of ``nn.MultiheadAttention``.
+    This covers every ``scaled_dot_product_attention`` and the batched products of ``nn.MultiheadAttention``.
     """
     wanted = [
         node
@@ -62,7 +62,7 @@ def _attention(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None = None,
-    dropout_p: float = 0.0,  # a model that drops values in eval mode is random, which capture refuses
+    dropout_p: float = 0.0,  # a model with dropout in eval mode is random, which capture refuses
     is_causal: bool = False,
     *,
     scale: float | None = None,
@@ -79,7 +79,7 @@ def _attention(
     if mask is None:
         return torch.matmul(torch.softmax(scores, -1), value)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores - -mask
-    # Where a mask leaves a row nothing, the op gives zeros.
+    # If a mask hides a whole row, the op returns zeros.
     return torch.matmul(SAFE_SOFTMAX(scores, -1), value)
 
 
@@ -94,7 +94,7 @@ _Decomposition = tuple[Callable[..., Any], str]
 _ANYWHERE: dict[Any, _Decomposition] = {
     torch.ops.aten.scaled_dot_product_attention.default: (
         _attention,
-        "taken apart into two matmuls and the ops between them",
+        "decomposed into two matmuls and the ops between them",
     )
 }
 _IN_MODULE: dict[Any, _Decomposition] = {

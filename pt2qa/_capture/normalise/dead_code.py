@@ -1,6 +1,7 @@
-"""Takes away what nothing reads (trap 29).
+"""Removes ops whose results nothing reads.
 
-The x86 quantizer takes the first output of a matched convolution or linear: an unused pooler has none, ``IndexError``.
+The x86 quantizer reads the first output of a matched convolution or linear.  An unused pooler has none, so it raises
+``IndexError``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _RULE = "dead code"
 def remove_dead_code(program: ExportedProgram) -> tuple[Change, ...]:
     """Removes ops without effect, in place.
 
-    An op that writes to its argument has an effect, unless that memory was made in the graph and is not read afterwards
-    (the ``ReLU(inplace=True)`` behind an unused linear).  Inputs, parameters and buffers stay, used or not.
+    An op that writes to its argument has an effect, unless that memory was allocated in the graph and is not read later
+    (the ``ReLU(inplace=True)`` after an unused linear).  Inputs, parameters and buffers stay, used or not.
     """
     names = names_by_node(program)
     for graph_module in graph_modules(program):
@@ -39,7 +40,7 @@ def remove_dead_code(program: ExportedProgram) -> tuple[Change, ...]:
 
 
 def _unread_write(graph_module: GraphModule) -> Node | None:
-    """An in-place op whose result nobody reads, under any name."""
+    """An in-place op whose result nothing reads, under any name."""
     candidates: list[Node] = [
         node for node in graph_module.graph.nodes if not node.users and in_place_argument(node) is not None
     ]

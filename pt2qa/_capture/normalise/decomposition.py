@@ -1,7 +1,7 @@
-"""Puts the ops of a decomposition where a composite op stands.
+"""Replaces a composite op with the ops of its decomposition.
 
-``run_decompositions`` would rewrite the rest of the program too (trap 36).  Here a decomposition is traced on the
-values that one op was traced with, and its ops take that op's place.
+``run_decompositions`` would also rewrite the rest of the program.  Here, a decomposition is traced on the values that
+one op was traced with, and its ops take that op's place.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def trace(node: Node, decomposition: Callable[..., Any]) -> GraphModule:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="TF32 acceleration")  # which nobody asked for
-        # With MKL-DNN on, torch decomposes an LSTM into another opaque op.
+        # With MKL-DNN on, torch would decompose an LSTM into another opaque op.
         with torch.backends.mkldnn.flags(enabled=False):
             return make_fx(run, pre_dispatch=True)(*values)
 
 
 def operands_of(node: Node, body: GraphModule) -> dict[Node, Node]:
-    """Which node of the program each placeholder of a traced ``body`` stands for."""
+    """The node of the program that each placeholder of a traced ``body`` represents."""
     operands = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
     return dict(zip(body.graph.find_nodes(op="placeholder"), operands, strict=True))
 

@@ -1,4 +1,4 @@
-"""Edits of a program's graphs that keep its signature true, and names to report them by."""
+"""Edits of a program's graphs that keep its signature valid, and names to report them by."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def names_by_node(program: ExportedProgram) -> dict[Node, str]:
 
 
 def read_instead(program: ExportedProgram, old: Node, new: Node, users: list[Node] | None = None) -> None:
-    """Lets users of ``old`` (all but ``new``, where ``users`` is None) read ``new``, in place.
+    """Makes users of ``old`` read ``new`` instead, in place; if ``users`` is None, all users except ``new``.
 
-    An output of the program that was ``old`` becomes ``new`` in its signature too.
+    If ``old`` is an output of the program, ``new`` replaces it in the signature too.
     """
     for user in list(old.users) if users is None else users:
         if user is not new:
@@ -42,7 +42,7 @@ def read_instead(program: ExportedProgram, old: Node, new: Node, users: list[Nod
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two traced tensors have the same dtype and shape, without pinning down dynamic sizes."""
+    """Whether two traced tensors have the same dtype and shape, without specialising dynamic sizes."""
     return (
         a.dtype == b.dtype
         and a.dim() == b.dim()
@@ -51,7 +51,7 @@ def alike(a: Tensor, b: Tensor) -> bool:
 
 
 def drop_attribute(graph_module: GraphModule, reader: Node) -> None:
-    """Takes away a ``get_attr`` node that nothing reads, and the attribute if it was the last to read it, in place."""
+    """Removes a ``get_attr`` node that nothing reads, and the attribute if no other node reads it, in place."""
     if reader.users:
         return
     target = str(reader.target)

@@ -1,4 +1,4 @@
-"""The functional form of one in-place op: its result, put back into what its argument was a part of."""
+"""The functional form of one in-place op: its result, inserted into the tensor that its argument was a view of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pt2qa._graph.internals.torch import OpOverload, detect_fake_mode, pytree, s
 
 _ATEN = torch.ops.aten
 _SAME_ORDER = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "alias", "contiguous", "to"}
-"""Views with the elements of what they look at, in the same order."""
+"""Views that have all elements of their base, in the same order."""
 
 
 class Unsupported(Exception):
@@ -27,14 +27,14 @@ class Unsupported(Exception):
 
 
 class Writer:
-    """Makes the functional form of one in-place op, at the graph's point of insertion.
+    """Creates the functional form of one in-place op, at the graph's insertion point.
 
     Args:
         node: the in-place op.
-        argument: what it writes to.
+        argument: the value that it writes to.
 
     Attributes:
-        made: every node that was made.
+        made: every node that was created.
     """
 
     def __init__(self, node: Node, argument: Node) -> None:
@@ -44,7 +44,7 @@ class Writer:
         self._rebuilt: dict[Node, Node] = {}
 
     def write(self) -> None:
-        """Makes the result, and from it every larger tensor that its argument was a part of.
+        """Creates the result, and from it every larger tensor that its argument was a view of.
 
         Raises:
             Unsupported: there is no functional form.
@@ -59,7 +59,7 @@ class Writer:
             part = self._rebuilt[parent] = self._put_back(view, parent, part)
 
     def rebuilt(self, old: Node) -> Node:
-        """The same look at the written memory, after the write."""
+        """The same view of the written memory, after the write."""
         if old not in self._rebuilt:
             parent = _looked_at(old)
             if parent is None:
@@ -83,7 +83,7 @@ class Writer:
             given = source.meta[VALUE]
             if given.dtype != wanted.dtype:
                 source = self._emit(_ATEN.to.dtype, source, wanted.dtype)
-            # Without a copy the source itself would be written to by the next write.
+            # Without a copy, the next write would change the source itself.
             return self._emit(_ATEN.clone.default, self._emit(_ATEN.expand.default, source, _fixed_shape(wanted)))
         function = same_overload(target, op_of(target))
         if function is None:
@@ -94,7 +94,7 @@ class Writer:
         return made
 
     def _put_back(self, view: Node, parent: Node, part: Node) -> Node:
-        """What ``parent`` is after its ``view`` became ``part``."""
+        """The value of ``parent`` after its ``view`` was replaced by ``part``."""
         arguments = view.args[1:]
         if in_place_argument(view) is not None:
             return part
@@ -123,7 +123,7 @@ class Writer:
 
 
 def traced_value(node: Node) -> Any:
-    """What an op gives for the traced values of its arguments."""
+    """What an op returns for the traced values of its arguments."""
     args, kwargs = pytree.tree_map_only(Node, lambda argument: argument.meta[VALUE], (node.args, node.kwargs))
     mode = detect_fake_mode(pytree.tree_leaves((args, kwargs)))
     assert mode is not None
@@ -133,7 +133,7 @@ def traced_value(node: Node) -> Any:
 
 
 def _looked_at(node: Node) -> Node | None:
-    """What a view looks at, or the argument of an in-place op; None for a node with memory of its own."""
+    """The base of a view, or the argument of an in-place op; None for a node that owns its memory."""
     parent = node.args[0] if node.op == "call_function" and node.args else None
     if node.target is operator.getitem and isinstance(parent, Node):
         parent = parent.args[0] if parent.args else None

@@ -1,7 +1,7 @@
-"""Writes ``padding="same"`` and ``"valid"`` out as numbers.
+"""Replaces ``padding="same"`` and ``"valid"`` with numbers.
 
-``aten.conv2d.padding`` is another overload than the ``aten.conv2d.default`` that quantizers look for: the x86 quantizer
-raises ``ValueError``, and in QAT no convolution with batch norm is found.
+``aten.conv2d.padding`` is not the overload ``aten.conv2d.default`` that quantizers look for: the x86 quantizer raises
+``ValueError``, and QAT finds no convolution with batch norm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXPLICIT = {
 def write_out_padding(program: ExportedProgram) -> tuple[Change, ...]:
     """Gives convolutions with ``"same"`` or ``"valid"`` padding their numeric overload, in place.
 
-    With an even kernel ``"same"`` pads one side more than the other, which no number says: that one is left as it is.
+    For an even kernel, ``"same"`` pads one side more than the other, which no number can express; it does not change.
     """
     found = []
     for graph_module in graph_modules(program):

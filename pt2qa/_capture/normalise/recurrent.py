@@ -1,7 +1,7 @@
-"""Takes recurrent ops apart on request (trap 25).
+"""Decomposes recurrent ops on request.
 
-``aten.lstm.input`` is one op with all its matrix products inside: every quantizer leaves it float, in silence.  torch
-has decompositions of it into linears, one step of the sequence after the other.
+``aten.lstm.input`` is one op with all its matrix products inside, and every quantizer silently leaves it in float.
+torch has decompositions of it into linears, one step of the sequence after the other.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ RECURRENT = {
 
 
 def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple[Change, ...]:
-    """Replaces recurrent ops by linears and elementwise ops, one step of the sequence after the other, in place.
+    """Replaces recurrent ops with linears and elementwise ops, one step of the sequence after the other, in place.
 
-    Each part notes under :data:`pt2qa._graph.handles.PART` of which op it is, and of which step of the sequence.
+    Each part records under :data:`pt2qa._graph.handles.PART` its op and its step of the sequence.
 
     Args:
         program: the program.
-        kinds: what to take apart; keys of :data:`RECURRENT` count, others are left alone.
+        kinds: what to decompose: keys of :data:`RECURRENT`; others are ignored.
     """
     targets = {target for kind in kinds for target in RECURRENT.get(kind, ())}
     wanted = [node for node in program.graph.nodes if node.op == "call_function" and node.target in targets]
@@ -50,14 +50,14 @@ def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple
             program, node, body, {part: {PART: {"of": names[node], "step": step}} for part, step in steps.items()}
         )
         linears = sum(part.target is _ATEN.linear.default for part in steps)
-        changes.append(Change(RULE, names[node], f"taken apart into {linears} linears and the ops between them"))
+        changes.append(Change(RULE, names[node], f"decomposed into {linears} linears and the ops between them"))
     return tuple(changes)
 
 
 def _steps(node: Node, body: GraphModule) -> dict[Node, int]:
-    """For each op of the body, which step of the sequence it computes, from 0; -1 where it is of none or of all.
+    """For each op of the body, the step of the sequence that it computes, from 0; -1 if it belongs to none or to all.
 
-    A step begins with the product of the hidden state, and the last one ends where the steps' outputs are joined.
+    A step begins with the product of the hidden state; the last one ends where the outputs of the steps are joined.
     """
     operands = operands_of(node, body)
     hidden = _hidden_weights(node)

@@ -1,7 +1,7 @@
-"""Inlines ``torch.no_grad()`` and switched-off autocast regions (trap 15).
+"""Inlines ``torch.no_grad()`` and switched-off autocast regions.
 
-``torch.export`` puts such a region into a nested graph, and no quantizer looks there: a forward under ``no_grad`` stays
-float in silence.  Outside of training the region computes the same without its wrapper.
+``torch.export`` puts such a region into a nested graph, where no quantizer looks: a forward under ``no_grad`` silently
+stays in float.  Outside of training, the region computes the same without its wrapper.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _RULE = "nested region"
 
 
 def inline_regions(program: ExportedProgram) -> tuple[Change, ...]:
-    """Moves the ops of grad-mode regions, and of autocast regions that are off, to where the region stood, in place.
+    """Inlines the ops of grad-mode regions, and of autocast regions that are off, in place.
 
-    In QAT gradients then flow through what was under ``no_grad``.  Autocast regions that are on compute in another
-    dtype and stay nested.
+    In QAT, gradients then flow through ops that were under ``no_grad``.  Autocast regions that are on compute in
+    another dtype, and stay nested.
     """
     changes = []
     while found := _find(program):
@@ -49,7 +49,7 @@ def _find(program: ExportedProgram) -> tuple[GraphModule, Node] | None:
 
 
 def _operands(node: Node) -> tuple[object, ...] | None:
-    """What the region's nested graph is called with; None if the node is no region to inline."""
+    """The arguments of the region's nested graph; None if the node is not a region to inline."""
     if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
         return node.args[2:]
     if node.target is torch.ops.higher_order.wrap_with_autocast and node.args[2] is False:
@@ -58,7 +58,7 @@ def _operands(node: Node) -> tuple[object, ...] | None:
 
 
 def _is_simple(node: Node, graph_module: GraphModule) -> bool:
-    """Whether the region returns a tuple of nodes that is only taken apart, which is all that export writes."""
+    """Whether the region returns a tuple of nodes that is only unpacked, which is all that export writes."""
     bodies = nested_graphs(node, graph_module)
     if len(bodies) != 1:
         return False

@@ -1,7 +1,7 @@
-"""Keeps scalars of integer (and of double, half, complex) arithmetic exact (trap 30).
+"""Keeps scalars in integer (and in double, half, complex) arithmetic exact.
 
 XNNPACK's quantizer turns the scalar of ``add.Tensor(x, 1)`` and ``mul.Tensor(x, 2)`` into a float32 tensor, whatever
-``x`` is: an index becomes a float (``IndexError``), 16777217 + 1 becomes 16777216, a double loses its digits.
+the dtype of ``x``: an index becomes a float (``IndexError``), 16777217 + 1 becomes 16777216, a double loses digits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WITH_SCALAR = {
 
 
 def keep_scalars(program: ExportedProgram) -> tuple[Change, ...]:
-    """Gives ``add`` and ``mul`` of a Python scalar their ``Scalar`` overload where the result is not float32, in place.
+    """Gives ``add`` and ``mul`` of a Python scalar their ``Scalar`` overload if the result is not float32, in place.
 
     Both overloads wrap the scalar the same way and promote dtypes alike, so the numbers are the same.
     """

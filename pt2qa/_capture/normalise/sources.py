@@ -1,9 +1,10 @@
-"""Says of every op which module class or function it came from, one call apart from the other (traps 14, 28).
+"""Records for every op which module class or function it came from, separately for each call.
 
-Quantizers that match *source partitions* (x86 above all) read ``source_fn_stack``, which only ``strict=True`` writes,
-or else guess from ``nn_module_stack``: then two calls of one module make a single partition, a subclass of ``Conv2d``
-is no ``Conv2d``, and ``F.conv2d`` has no class at all.  In strict mode a ``Conv2d`` with circular padding makes two
-partitions, one without a convolution.  Here both modes get one entry an op: the class that stands for what it computes.
+Quantizers that match *source partitions* (x86 above all) read ``source_fn_stack``, which only ``strict=True`` writes.
+Otherwise they guess from ``nn_module_stack``: two calls of one module form a single partition, a subclass of ``Conv2d``
+is not a ``Conv2d``, and ``F.conv2d`` has no class at all.  In strict mode, a ``Conv2d`` with circular padding forms two
+partitions, one without a convolution.  This pass gives both modes one entry per op: the class that represents what the
+op computes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _CLASSES: dict[OpOverload, tuple[type[nn.Module], ...]] = {
     _ATEN.avg_pool2d.default: (nn.AvgPool2d,),
     _ATEN.adaptive_avg_pool2d.default: (nn.AdaptiveAvgPool2d,),
 }
-"""What quantizers call an op.  The first class is used wherever the op was not called by one of the others."""
+"""The classes by which quantizers know an op.  The first one is used if none of the others called the op."""
 
 _OPERATORS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.add.Tensor: operator.add,
@@ -60,29 +61,29 @@ _OPERATORS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.mul.Tensor: operator.mul,
     _ATEN.mul_.Tensor: operator.mul,
 }
-"""The same for operators on two tensors.  With a scalar they are something else, on which the x86 quantizer fails."""
+"""The same for operators on two tensors.  With a scalar they are different ops, on which the x86 quantizer fails."""
 
 _NAMED = {op_of(target) for target in (*_CLASSES, *_OPERATORS)}
 _SINGLE = tuple({kind for kinds in _CLASSES.values() for kind in kinds})
 _OPEN = (nn.RNNBase, nn.RNNCellBase)
-"""Composite modules whose inner ops count for themselves, once capture has taken them apart."""
+"""Composite modules whose inner ops are separate sources once capture has decomposed them."""
 
 _SHARED_RULE = "shared module"
 _RULE = "op source"
 
 
 def write_sources(program: ExportedProgram, opened: tuple[type[nn.Module], ...] = ()) -> tuple[Change, ...]:
-    """Writes ``source_fn_stack`` anew, in place: one entry for each op, none for parameters.
+    """Rewrites ``source_fn_stack`` in place: one entry for each op, none for parameters.
 
-    Ops inside a composite ``torch.nn`` module, such as ``MultiheadAttention``, keep that module as their source, as
-    strict export has it; one call of it is one partition.
+    Ops inside a composite ``torch.nn`` module, such as ``MultiheadAttention``, keep that module as their source, as in
+    strict export; one call of it is one partition.
 
     Args:
         program: the program.
         opened: composite modules whose ops get the sources that they would have outside of any module.
 
     Returns:
-        Which modules are called more than once, and which ops count as a class that did not call them.
+        Which modules are called more than once, and which ops got a class that did not call them.
     """
     renamed: list[tuple[Node, str]] = []
     calls: Counter[tuple[str, str]] = Counter()
@@ -129,7 +130,7 @@ def _write(
 
 
 def _source(node: Node, caller: type[nn.Module] | None) -> Any:
-    """The class or function that stands for an op."""
+    """The class or function that represents an op."""
     kinds = _CLASSES.get(node.target) if isinstance(node.target, OpOverload) else None
     if caller is not None and caller not in _SINGLE and not issubclass(caller, (*_SINGLE, *_OPEN)):
         return caller
@@ -141,9 +142,9 @@ def _source(node: Node, caller: type[nn.Module] | None) -> Any:
         return caller
     name = op_of(node.target)
     if not isinstance(node.target, OpOverload):
-        # Not "add", which stands for an addition of tensors: this one is of sizes, or a higher-order op.
+        # Not "add", which means an addition of tensors: this one adds sizes, or is a higher-order op.
         return f"{type(node.target).__name__}.{name}"
-    # Another overload of an op that quantizers know by its class would be taken for it, and fail.
+    # Quantizers would mistake another overload for the op that they know by its class, and fail.
     function = None if name in _NAMED else getattr(torch, name, getattr(F, name, None))
     return function if callable(function) and getattr(function, "__module__", None) else node.target
 

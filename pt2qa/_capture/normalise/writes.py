@@ -1,9 +1,9 @@
 """Makes writes to a part of a tensor functional.
 
-After ``y[:, :2].mul_(0.1)`` a model goes on to read ``y``, in the graph a value from before the write.  In one memory
-that is right; in a quantized graph ``y`` and the slice are two tensors with a quantize and a dequantize between them,
-the write is lost, and the model computes nonsense without a word.  Here the later reads get
-``slice_scatter(y, mul(y[:, :2], 0.1))``.  In-place ops whose argument is read nowhere else stay as they are.
+After ``y[:, :2].mul_(0.1)``, a model still reads ``y``, which in the graph is a value from before the write.  This is
+correct as long as both share memory.  In a quantized graph, ``y`` and the slice are two tensors with a quantize and a
+dequantize between them: the write is lost, and the model silently computes nonsense.  This pass makes later readers use
+``slice_scatter(y, mul(y[:, :2], 0.1))``.  In-place ops whose argument is read nowhere else do not change.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CHANGES_NO_VALUE = {
 
 
 def make_writes_functional(program: ExportedProgram) -> tuple[Change, ...]:
-    """Lets what is read after a write to a part of it, or to what it is a part of, read the result, in place.
+    """Makes every read of memory after an in-place write to it use the result of the write, in place.
 
-    Writes to an input or a buffer stay: they are meant to be seen from outside.
+    Writes to an input or a buffer stay, because they must be visible outside.
     """
     changes = []
     for graph_module in graph_modules(program):
@@ -61,7 +61,7 @@ def make_writes_functional(program: ExportedProgram) -> tuple[Change, ...]:
 
 
 def _stale_readers(node: Node, argument: Node, graph: Graph) -> list[tuple[Node, Node]]:
-    """Who reads after ``node``, under a name from before it, the memory that it writes: pairs of name and reader."""
+    """Readers after ``node`` that use an older name of the memory that it writes: pairs of that name and the reader."""
     storage = storage_of(argument)
     if storage is None:
         return []
@@ -76,7 +76,7 @@ def _stale_readers(node: Node, argument: Node, graph: Graph) -> list[tuple[Node,
 
 
 def _overwrites(node: Node, value: Node) -> bool:
-    """Whether all that an op does with a value is to write over it: ``torch.export`` ends so a write to a buffer."""
+    """Whether an op only overwrites a value, which is how ``torch.export`` ends a write to a buffer."""
     return node.target is torch.ops.aten.copy_.default and node.args[0] is value and node.args[1] is not value
 
 
@@ -102,7 +102,7 @@ def _rewrite(
 
 
 def _drop_unread(nodes: list[Node]) -> None:
-    """Erases those of the nodes that nothing reads any more, and what only they read."""
+    """Erases those nodes that nothing reads any more, and the nodes that only they read."""
     waiting, gone = list(nodes), set()
     while waiting:
         node = waiting.pop()
@@ -113,7 +113,7 @@ def _drop_unread(nodes: list[Node]) -> None:
 
 
 def _renew_values(written: Node, storage: int | None) -> None:
-    """Traces the later views of a memory anew: they look at the result now, which has a memory of its own."""
+    """Traces the later views again: they are now views of the result, which owns its memory."""
     later = written.next
     while later.op != "root":
         looks = any(memory_of(leaf) == storage for leaf in pytree.tree_leaves(later.meta.get(VALUE)))

@@ -1,7 +1,7 @@
-"""Takes away additions of zero (trap 29).
+"""Removes additions of zero.
 
-Python's ``sum([a, b])`` starts from 0, so the graph holds ``add(a, 0)``.  The x86 quantizer fails on it with a bare
-``AssertionError``, and XNNPACK's would round its result once more.
+Python's ``sum([a, b])`` starts from 0, so the graph contains ``add(a, 0)``.  The x86 quantizer fails on it with a bare
+``AssertionError``, and XNNPACK's would round its result again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 
 
 def remove_added_zeros(program: ExportedProgram) -> tuple[Change, ...]:
-    """Lets the users of ``add(x, 0)`` read ``x``, where shape and dtype are the same, in place.
+    """Makes the users of ``add(x, 0)`` read ``x``, if shape and dtype are the same, in place.
 
-    Equal in every number; the sign of a zero is kept where the addition would have made ``-0.0`` to ``0.0``.  An
-    addition whose result or operand is written to in place later on makes a copy that is needed: it stays.
+    All numbers stay equal, except that a ``-0.0``, which the addition would turn into ``0.0``, keeps its sign.  If the
+    result or the operand is written to in place later, the addition makes a copy that is needed, so it stays.
     """
     changes = []
     for graph_module in graph_modules(program):
@@ -53,7 +53,7 @@ def _adds_zero(node: Node) -> bool:
 def _is_needed_copy(node: Node, graph_module: GraphModule) -> bool:
     operand = node.args[0]
     assert isinstance(operand, Node)
-    # A model that returned its own input would hand out the caller's tensor.
+    # A model that returned its own input would return the caller's tensor.
     if operand.op != "call_function" and any(user.op == "output" for user in node.users):
         return True
     aliases = Aliases(graph_module)

@@ -73,7 +73,7 @@ def test_sdpa_becomes_two_matmuls_with_the_same_numbers(name: str) -> None:
     assert ops.count("matmul") == 2
     assert "scaled_dot_product_attention" not in ops
     assert [(change.name, change.what) for change in captured.changes if change.rule == "attention"] == [
-        ("scaled_dot_product_attention", "taken apart into two matmuls and the ops between them")
+        ("scaled_dot_product_attention", "decomposed into two matmuls and the ops between them")
     ]
     # neither a sum nor a product is made, which XNNPACK would round together with a mask or a second time
     assert not {"add", "mul"} & set(ops)

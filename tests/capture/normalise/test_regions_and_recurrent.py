@@ -69,7 +69,7 @@ def test_an_lstm_stays_float_unless_decomposed_trap_25() -> None:
     assert {op for op in annotated_names(model, x, "x86") if "rnn" in op} == set()
     captured = capture(model, x, decompose=("lstm",))
     assert captured.changes[0].rule == "recurrent op"
-    assert captured.changes[0].what == "taken apart into 8 linears and the ops between them"
+    assert captured.changes[0].what == "decomposed into 8 linears and the ops between them"
     linears = [op.name for op in captured.names.values() if op.op == "linear"]
     assert linears == ["rnn/linear", *(f"rnn/linear_{i}" for i in range(1, 8)), "fc/linear"]
     assert quantized_sqnr(captured, model, "x86", x) > 25
@@ -146,7 +146,7 @@ def test_an_unknown_kind_lists_the_known_ones() -> None:
 @pytest.mark.parametrize("kinds", ["lstm", ("lstm", "rnn"), ["attention"]], ids=str)
 def test_a_kind_that_the_model_does_not_have_is_an_error_that_says_what_it_has(kinds: Any) -> None:
     listed = re.escape(str([kinds] if isinstance(kinds, str) else list(kinds)))
-    has = r"nothing of that kind to take apart; it has .*gru \(1\).*\. Leave decompose out"
+    has = r"nothing of that kind to decompose; it has .*gru \(1\).*\. Leave decompose out"
     with pytest.raises(CaptureError, match=f"decompose={listed}: the model has {has}"):
         capture(recurrent(nn.GRU), torch.randn(2, 3, 8), decompose=kinds)
 
