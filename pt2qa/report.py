@@ -1,7 +1,7 @@
-"""Reports: what an analysis found, as frozen facts that print, save and load.  Free of torch.
+"""Reports: what an analysis found, as frozen facts that can be printed, saved and loaded.  Free of torch.
 
-A folder holds one kind of report: its rows, its class, its text.  What all share lies beside them: files
-(:mod:`pt2qa._report.storage`), columns, tables, formats.
+Each kind of report is defined next to its analysis, such as ``pt2qa._layers.report``.  What all kinds share is in
+``pt2qa._report``: files, columns, tables, formats.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""For authors of quantizers: does a quantizer behave?
+"""For authors of quantizers: checks whether a quantizer behaves.
 
-:func:`check_quantizer` looks at a set of properties on small models, each of which shows one pattern, and gives a
-report; :class:`QuantizerConformance` is the same as a pytest class.
+:func:`check_quantizer` checks a set of properties on small models, each with one pattern, and returns a report;
+:class:`QuantizerConformance` does the same as a pytest class.
 """
 
 from __future__ import annotations

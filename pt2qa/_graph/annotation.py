@@ -1,4 +1,4 @@
-"""What a quantizer wrote at the nodes of a graph: torchao's annotations, read here alone."""
+"""Reads what a quantizer annotated at the nodes of a graph; all other modules read annotations through this one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def specs_of(node: Node) -> list[tuple[Node | None, Any]]:
 
 
 def annotated_ops(nodes: Iterable[Node]) -> Counter[str]:
-    """By kind, the ops at which a quantizer asks for a rounded value; it need not set ``_annotated``."""
+    """The ops at which a quantizer requires a rounded value, counted by type; it need not set ``_annotated``."""
     return Counter(
         op_of(node.target)
         for node in nodes
@@ -33,7 +33,7 @@ def annotated_ops(nodes: Iterable[Node]) -> Counter[str]:
 
 
 def rounds(spec: Any, *, constant: bool) -> bool:
-    """Whether a torchao spec rounds what it is given: float32 rounds nothing, float16 constants alone."""
+    """Whether a torchao spec rounds a value: float32 never does, float16 only for constants."""
     dtype = getattr(spec, "dtype", None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return True

@@ -1,4 +1,4 @@
-"""Floating-point operations: torch's formulas, and ours of ops for which it has none on a CPU."""
+"""Floating-point operations: torch's formulas, and our own for ops without one on a CPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pt2qa._simulator.products import ATTENTION, RECURRENT
 
 
 class FlopCounter(TorchDispatchMode):
-    """Adds up in ``total`` the flops of what runs under it; nested graphs (``cond``, loops) count nothing.
+    """Adds up in ``total`` the flops of the ops that run under it; nested graphs (``cond``, loops) do not count.
 
-    torch's own ``FlopCounterMode`` counts by module too, and fails where a nested graph runs without gradients.
+    torch's own ``FlopCounterMode`` also counts by module, and fails if a nested graph runs without gradients.
     """
 
     supports_higher_order_operators = True
@@ -39,13 +39,13 @@ class FlopCounter(TorchDispatchMode):
 
 
 def own_multiply_adds(op: str, tensors: Sequence[Tensor]) -> int | None:
-    """The multiply-adds of ops for which torch has no formula on a CPU; None for all others.
+    """The multiply-adds of an op for which torch has no formula on a CPU; None for all others.
 
-    A recurrent op multiplies each of its weights once a step, and a bilinear one once a row; attention multiplies
+    A recurrent op uses each of its weights once in every step, a bilinear op once in every row; attention multiplies
     queries by keys, and scores by values.
 
     Args:
-        op: kind of the op.
+        op: type of the op.
         tensors: its tensor arguments in order, with their sizes.
     """
     if op in RECURRENT:

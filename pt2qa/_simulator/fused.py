@@ -65,12 +65,12 @@ def quantize_dequantize(
         zero_point: the integer that represents 0.0.
         quant_min: smallest integer.
         quant_max: largest integer.
-        out: float32 tensor of the shape of ``x`` to write to, ``x`` itself where nobody reads it again; a new one is
-            made where it has not the strides that the pair gives.
-        stats: where given, what the values were is written to it; finding out costs about what it saves.
+        out: float32 tensor of the shape of ``x`` to write to, or ``x`` itself if it is not read again; it is not used
+            if its strides differ from those that the pair returns.
+        stats: if given, the statistics of the values are written to it.
 
     Returns:
-        float32 tensor of the shape of ``x`` and with the strides that the pair gives.
+        float32 tensor with the shape of ``x`` and the strides that the pair returns.
 
     >>> quantize_dequantize(torch.tensor([0.26, 9.0, -9.0]), 0.5, 0, -8, 7)
     tensor([ 0.5000,  3.5000, -4.0000])

@@ -18,7 +18,7 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
         outputs: what the graph returns, with slots in place of values.
         given: slots of inputs and constants; the program does not own their memory.
     """
-    # A duplicate reads the result of the first site where both are on.
+    # If both sites are on, a duplicate reads the result of the first one.
     last = {slot: step.index for step in steps for slot in (*step.reads, step.duplicate_of) if slot is not None}
     last.update(dict.fromkeys(slots_in(outputs), len(steps)))
     releases: dict[int, list[int]] = defaultdict(list)
@@ -28,7 +28,7 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
         step.releases = tuple(releases[step.index])
         if step.out not in last:
             step.releases += (step.out,)
-    # With a site off its result is its source; with it on, it is fresh memory, shared with its duplicates.
+    # With a site off, its result is its source; with it on, the result is new memory, shared with its duplicates.
     overwrite = _overwritable(
         steps, last, given, [(step.out, step.reads[0]) for step in steps if step.site is not None]
     )

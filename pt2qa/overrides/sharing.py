@@ -31,7 +31,7 @@ def root_of(specs: Specs, point: Point) -> Point | None:
 
 
 def rounds_at(specs: Specs, point: Point, nodes: Mapping[str, GraphNode]) -> bool:
-    """Whether the spec that a point has in the end rounds its value."""
+    """Whether a point's resolved spec rounds its value."""
     root = root_of(specs, point)
     return root is not None and is_quantized(specs[root], nodes[point[0]])
 
@@ -125,7 +125,7 @@ def replace_own(
 
 
 def _chain(specs: Specs, point: Point) -> Iterator[Point]:
-    """A point and those that its reference leads over; the last is not there where the chain breaks off."""
+    """A point and those that its reference passes through; if the chain is broken, the last one does not exist."""
     seen: set[Point] = set()
     while point not in seen:
         yield point
@@ -150,6 +150,6 @@ def _source(
         if source in roots and roots[point] is not None and roots[point] == roots[source]:
             return point
     raise QuantizeError(
-        f"{describe(derived)} derives its scale from {describe(source)}, which this edit takes away; "
+        f"{describe(derived)} derives its scale from {describe(source)}, which this edit removes; "
         "name the op that reads it in the edit, too"
     )

@@ -90,7 +90,8 @@ def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) ->
     lines = [f"        {_call(edit, known)}" for edit in plan.edits if edit not in unnamed]
     head = [f"# {base.remark}."] if base.remark else []
     head += [
-        f"# Not said below: {edit}. One output of an op with several has no name outside of pt2qa." for edit in unnamed
+        f"# Not included: {edit}. A single output of an op with several has no name outside of pt2qa."
+        for edit in unnamed
     ]
     if not lines:
         return "\n".join([*head, *base.imports, *([""] if base.imports else []), f"quantizer = {base.expression}", ""])
@@ -146,7 +147,7 @@ def _region(start: Node) -> list[Node]:
 
 
 def _call(edit: Edit, known: dict[str, NamedOp]) -> str:
-    """The line of source that makes an edit."""
+    """The line of source for an edit."""
     # A batch norm is folded into its convolution before a quantizer sees the graph.
     ops = [f"ops[{name!r}]" for name in edit.ops if known[name].op != "batch_norm"]
     joined = ", ".join(ops)

@@ -61,7 +61,7 @@ def test_a_derived_scale_finds_another_point_of_the_group() -> None:
 
 def test_a_derived_scale_without_source_is_an_error() -> None:
     specs = {A: "int8", D: Derives("int32", (A,)), B: Shares(A)}
-    with pytest.raises(QuantizeError, match="d derives its scale from a, which this edit takes away"):
+    with pytest.raises(QuantizeError, match="d derives its scale from a, which this edit removes"):
         remove(specs, [A], describe)
 
 

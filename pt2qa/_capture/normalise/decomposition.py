@@ -47,13 +47,13 @@ def operands_of(node: Node, body: GraphModule) -> dict[Node, Node]:
 def put_instead(
     program: ExportedProgram, node: Node, body: GraphModule, notes: Mapping[Node, dict[str, Any]] | None = None
 ) -> None:
-    """Puts the ops of a traced ``body`` where ``node`` stands at the top of a program, in place.
+    """Replaces ``node``, at the top level of a program, with the ops of a traced ``body``, in place.
 
     Args:
         program: the program.
         node: the op; readers of its outputs then read the body's.
-        body: what :func:`trace` gave for it.
-        notes: by op of the body, what its copy carries along in its metadata.
+        body: what :func:`trace` returned for it.
+        notes: for each op of the body, what its copy has in its metadata.
     """
     graph = program.graph
     values = operands_of(node, body)
