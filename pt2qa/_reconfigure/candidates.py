@@ -9,6 +9,7 @@ from typing import Literal
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.costs import Costs
 from pt2qa._reconfigure.ordering import EditCandidate
+from pt2qa._report.prose import few
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides.annotations import Annotations, Edge
 from pt2qa.overrides.plan import Edit
@@ -62,12 +63,8 @@ def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallb
     got = {(site.kind, site.name) for site in new.sites}
     too_few = sorted(f"{kind} of {name}" for kind, name in intended - got)
     too_many = sorted(f"{kind} of {name}" for kind, name in got - intended) if fallback == "float" else []
-    notes = []
-    if too_few:
-        notes.append(f"not meant to leave int8, but did: {', '.join(too_few[:5])} ({len(too_few)})")
-    if too_many:
-        notes.append(f"meant to leave int8, but did not: {', '.join(too_many[:5])} ({len(too_many)})")
-    return notes
+    notes = (("not meant to leave int8, but did", too_few), ("meant to leave int8, but did not", too_many))
+    return [f"{what}: {few(sites)}" for what, sites in notes if sites]
 
 
 def _edges(annotations: Annotations) -> frozenset[Edge]:

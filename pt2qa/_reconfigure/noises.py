@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pt2qa._decibels import power
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.ordering import Noise
@@ -56,16 +57,16 @@ def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | 
             )
             for position in positions
         ]
-    except BatchError:  # quantized, the model is finite on no batch, which is what the search is to mend
+    except BatchError:  # quantized, the model is finite on no batch, which is what the search is to repair
         return _alone(scorer)
     return _together(reports)
 
 
 def _alone(scorer: Scorer) -> Noises:
     """The noise of each site where nothing else is quantized, measured on the whole model."""
-    decibels = Scorer(scorer.pair, scorer.reference, Target(0.0), scorer.tally)
+    alone = Scorer(scorer.pair, scorer.reference, Target(0.0), scorer.tally)
     of_site = {
-        site: tuple(_share(10 ** (-sqnr / 10), 1.0) for sqnr in decibels.quality({site}).outputs)
+        site: tuple(_share(power(-sqnr), 1.0) for sqnr in alone.quality({site}).outputs)
         for site in sorted(scorer.every)
     }
     return Noises(of_site, ("quantized, the model is finite on no batch, so each site was measured by itself",))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pt2qa._decibels import power
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.ordering import Noise
@@ -19,7 +20,7 @@ from pt2qa._report.prose import counted
 def free_rows(pair: QuantizedPair, base: Baseline) -> Iterator[EditRow]:
     """The edits that cost nothing, with what all of them together were measured to bring the worst output."""
     known = base.scorer.target.metric is None
-    before, after = (10 ** (-quality.value / 10) for quality in (base.before, base.quality))
+    before, after = (power(-quality.value) for quality in (base.before, base.quality))
     gain = 1 - after / before if known and before > 0 else math.nan
     for edit in base.edits:
         yield EditRow(edit.ops[0], edit.kind, 0.0, gain, len(pair.sites) - len(base.pair.sites), ", ".join(edit.ops))

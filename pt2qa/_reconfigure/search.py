@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pt2qa._decibels import decibels
+from pt2qa._decibels import decibels, power
 from pt2qa._reconfigure.costs import Costs
 from pt2qa._reconfigure.ordering import Bundle, EditCandidate, Noise, order_bundles, sites_off, total_noise
 from pt2qa._reconfigure.scoring import Quality, Scorer
@@ -173,7 +173,7 @@ class Search:
         for margin in MARGINS:
             # The prediction of each output is scaled to what was measured.
             allowed = [
-                noise * 10 ** ((db - self.needed - margin) / 10) if noise else 10 ** (-self.needed / 10)
+                noise * power(db - self.needed - margin) if noise else power(-self.needed)
                 for noise, db in zip(predicted, quality.outputs, strict=True)
             ]
             for worth in self._worths():
