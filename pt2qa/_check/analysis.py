@@ -70,9 +70,9 @@ def check(
         SelectionError: ``subject`` is nothing that can be checked, or there is no such rule or CPU feature.
 
     >>> import torch
-    >>> from pt2qa._check import check
+    >>> import pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout())
-    >>> [finding.name for finding in check(model, rules=["train-mode"])]
+    >>> [finding.name for finding in pt2qa.check(model, rules=["train-mode"])]
     ['1']
     """
     kind = kind_of(subject)
