@@ -114,7 +114,7 @@ def test_a_broken_plugin_is_reported_by_name_and_hides_no_other(install: Install
 def test_what_is_no_plugin_is_said_to_be_none(install: Install, attribute: str) -> None:
     install(("toy", f"{HERE}:{attribute}"))
     text = told(lambda: quantizer("toy"))
-    assert text.startswith(f"quantizer 'toy' ({HERE}:{attribute}) is no plug-in: got ")
+    assert text.startswith(f"quantizer 'toy' ({HERE}:{attribute}) is not a plug-in: got ")
     assert text.endswith("expected an instance of a frozen dataclass with name, summary and build(graph, *, qat)")
 
 
@@ -261,7 +261,7 @@ def test_a_quantizer_for_the_other_kind_of_training_is_refused() -> None:
     graph = torch.fx.GraphModule({}, torch.fx.Graph())
     assert resolve(own).build(graph, qat=True) is own
     assert told(lambda: resolve(own).build(graph, qat=False)) == (
-        "X86InductorQuantizer was configured with is_qat=True, but qat=False is asked for: "
+        "X86InductorQuantizer was configured with is_qat=True, but qat=False was requested: "
         "configure it with is_qat=False, or quantize with qat=True"
     )
 

@@ -90,7 +90,7 @@ def output_pairs(reference: Any, quantized: Any, axis: int | None, size: int) ->
             continue
         ref, quant = _as_tensor(ref), _as_tensor(quant)
         if not isinstance(ref, Tensor) or not isinstance(quant, Tensor):
-            yield OutputPair(name, ref, quant, None, f"{type(ref).__name__} is no tensor")
+            yield OutputPair(name, ref, quant, None, f"{type(ref).__name__} is not a tensor")
         else:
             both = axis is not None and all(x.dim() > axis and x.shape[axis] == size for x in (ref, quant))
             yield OutputPair(name, ref, quant, axis if both else None)

@@ -26,7 +26,7 @@ class CaseRow:
             custom one.
         output: the model output that was compared, e.g. ``output.logits``.
         rank: 1 is the worst.
-        value: the metric of this sample alone; nan where it is not defined.
+        value: the metric of this sample alone; nan if it is undefined.
         batch: number of the batch in the loader, from 0.
         sample: number of the sample in its batch, from 0; -1 if the whole batch was ranked.
         index: running number of the sample in the loader, from 0; for a whole batch, that of its first sample.
@@ -52,7 +52,7 @@ class Ranking:
         output: the model output.
         worst: which values are bad.
         values: how many samples (or whole batches) have a number.
-        mean: of the finite numbers; nan where there are none.
+        mean: of the finite numbers; nan if there are none.
         broken: how many have no number because the quantized model returns NaN or infinities where the reference is
             finite.  They are ranked worst of all.
         without_number: how many have no number for another reason, such as a zero reference.  They are ranked last.

@@ -132,7 +132,7 @@ def _check_constant(name: str, value: Any, expected: Any) -> None:
     if isinstance(value, Tensor) or type(value) is not type(expected) or value != expected:
         shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise BatchError(
-            f"{name} is {shown}; captured with {expected!r}, which is part of the graph. Capture anew for it."
+            f"{name} is {shown}; captured with {expected!r}, which is part of the graph. Capture again with it."
         )
 
 

@@ -39,7 +39,7 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
     if not isinstance(args, tuple):
         if isinstance(args, np.ndarray):
             raise CaptureError(f"{refusal('args', args)}.")
-        hint = "Pass tuple(args)." if isinstance(args, list) else "Pass (value,) for one input that is no tensor."
+        hint = "Pass tuple(args)." if isinstance(args, list) else "Pass (value,) for one input that is not a tensor."
         raise CaptureError(
             f"args is a {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of keyword "
             f"inputs. {hint}"

@@ -57,7 +57,7 @@ def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any], graph_module: GraphM
 
 
 def input_names(graph_module: GraphModule) -> list[str]:
-    """The names of forward's parameters; those of the placeholders where the graph does not know them."""
+    """The names of forward's parameters, or of the placeholders if the graph does not know them."""
     convention = calling_convention(graph_module)
     if convention is None:
         return [node.name for node in graph_module.graph.find_nodes(op="placeholder")]

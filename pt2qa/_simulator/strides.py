@@ -46,7 +46,7 @@ def with_strides(x: Tensor, strides: Strides) -> Tensor:
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy with the same strides; if elements of ``x`` share memory, the copy has another layout where none do."""
+    """A copy with the same strides; if elements of ``x`` share memory, the strides are those of ``x.clone()``."""
     overlaps = any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.clone() if overlaps else x.new_empty_strided(x.shape, x.stride()).copy_(x)
 

@@ -69,7 +69,7 @@ def check(
     from pt2qa.plugins import resolve
 
     if len(specs) > 1:
-        raise click.UsageError("-q: give one quantizer; check the others by calls of their own", _context())
+        raise click.UsageError("-q: give one quantizer; check the others in separate calls", _context())
     spec = specs[0] if specs else None
     if calibrate and spec is None:
         raise click.UsageError("--calibrate needs a quantizer: -q", _context())

@@ -53,7 +53,7 @@ class Inputs:
         return map(self.inputs_of, self.loader)
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # TypeError where the loader has none, as len() itself does
+        return len(self.loader)  # type: ignore[arg-type]  # TypeError if the loader has no length, as with len()
 
 
 def load_flow(where: str) -> Flow:

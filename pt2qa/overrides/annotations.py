@@ -117,7 +117,7 @@ class Annotations:
         return replace(self, specs=specs, ground=replace(self.ground, nodes=as_lowered(self.ground.nodes, specs)))
 
     def after(self, *edits: Edit) -> Annotations | None:
-        """The same as :meth:`with_edits`; None where an edit changes nothing or cannot be made in this graph."""
+        """The same as :meth:`with_edits`; None if an edit changes nothing or cannot be made in this graph."""
         try:
             return self.with_edits(edits)
         except QuantizeError:
@@ -213,7 +213,7 @@ class Annotations:
             if edit.kind != "fuse" and any(other in self._keys_of for other in edit.ops):
                 return ()
             raise SelectionError(
-                f"{edit}: {op} is not in the graph that is quantized: it was folded into the op before it, stands in a "
+                f"{edit}: {op} is not in the graph that is quantized: it was folded into the op before it, is in a "
                 "nested graph, or nothing reads it. Name the op that it belongs to"
             )
         near = did_you_mean(op, sorted(self.known | self._keys_of.keys()))

@@ -160,7 +160,7 @@ def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
 
 
 def own_spec(spec: Any) -> Any:
-    """torchao's own object of a spec that is no reference."""
+    """torchao's own object for a spec that is not a reference."""
     return spec.spec if isinstance(spec, Derives) else spec
 
 

@@ -21,7 +21,7 @@ LEVELS = ("float", "observer")
 
 
 def own_method(plugin: Any, name: str) -> Callable[..., Any] | None:
-    """A method that a plug-in may leave out, also by the name that it had before; None where it is left out."""
+    """An optional method of a plug-in, also under its old name; None if the plug-in does not have it."""
     found: Callable[..., Any] | None = getattr(plugin, name, None)
     if found is None and (found := getattr(plugin, _FORMER[name], None)) is not None:
         text = f"quantizer {name_of(plugin)!r}: its method {_FORMER[name]} is called {name} now"

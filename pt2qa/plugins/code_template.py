@@ -51,14 +51,14 @@ def specs_of(graph):
 
 
 def root_of(specs, point):
-    """The point whose own spec a point shares in the end."""
+    """The point at the end of a chain of shared specs."""
     while isinstance(specs.get(point), SharedQuantizationSpec):
         point = specs[point].edge_or_node
     return point
 
 
 def put(point, spec):
-    """Sets a spec, or takes it away; a node that is left with none loses its annotation."""
+    """Sets or removes a spec; a node without specs loses its annotation."""
     source, reader = point if isinstance(point, tuple) else (None, point)
     annotation = reader.meta.setdefault("quantization_annotation", QuantizationAnnotation(_annotated=True))
     if source is None:
@@ -72,7 +72,7 @@ def put(point, spec):
 
 
 def remove(graph, gone):
-    """Takes specs away; what shared its scale with them shares on among itself."""
+    """Removes specs; points that shared a scale with them still share one among themselves."""
     specs, first = specs_of(graph), {}
     for point, spec in specs.items():
         root = root_of(specs, point)
@@ -86,23 +86,23 @@ def remove(graph, gone):
 
 
 def points_of(graph, node):
-    """The points that a node's own annotation holds."""
+    """The points in a node's own annotation."""
     return [point for point in specs_of(graph) if (point[1] if isinstance(point, tuple) else point) is node]
 
 
 def activations(graph, node):
-    """Those of them that are no weights and biases."""
+    """The points of a node that are not weights or biases."""
     points = points_of(graph, node)
     return [point for point in points if not isinstance(point, tuple) or point[0].op != "get_attr"]
 
 
 def leave_in_float(graph, ops):
-    """Takes away what an op asks for its inputs, weights and output."""
+    """Removes the annotations of the ops' inputs, weights and outputs."""
     remove(graph, {point for node in ops for point in points_of(graph, node)})
 
 
 def fuse(graph, first, second):
-    """Rounds behind the second op only; only for a first op that nothing else reads."""
+    """Rounds only after the second op, which must be the only reader of the first."""
     specs = specs_of(graph)
     between = [point for point in (first, (first, second)) if point in specs]
     spec = specs[root_of(specs, between[0])]
@@ -112,7 +112,7 @@ def fuse(graph, first, second):
 
 
 def change(graph, points, how):
-    """Gives points other specs; what shared with them stays as it was."""
+    """Changes the specs of some points; points that shared with them do not change."""
     before, first = specs_of(graph), {}
     remove(graph, set(points))
     for point in points:
@@ -122,7 +122,7 @@ def change(graph, points, how):
 
 
 def epsilon(spec):
-    """The smallest scale that the quantizer asked for."""
+    """The quantizer's lower limit for scales."""
     keywords = getattr(getattr(spec.observer_or_fake_quant_ctr, "p", None), "keywords", {})
     return {name: value for name, value in keywords.items() if name == "eps"}
 
@@ -153,7 +153,7 @@ def make_int16(graph, ops):
 
 
 def set_observer(graph, ops, observer):
-    """Finds the scales of what the ops read and make in another way."""
+    """Sets the observer of the ops' inputs and outputs."""
     sources = {point[0] if isinstance(point, tuple) else point for n in ops for point in activations(graph, n)}
     specs = specs_of(graph)
     values = [point for point in specs if (point[0] if isinstance(point, tuple) else point) in sources]
@@ -162,7 +162,7 @@ def set_observer(graph, ops, observer):
 
 
 class Edited(Quantizer):
-    """A quantizer whose annotation is edited."""
+    """Edits the annotations of another quantizer."""
 
     def __init__(self, quantizer):
         super().__init__()
@@ -183,4 +183,4 @@ class Edited(Quantizer):
     def prepare_obs_or_fq_callback(self, model, observers):
         self.quantizer.prepare_obs_or_fq_callback(model, observers)
 '''
-"""Everything that an edited quantizer may need; what it does not need is left out."""
+"""Everything that an edited quantizer may need; unused parts are removed."""

@@ -73,7 +73,7 @@ class GenericPlugin:
         set_up_for_qat = getattr(getattr(self.quantizer, "global_config", None), "is_qat", None)
         if isinstance(set_up_for_qat, bool) and set_up_for_qat != qat:
             raise PluginError(
-                f"{self.name} was configured with is_qat={set_up_for_qat}, but qat={qat} is asked for: "
+                f"{self.name} was configured with is_qat={set_up_for_qat}, but qat={qat} was requested: "
                 f"configure it with is_qat={qat}, or quantize with qat={set_up_for_qat}"
             )
         return self.quantizer

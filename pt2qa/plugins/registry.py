@@ -100,8 +100,8 @@ def _load(name: str, entries: list[EntryPoint]) -> QuantizerPlugin:
         raise PluginError(f"quantizer {name!r} ({origin}) cannot be loaded: {type(error).__name__}: {error}") from error
     if isinstance(plugin, type) or not (isinstance(plugin, QuantizerPlugin) and dataclasses.is_dataclass(plugin)):
         raise PluginError(
-            f"quantizer {name!r} ({origin}) is no plug-in: got {plugin!r}, expected an instance of a frozen dataclass "
-            "with name, summary and build(graph, *, qat)"
+            f"quantizer {name!r} ({origin}) is not a plug-in: got {plugin!r}, expected an instance of a frozen "
+            "dataclass with name, summary and build(graph, *, qat)"
         )
     if plugin.name != name:
         raise PluginError(f"quantizer {name!r} ({origin}) calls itself {plugin.name!r}: the two names must be equal")

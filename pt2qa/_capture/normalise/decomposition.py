@@ -32,7 +32,7 @@ def trace(node: Node, decomposition: Callable[..., Any]) -> GraphModule:
         return decomposition(*args, **kwargs)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="TF32 acceleration")  # which nobody asked for
+        warnings.filterwarnings("ignore", message="TF32 acceleration")  # from tracing, irrelevant here
         # With MKL-DNN on, torch would decompose an LSTM into another opaque op.
         with torch.backends.mkldnn.flags(enabled=False):
             return make_fx(run, pre_dispatch=True)(*values)

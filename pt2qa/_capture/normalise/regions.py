@@ -36,7 +36,7 @@ def inline_regions(program: ExportedProgram) -> tuple[Change, ...]:
             if op_of(region.target) == "wrap_with_set_grad_enabled"
             else "switched-off autocast"
         )
-        changes.append(Change(_RULE, name, f"its {count} ops now stand in the graph around the {kind} region"))
+        changes.append(Change(_RULE, name, f"its {count} ops are now in the graph around the {kind} region"))
     return tuple(changes)
 
 

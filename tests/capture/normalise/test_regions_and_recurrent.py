@@ -22,7 +22,7 @@ def test_a_forward_under_no_grad_is_quantized_trap_15(name: str, strict: bool) -
     model = Forward(torch.no_grad()(lambda m, x: m.relu(m.conv(x))), conv=nn.Conv2d(3, 4, 3), relu=nn.ReLU())
     captured = capture(model, image(), strict=strict)
     assert [str(change) for change in captured.changes] == [
-        "nested region: wrap_with_set_grad_enabled: its 2 ops now stand in the graph around the no_grad or enable_grad "
+        "nested region: wrap_with_set_grad_enabled: its 2 ops are now in the graph around the no_grad or enable_grad "
         "region"
     ]
     assert captured.unanalysed == ()
