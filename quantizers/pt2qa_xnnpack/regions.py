@@ -9,6 +9,7 @@ Here each group of settings is a quantizer of its own, which sees the regions th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     XNNPACKQuantizer,
@@ -42,6 +43,31 @@ def quantizer_for(plugin: XNNPACK, apart: Sequence[Scope[XNNPACK]], qat: bool) -
     return ComposableQuantizer([KeepFloat(lambda node: _unasked(node) and settings_of(node) is None), *quantizers])
 
 
+class LeanXNNPACKQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # executorch has no type information
+    """ExecuTorch's quantizer, which looks for batch norms only in a graph that has one.
+
+    Its own exports a dozen patterns at each ``annotate``, which takes seconds, although ``prepare_pt2e`` has folded the
+    batch norms before.
+    """
+
+    SUPPORTED_PATTERNS: Sequence[Any] = XNNPACKQuantizer.SUPPORTED_PATTERNS
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotates as ExecuTorch's does; edits ``model``, as torchao asks of a quantizer."""
+        dynamic = self.global_config.input_activation.is_dynamic
+        if dynamic or any(op_type(node) == "batch_norm" for node in model.graph.nodes):
+            return super().annotate(model)  # type: ignore[no-any-return]  # ditto
+        patterns = self.SUPPORTED_PATTERNS
+        self.SUPPORTED_PATTERNS = [pattern for pattern in patterns if "bn" not in pattern.name.split("_")]
+        # As the search does before it looks: what is dead is not annotated.
+        model.graph.eliminate_dead_code()
+        model.recompile()
+        try:
+            return super().annotate(model)  # type: ignore[no-any-return]  # ditto
+        finally:
+            self.SUPPORTED_PATTERNS = patterns
+
+
 class KeepFloat(Quantizer):  # type: ignore[misc]  # torchao has no type information
     """Settles that some ops stay in float, so that no quantizer after it annotates them.
 
@@ -64,11 +90,13 @@ class KeepFloat(Quantizer):  # type: ignore[misc]  # torchao has no type informa
         """Nothing to check: every graph can stay in float."""
 
 
-def _plain(settings: XNNPACK, qat: bool) -> XNNPACKQuantizer:
+def _plain(settings: XNNPACK, qat: bool) -> LeanXNNPACKQuantizer:
     config = get_symmetric_quantization_config(
         is_per_channel=settings.per_channel, is_qat=qat, is_dynamic=settings.mode == "dynamic"
     )
-    return XNNPACKQuantizer().set_global(config)
+    quantizer = LeanXNNPACKQuantizer()
+    quantizer.set_global(config)
+    return quantizer
 
 
 def _start(node: Node) -> Node | None:

@@ -32,10 +32,54 @@ def test_the_entry_point_holds_the_defaults() -> None:
 def test_plain_settings_are_those_of_the_quantizer_itself() -> None:
     graph = export()
     own = PLUGIN.build(graph, qat=False)
-    assert type(own) is XNNPACKQuantizer
+    assert isinstance(own, XNNPACKQuantizer)
     assert own.global_config.weight.qscheme == torch.per_channel_symmetric
     assert (own.filter_fn, own.module_name_config, own.global_config.is_qat) == (None, {}, False)
     assert PLUGIN.build(graph, qat=True).global_config.is_qat
+
+
+class Unfolded(nn.Module):
+    """A convolution that is also read past its batch norm, so that ``prepare_pt2e`` cannot fold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return torch.relu(self.bn(y)) * y
+
+
+@pytest.mark.parametrize(
+    ("make", "mode"),
+    [
+        pytest.param(lambda: nn.Conv2d(3, 4, 1), "static", id="no-batch-norm"),
+        pytest.param(lambda: nn.Linear(8, 4), "dynamic", id="dynamic"),
+        pytest.param(Unfolded, "static", id="unfolded"),
+    ],
+)
+def test_the_annotation_is_that_of_the_quantizer_itself(make: Callable[[], nn.Module], mode: Any) -> None:
+    config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=mode == "dynamic")
+    graphs = []
+    for each in (XNNPACKQuantizer().set_global(config), XNNPACK(mode=mode).build(export(make()), qat=False)):
+        graph = export(make())
+        first, *_, output = graph.graph.nodes
+        with graph.graph.inserting_before(output):
+            graph.graph.call_function(torch.ops.aten.add.Tensor, (first, first))  # dead
+        graphs.append(each.annotate(each.transform_for_annotation(graph)))
+    theirs, ours = ([(n.name, str(n.meta.get("quantization_annotation"))) for n in g.graph.nodes] for g in graphs)
+    assert ours == theirs
+    assert any("QuantizationSpec" in annotation for _, annotation in ours)
+
+
+def test_without_a_batch_norm_no_pattern_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ExecuTorch's quantizer exports twelve of them at each ``annotate``, which takes seconds."""
+    graph, exports = export(Net().blocks[0].conv), []
+    own = PLUGIN.build(graph, qat=False)
+    monkeypatch.setattr(torch.export, "export", lambda *args, **options: exports.append(args))
+    own.annotate(graph)
+    assert exports == []
+    assert own.SUPPORTED_PATTERNS == XNNPACKQuantizer.SUPPORTED_PATTERNS
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["nonstrict", "strict"])
