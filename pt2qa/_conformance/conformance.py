@@ -13,9 +13,9 @@ from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
 from pt2qa._conformance.outcome import Outcome, failed
 from pt2qa._conformance.properties import PROPERTIES, Property
+from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
-from pt2qa._conformance.subject import Subject
 from pt2qa._conformance.trial import Failure, Trial
 from pt2qa._exclusion import exports
 from pt2qa._report.rows import Environment
@@ -60,35 +60,35 @@ def check_quantizer(
     >>> report.passed
     True
     """
-    subject = Subject(quantizer, qat)
-    bench = Bench(subject, chosen("model", models, MODELS))
+    tested = QuantizerUnderTest(quantizer, qat)
+    run = ConformanceRun(tested, chosen("model", models, MODELS))
     wanted = chosen("property", properties, PROPERTIES)
-    name, rows = subject.name, []
+    name, rows = tested.name, []
     disable = None if progress is None else not progress
-    for model in tqdm(bench.trials, desc=f"check {name}", unit="model", disable=disable, leave=False):
+    for model in tqdm(run.trials, desc=f"check {name}", unit="model", disable=disable, leave=False):
         for each in wanted.values():
             start = time.perf_counter()
-            outcome = bench.outcome(each, model)
+            outcome = run.outcome(each, model)
             rows.append(
                 ConformanceRow(name, each.name, model, outcome.verdict, outcome.why, time.perf_counter() - start)
             )
-    coverage = tuple(bench.coverage(model) for model in bench.trials)
-    return ConformanceReport(tuple(rows), coverage, (subject.note,), name, Environment.here(""))
+    coverage = tuple(run.coverage(model) for model in run.trials)
+    return ConformanceReport(tuple(rows), coverage, (tested.note,), name, Environment.here(""))
 
 
-class Bench:
+class ConformanceRun:
     """One quantizer on several models.
 
     Args:
-        subject: the quantizer.
+        quantizer: the quantizer.
         models: the models by name.
     """
 
-    def __init__(self, subject: Subject, models: Mapping[str, ConformanceModel]) -> None:
-        self.subject = subject
-        alone = [Trial(subject, model) for model in list(models.values())[:2]]
+    def __init__(self, quantizer: QuantizerUnderTest, models: Mapping[str, ConformanceModel]) -> None:
+        self.quantizer = quantizer
+        alone = [Trial(quantizer, model) for model in list(models.values())[:2]]
         self.trials = {
-            name: Trial(subject, model, [other for other in alone if other.model is not model])
+            name: Trial(quantizer, model, [other for other in alone if other.model is not model])
             for name, model in models.items()
         }
 

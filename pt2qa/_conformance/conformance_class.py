@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pt2qa._conformance.conformance import Bench, chosen
+from pt2qa._conformance.conformance import ConformanceRun, chosen
 from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
 from pt2qa._conformance.properties import PROPERTIES, Property
-from pt2qa._conformance.subject import Subject
+from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
 from pt2qa.errors import SelectionError
 from pt2qa.plugins.options import did_you_mean
 
@@ -68,7 +68,7 @@ class QuantizerConformance:
         """The property holds on the model."""
         pytest = _pytest()
         properties = chosen("property", self.properties, PROPERTIES)
-        outcome = self._bench().outcome(properties[conformance_property], conformance_model)
+        outcome = self._run().outcome(properties[conformance_property], conformance_model)
         pair = (conformance_property, conformance_model)
         reason = self.xfail.get(pair, self.xfail.get(conformance_property))
         if outcome.verdict == "failed":
@@ -81,15 +81,17 @@ class QuantizerConformance:
             pytest.skip(f"{outcome.verdict}: {outcome.why}")
 
     @classmethod
-    def _bench(cls) -> Bench:
+    def _run(cls) -> ConformanceRun:
         """The graphs that the tests of this class share."""
-        found = cls.__dict__.get("_shared_bench")
+        found = cls.__dict__.get("_shared_run")
         if found is None:
-            found = Bench(Subject(lambda: cls().make_quantizer(), cls.qat), chosen("model", cls.models, MODELS))
-            cls._shared_bench = found
+            found = ConformanceRun(
+                QuantizerUnderTest(lambda: cls().make_quantizer(), cls.qat), chosen("model", cls.models, MODELS)
+            )
+            cls._shared_run = found
         return found
 
-    _shared_bench: ClassVar[Bench | None] = None
+    _shared_run: ClassVar[ConformanceRun | None] = None
 
 
 def _check_expected(

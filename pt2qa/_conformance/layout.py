@@ -15,7 +15,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PlaceSpec:
     """How one place is quantized.
 
     Attributes:
@@ -27,7 +27,7 @@ class Mark:
     group: frozenset[str]
 
 
-Layout = dict[str, Mark]
+Layout = dict[str, PlaceSpec]
 """By place (``conv/conv2d → relu/relu``) how it is quantized; places in float are not among them."""
 
 
@@ -44,7 +44,7 @@ def layout_of(annotations: Annotations) -> Layout:
             found[place] = spec_text(specs[root])
             groups[root].append(place)
     group_of = {place: frozenset(group) for group in groups.values() for place in group}
-    return {place: Mark(spec, group_of.get(place, frozenset((place,)))) for place, spec in found.items()}
+    return {place: PlaceSpec(spec, group_of.get(place, frozenset((place,)))) for place, spec in found.items()}
 
 
 def place_of(annotations: Annotations, point: Point) -> str:

@@ -13,9 +13,8 @@ from torch.fx import GraphModule
 from pt2qa._capture.program import Capture
 from pt2qa._conformance.layout import Layout, layout_of
 from pt2qa._conformance.model import ConformanceModel, Inputs
-from pt2qa._conformance.pattern_exports import patterns_exported_once
 from pt2qa._conformance.programs import Plain, Programs, programs_of
-from pt2qa._conformance.subject import Subject
+from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
 from pt2qa._graph.handles import OpName
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
@@ -78,12 +77,12 @@ class Trial:
     """One quantizer on one model.
 
     Attributes:
-        subject: the quantizer.
+        quantizer: the quantizer.
         model: the model.
         others: trials of other models, for properties about what a quantizer remembers.
     """
 
-    subject: Subject
+    quantizer: QuantizerUnderTest
     model: ConformanceModel
     others: Sequence[Trial] = field(default=(), repr=False)
     _exported: dict[bool, Annotated | Failure] = field(default_factory=dict, repr=False)
@@ -127,13 +126,12 @@ class Trial:
             program: the graph; without it the capture.
             plugin: what annotates; without it the quantizer under test.
         """
-        plugin = self.subject.plugin() if plugin is None else plugin
+        plugin = self.quantizer.plugin() if plugin is None else plugin
         capture = self.capture if program is None else program.capture
         names: dict[int, OpName] = capture.names if program is None else program.names
-        graph, qat = copy.deepcopy(capture.module()), self.subject.qat
+        graph, qat = copy.deepcopy(capture.module()), self.quantizer.qat
         try:
-            with patterns_exported_once():
-                graph = annotate(graph, plugin, (), names, qat=qat)
+            graph = annotate(graph, plugin, (), names, qat=qat)
         except Pt2qaError as error:
             return Failure("prepare", str(error))
         return Annotated(graph, read_annotations(graph, plugin, names, qat=qat))
@@ -147,15 +145,14 @@ class Trial:
         capture, calibration = self.capture, Calibration(self.batches)
         overrides = OverridePlan(edits) if edits else None
         try:
-            with patterns_exported_once():
-                return quantize(
-                    capture,
-                    self.subject.plugin(),
-                    calibration,
-                    qat=self.subject.qat,
-                    overrides=overrides,
-                    progress=False,
-                )
+            return quantize(
+                capture,
+                self.quantizer.plugin(),
+                calibration,
+                qat=self.quantizer.qat,
+                overrides=overrides,
+                progress=False,
+            )
         except Exception as error:  # torchao's errors at an observer are not pt2qa's; each is an outcome here
             return Failure(_stage(error, calibration), _text(error))
 

@@ -34,8 +34,8 @@ _CLASSES: dict[type[nn.Module], str] = {
 
 
 def _declared(trial: Trial) -> Outcome:
-    plugin = trial.subject.plugin()
-    patterns = patterns_of(plugin, plugin.build(trial.capture.module(), qat=trial.subject.qat))
+    plugin = trial.quantizer.plugin()
+    patterns = patterns_of(plugin, plugin.build(trial.capture.module(), qat=trial.quantizer.qat))
     if not patterns:
         return does_not_apply(
             "the quantizer declares no patterns: it has no declared_patterns, and get_supported_operators() and "

@@ -27,15 +27,15 @@ def _spelling(trial: Trial) -> Outcome:
     base = _base(trial)
     if isinstance(base, Outcome):
         return base
-    faults, marks = [], len(base.layout)
+    faults, annotated = [], len(base.layout)
     for spelling in model.spellings:
         after = trial.annotate(trial.programs.exported(strict=base.strict, spelling=spelling))
-        marks += len(after.layout) if isinstance(after, Annotated) else 0
+        annotated += len(after.layout) if isinstance(after, Annotated) else 0
         if found := _difference(base.layout, after):
             faults.append(f"{spelling}: {found}")
     if faults:
         return failed(f"against the spelling with modules, {'. '.join(faults)}")
-    if not marks:
+    if not annotated:
         return skipped("nothing is annotated in any spelling")
     return passed(f"the same in {len(model.spellings) + 1} spellings: {MODULE}, {', '.join(model.spellings)}")
 

@@ -8,7 +8,7 @@ from typing import Any
 from pt2qa._conformance.layout import differences, some
 from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.properties.property import Property
-from pt2qa._conformance.subject import Changed
+from pt2qa._conformance.quantizer_under_test import ChangedPlugin
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa.plugins import QuantizerPlugin
 
@@ -20,8 +20,8 @@ def _order(trial: Trial) -> Outcome:
     before = trial.annotated
     if isinstance(before, Failure):
         return skipped("annotate fails: see prepare")
-    plugin = trial.subject.plugin()
-    attribute = _list_of(plugin.build(trial.capture.module(), qat=trial.subject.qat))
+    plugin = trial.quantizer.plugin()
+    attribute = _list_of(plugin.build(trial.capture.module(), qat=trial.quantizer.qat))
     if not attribute:
         return does_not_apply(f"the quantizer has no list of annotators: none of {', '.join(LISTS)}")
 
@@ -30,7 +30,7 @@ def _order(trial: Trial) -> Outcome:
         setattr(reversed_one, attribute, list(reversed(getattr(quantizer, attribute))))
         return reversed_one
 
-    after = trial.annotate(plugin=Changed(plugin, reverse))
+    after = trial.annotate(plugin=ChangedPlugin(plugin, reverse))
     if isinstance(after, Failure):
         return failed(f"with {attribute} reversed, annotate fails: {after.why}")
     if found := differences(before.layout, after.layout):
@@ -50,21 +50,21 @@ def _reuse(trial: Trial) -> Outcome:
     expected = trial.annotated
     if isinstance(expected, Failure):
         return skipped("annotate fails: see prepare")
-    plugin = trial.subject.plugin()
-    quantizer = plugin.build(trial.capture.module(), qat=trial.subject.qat)
-    one = Changed(plugin, lambda _: quantizer)
+    plugin = trial.quantizer.plugin()
+    quantizer = plugin.build(trial.capture.module(), qat=trial.quantizer.qat)
+    one = ChangedPlugin(plugin, lambda _: quantizer)
     other = next((each for each in trial.others if isinstance(each.annotated, Annotated)), None)
     between = f"after {other.model.name}" if other is not None else "the second time"
-    if fault := _again(trial, expected, one, "used once more"):
+    if fault := _change(trial, expected, one, "used once more"):
         return failed(fault)
     if other is not None and isinstance(found := other.annotate(plugin=one), Failure):
         return failed(f"one object, annotate fails on {other.model.name} after {trial.model.name}: {found.why}")
-    if fault := _again(trial, expected, one, between):
+    if fault := _change(trial, expected, one, between):
         return failed(fault)
     return passed(f"one object gives the same {between}") if expected.layout else skipped("nothing is annotated")
 
 
-def _again(trial: Trial, expected: Annotated, plugin: QuantizerPlugin, when: str) -> str:
+def _change(trial: Trial, expected: Annotated, plugin: QuantizerPlugin, when: str) -> str:
     found = trial.annotate(plugin=plugin)
     if isinstance(found, Failure):
         return f"one object, {when}: annotate fails: {found.why}"

@@ -13,7 +13,7 @@ from pt2qa.plugins import QuantizerPlugin, describe, resolve
 
 
 @dataclass(frozen=True)
-class Subject:
+class QuantizerUnderTest:
     """A quantizer under test.
 
     Args:
@@ -60,7 +60,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedPlugin:
     """A plug-in whose quantizer is changed after it is built.
 
     Args:
