@@ -241,7 +241,7 @@ class Coarse(Honest):
 BROKEN: dict[str, tuple[type[Honest], str, str, str]] = {
     "declared": (PromisesMore, "conv_relu", "conv/conv2d", "is rounded: it is not fused with activation/relu"),
     "prepare": (Refuses, "conv_relu", "no kernel for conv2d", "could not annotate the model: ValueError"),
-    "calibrated": (ChangesNumbers, "conv_relu", "first at activation/hardsigmoid", "prepare changed the model"),
+    "calibrated": (ChangesNumbers, "conv_relu", "first at activation/relu", "prepare changed the model"),
     "convert": (CannotConvert, "conv_relu", "no scale was found", "convert_pt2e failed for CannotConvert"),
     "simulator": (
         Random,
