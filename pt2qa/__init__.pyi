@@ -37,10 +37,11 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._quant_analysis import QuantAnalysis as QuantAnalysis
 
     # reports
-    from ._report.storage import load as load
+    from .report import load as load
     from ._layers.report import LayerReport as LayerReport
     from ._weights.report import WeightReport as WeightReport
-    from ._report.rows import LayerRow as LayerRow, WeightRow as WeightRow
+    from ._layers.rows import LayerRow as LayerRow
+    from ._weights.rows import WeightRow as WeightRow
     from ._candidates.report import CandidateReport as CandidateReport
     from ._bad_cases.report import BadCases as BadCases
     from ._sensitivity.report import SensitivityReport as SensitivityReport
@@ -55,13 +56,13 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
 
     # reports for other eyes
     from ._report.html import write_html as write_html
-    from ._report.events import write_tensorboard as write_tensorboard
+    from ._report.tensorboard import write_tensorboard as write_tensorboard
     from ._overlays.model_explorer import write_overlay as write_overlay
     from ._overlays.neighbourhood import write_neighbourhood as write_neighbourhood
 
     # an old report and a new one
-    from ._report.diffs.differences import diff as diff
-    from ._report.diffs.report import ReportDiff as ReportDiff
+    from ._report.diff import diff as diff
+    from ._report.diff_report import ReportDiff as ReportDiff
     from ._report.gating.verdict import gate as gate
     from ._report.gating.result import GateResult as GateResult
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from math import inf, isnan, log10, nan
+from typing import Final
+
+LOW_SQNR: Final = 20.0
+"""dB below which a layer, weight or output is called low: the noise has more than 1 % of the signal's power."""
 
 
 def decibels(signal: float, noise: float) -> float:

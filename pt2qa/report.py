@@ -15,21 +15,23 @@ from pt2qa._check.report import Finding, Findings, RuleOutcome
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa._layers.report import LayerReport
+from pt2qa._layers.rows import LayerRow
 from pt2qa._profile.diff import ProfileDiff, diff_profiles
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
 from pt2qa._report.base import Report
-from pt2qa._report.diffs.differences import diff
-from pt2qa._report.diffs.report import Change, DiffRow, ReportDiff
+from pt2qa._report.diff import diff
+from pt2qa._report.diff_report import Change, DiffRow, ReportDiff
 from pt2qa._report.gating.result import GateCheck, GateResult
 from pt2qa._report.gating.verdict import gate
-from pt2qa._report.rows import UNQUANTIZED, Environment, LayerRow, Unpaired, WeightRow
+from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.storage import load, register, save
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa._weights.report import WeightReport
+from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 
 __all__ = [
     # reports

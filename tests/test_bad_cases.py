@@ -393,7 +393,7 @@ def test_infinities_of_the_quantized_model_alone_are_worst_of_all() -> None:
         assert worst.note == "NaN or infinite in the quantized model only"
         assert not math.isnan(second.value)
     assert "output: 1 without sqnr, NaN or infinite in the quantized model only; ranked worst" in report.notes
-    assert [ranking.broken for ranking in report.rankings] == [1, 1, 1]
+    assert [ranking.nonfinite for ranking in report.rankings] == [1, 1, 1]
 
 
 def test_a_sample_without_a_number_is_ranked_last_and_counted() -> None:
@@ -405,7 +405,7 @@ def test_a_sample_without_a_number_is_ranked_last_and_counted() -> None:
     assert math.isnan(report.rows[-1].value)
     assert [math.isnan(row.value) for row in report.rows] == [False] * 3 + [True]
     (ranking,) = report.rankings
-    assert (ranking.values, ranking.broken, ranking.without_number) == (3, 0, 1)
+    assert (ranking.values, ranking.nonfinite, ranking.without_number) == (3, 0, 1)
     reason = "2 values are NaN or infinite in one of the two only"
     assert f"output: 1 without sqnr ({reason}); ranked last" in report.notes
     own = pt2qa.CaseMetric("own", lambda ref, quant: torch.tensor([math.nan, 1.0]))

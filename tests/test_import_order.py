@@ -23,15 +23,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "pt2qa._metrics",
         "pt2qa.metrics",
     ),
-    "reports": ("pt2qa._report", "pt2qa._report.gating.requirement", "pt2qa.overrides.plan"),
+    "reports": ("pt2qa._report", "pt2qa.overrides.plan"),
     "graphs": ("pt2qa._graph", "pt2qa.plugins", "pt2qa._capture", "pt2qa._simulator", "pt2qa.overrides"),
     "quantization": ("pt2qa._quantize",),
     "analyses": (
         *("pt2qa._layers", "pt2qa._weights", "pt2qa._sensitivity", "pt2qa._bad_cases", "pt2qa._annotations"),
         *("pt2qa._candidates", "pt2qa._profile", "pt2qa._reconfigure", "pt2qa._check", "pt2qa._conformance"),
-    ),
-    "views": (
-        *("pt2qa._report.diffs", "pt2qa._report.gating", "pt2qa._report.html", "pt2qa._report.events"),
         "pt2qa._overlays",
     ),
     "public names": ("pt2qa.report", "pt2qa.testing", "pt2qa._quant_analysis", FRONT_DOOR),

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass
+from math import isnan
+from typing import Annotated, ClassVar, Final, Literal
 
-from pt2qa._report.rows import EXTENDED
+from pt2qa._report.columns import column
+from pt2qa._report.formats import index, number
 
 Role = Literal["input", "output", "weight", "bias"]
 Basis = Literal["annotated and converted", "annotated", "converted"]
 """What an annotation report was read from: the quantizer's annotation, the converted model, or both."""
 
 BASES: Final = ("annotated and converted", "annotated", "converted")
+
+
+def blank(value: float) -> str:
+    """A number; empty where there is none: most values have none."""
+    return "" if isnan(value) else number(value)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else ""
+
+
+def _known(count: int) -> str:
+    return str(count) if count >= 0 else "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +59,30 @@ class AnnotationRow:
         note: what is special here.
     """
 
-    name: str
+    shown: ClassVar = (
+        *("name", "role", "argument", "of", "dtype", "scheme", "axis", "observer", "scale", "zero_point", "annotated"),
+    )
+
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
     module: str
     op: str
-    role: Role
-    argument: int
-    of: str
-    dtype: str
-    scheme: str
-    axis: int
-    observer: str
+    role: Annotated[Role, column(key=True, importance=9)]
+    argument: Annotated[int, column("arg", key=True, show=index, importance=1)]
+    of: Annotated[str, column("value of", importance=3, shrinks_to=16)]
+    dtype: Annotated[str, column(importance=9)]
+    scheme: Annotated[str, column(importance=6)]
+    axis: Annotated[int, column(show=index, importance=7)]
+    observer: Annotated[str, column(importance=8, shrinks_to=16, optional=True)]
     quant_min: int
     quant_max: int
     dynamic: bool
-    scale: float
-    zero_point: float
+    scale: Annotated[float, column(show=blank, importance=4, optional=True)]
+    zero_point: Annotated[float, column("zero\npoint", show=blank, importance=2, optional=True)]
     shares: str
-    annotated: bool
+    annotated: Annotated[bool, column(show=_yes, importance=5, optional=True)]
     quantized: bool
-    site: int = field(metadata=EXTENDED)
-    note: str = field(metadata=EXTENDED)
+    site: Annotated[int, column(extended=True)]
+    note: Annotated[str, column(extended=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +98,12 @@ class ModuleCalls:
         note: what is special here.
     """
 
-    path: str
-    type: str
-    calls: int
-    ops: int
-    quantized: int
-    note: str
+    path: Annotated[str, column("module", key=True, importance=0, shrinks_to=24)]
+    type: Annotated[str, column(importance=1)]
+    calls: Annotated[int, column(importance=0)]
+    ops: Annotated[int, column(importance=2)]
+    quantized: Annotated[int, column(importance=2)]
+    note: Annotated[str, column(importance=3, shrinks_to=24, optional=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +120,11 @@ class AnnotationCoverage:
         floating: how many neither read nor make a rounded value.
     """
 
-    op: str
-    total: int
-    annotated: int
-    quantized: int
-    floating: int
+    op: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    total: Annotated[int, column("ops", importance=0)]
+    annotated: Annotated[int, column(show=_known, importance=1)]
+    quantized: Annotated[int, column("read rounded\nvalues", importance=2)]
+    floating: Annotated[int, column("all\nfloat", importance=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +140,9 @@ class AnnotationDiffRow:
         what: what differs, ``dtype int8 -> uint8; observer HistogramObserver -> MinMaxObserver``.
     """
 
-    name: str
-    role: Role
-    argument: int
-    of: str
-    status: Literal["only in a", "only in b", "changed"]
-    what: str
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
+    role: Annotated[Role, column(key=True, importance=9)]
+    argument: Annotated[int, column("arg", key=True, show=index, importance=2)]
+    of: Annotated[str, column("value of", importance=1, shrinks_to=16)]
+    status: Annotated[Literal["only in a", "only in b", "changed"], column(importance=8)]
+    what: Annotated[str, column("what differs (a -> b)", importance=0, shrinks_to=44)]

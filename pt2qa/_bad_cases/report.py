@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy.typing as npt
 
 from pt2qa._bad_cases.inputs import check_structure, rebuild
-from pt2qa._bad_cases.text import cases_summary, cases_table, cases_text
-from pt2qa._report.base import Rendering, RowReport
-from pt2qa._report.columns import since
-from pt2qa._report.rows import EXTENDED, Environment
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.columns import Column, column
+from pt2qa._report.formats import index, number, share
+from pt2qa._report.prose import counted
+from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
+
+UNITS: Final = {"sqnr": " dB", "kl": " nats"}
+"""What to write after a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +39,16 @@ class CaseRow:
         note: why the value is nan.
     """
 
-    metric: str
-    output: str
-    rank: int
-    value: float
-    batch: int
-    sample: int
-    index: int
-    note: str = field(default="", metadata=EXTENDED)
+    shown: ClassVar = ("metric", "output", "rank", "value", "batch", "sample", "index", "note")
+
+    metric: Annotated[str, column(key=True, importance=0)]
+    output: Annotated[str, column(key=True, importance=8, shrinks_to=12)]
+    rank: Annotated[int, column(worse="smaller", importance=0)]
+    value: Annotated[float, column(importance=0)]
+    batch: Annotated[int, column(importance=6)]
+    sample: Annotated[int, column("sample\nin batch", show=index, importance=5)]
+    index: Annotated[int, column(key=True, importance=7)]
+    note: Annotated[str, column(importance=1, shrinks_to=16, optional=True, extended=True)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +61,18 @@ class Ranking:
         worst: which values are bad.
         values: how many samples (or whole batches) have a number.
         mean: of the finite numbers; nan if there are none.
-        broken: how many have no number because the quantized model returns NaN or infinities where the reference is
+        nonfinite: how many have no number because the quantized model returns NaN or infinities where the reference is
             finite.  They are ranked worst of all.
         without_number: how many have no number for another reason, such as a zero reference.  They are ranked last.
         reason: the reason for the first of these.
     """
 
-    metric: str
-    output: str
+    metric: Annotated[str, column(key=True)]
+    output: Annotated[str, column(key=True)]
     worst: Literal["smallest", "largest"]
     values: int
     mean: float
-    broken: int
+    nonfinite: Annotated[int, column(since=3, was="broken")]
     without_number: int
     reason: str = ""
 
@@ -82,7 +90,7 @@ class LabelCounts:
         gained: wrong in the reference and right in the quantized model.
     """
 
-    output: str
+    output: Annotated[str, column(key=True)]
     targets: int
     ref_right: int
     quant_right: int
@@ -104,7 +112,7 @@ class StoredCase:
 
     batch: int
     sample: int
-    index: int
+    index: Annotated[int, column(key=True)]
     repeats: int
     structure: str
 
@@ -113,9 +121,9 @@ LARGEST: Final = 2**32
 """The most bytes that one input may take when its sample is repeated to fill a batch: 4 GiB."""
 
 
-@register("bad-cases", schema=2, oldest=1)
+@register("bad-cases", schema=3, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class BadCases(RowReport):
+class BadCases(Report):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
 
     Tables can be sorted by ``worst`` (ranking by ranking), ``graph`` (in the order of the loader), ``name`` (by output)
@@ -140,6 +148,10 @@ class BadCases(RowReport):
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
     """
 
+    heading: ClassVar = "Bad cases"
+    usual_measures: ClassVar = ("value",)
+    served: ClassVar = frozenset({"cases"})
+
     rows: tuple[CaseRow, ...]
     rankings: tuple[Ranking, ...]
     labels: tuple[LabelCounts, ...]
@@ -152,9 +164,7 @@ class BadCases(RowReport):
     quantizer: str
     model: str
     environment: Environment
-    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
-
-    rendering = Rendering(cases_table, cases_summary, cases_text)
+    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
 
     def __post_init__(self) -> None:
         known: set[str] = set()
@@ -236,3 +246,76 @@ class BadCases(RowReport):
     def _headline(self) -> str:
         kept = f"{len(self.cases)} cases of {self.samples} samples, {len(self.rankings)} rankings"
         return f"<BadCases of {self.model}, {self.quantizer}: {kept}>"
+
+    def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
+        """Each ranking has a metric of its own, which says what is worse."""
+        if column.name not in ("value", "mean"):
+            return column
+        worst = [ranking.worst for ranking in self.rankings if not key or ranking.metric == key[0]]
+        unit = "dB" if {ranking.metric for ranking in self.rankings} == {"sqnr"} else ""
+        return replace(column, unit=unit, worse="smaller" if key and "smallest" in worst else "larger")
+
+    def _title(self, sort: str) -> str:
+        how = {"graph": "in the loader's order", "name": "by output"}.get(sort, self._how(sort))
+        read = f"{counted(self.samples, 'sample')} in {counted(self.steps, 'batch', 'batches')}"
+        return f"{self.model}, quantized by {self.quantizer}: {counted(len(self.cases), 'bad case')} of {read}, {how}"
+
+    def _ordered(self, sort: str) -> tuple[Sequence[CaseRow], str | None]:
+        keys: dict[str, Any] = {"graph": lambda row: row.index, "name": lambda row: row.output}
+        if sort in keys:
+            return sorted(self.rows, key=keys[sort]), None
+        return (self.rows if sort == "worst" else self.ranked(self.rows, sort)), None
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        yield Listing("Labels", [_label_line(counts) for counts in self.labels])
+        yield from self._set_apart("Not finite, or empty")
+        yield from self._notes()
+
+    def _summary(self) -> Sequence[str]:
+        advice = "Look where they lose accuracy: pt2qa.compare_layers(pair, report.batches())."
+        found = [self._about(ranking) for ranking in self.rankings]
+        return [
+            *about_faults(self.set_apart, self.steps),
+            *found,
+            advice if self.cases else "No case was kept.",
+        ]
+
+    def _about(self, ranking: Ranking) -> str:
+        which = f"{ranking.metric} of {ranking.output}"
+        rows = [row for row in self.rows if (row.metric, row.output) == (ranking.metric, ranking.output)]
+        missing = "".join(f" {what}." for what in (_nonfinite(ranking), _without_number(ranking)) if what)
+        if not rows:
+            return f"{which}: no bad case.{missing}"
+        worst = rows[0]
+        unit = UNITS.get(ranking.metric, "")
+        what = "no number" if isnan(worst.value) else f"{number(worst.value)}{unit}"
+        mean = "" if isnan(ranking.mean) else f"; the mean of {ranking.values} is {number(ranking.mean)}{unit}"
+        return f"{which}: worst is {_place(worst)}, {what}{mean}.{missing}"
+
+
+def _label_line(counts: LabelCounts) -> str:
+    rates = [
+        share(right / counts.targets) if counts.targets else "-" for right in (counts.ref_right, counts.quant_right)
+    ]
+    return (
+        f"{counts.output}: {counted(counts.targets, 'target')}, reference right in {counts.ref_right} ({rates[0]} %), "
+        f"quantized in {counts.quant_right} ({rates[1]} %); {counts.lost} lost, {counts.gained} gained"
+    )
+
+
+def _place(row: CaseRow) -> str:
+    if row.sample < 0:
+        return f"batch {row.batch} as a whole"
+    return f"sample {row.index} (batch {row.batch}, place {row.sample})"
+
+
+def _nonfinite(ranking: Ranking) -> str:
+    if not ranking.nonfinite:
+        return ""
+    return f"{ranking.nonfinite} NaN or infinite in the quantized model only, ranked worst of all"
+
+
+def _without_number(ranking: Ranking) -> str:
+    if not ranking.without_number:
+        return ""
+    return f"{ranking.without_number} without a number ({ranking.reason or 'nan'}), ranked last"

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf, isnan, nan
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite, isnan, nan
+from typing import Annotated, Any, ClassVar, Final
 
-from pt2qa._candidates.text import candidates_summary, candidates_table, candidates_text
-from pt2qa._report.base import Rendering, RowReport
-from pt2qa._report.columns import check_custom, since
+from pt2qa._report.base import Block, Report, Table, data_read
+from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
+from pt2qa._report.formats import decibel, number
+from pt2qa._report.html.charts import bars
+from pt2qa._report.prose import counted, sections, wrap
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
+from pt2qa._report.table import table
+
+CLOSE: Final = 0.5
+"""dB between two candidates up to which they are called equally good: what another calibration set changes."""
+
+
+def _megabytes(size: int) -> str:
+    return number(size / 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +37,12 @@ class CandidateRow:
         custom: cumulative SQNR in dB by candidate; nan if a candidate has no such value.
     """
 
-    handle: int
-    name: str
+    shown: ClassVar = ("name", "op")
+
+    handle: Annotated[int, column(worse="smaller")]
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
     module: str
-    op: str
+    op: Annotated[str, column(importance=1, shrinks_to=10)]
     custom: dict[str, float] = field(default_factory=dict)
 
 
@@ -48,20 +62,22 @@ class Candidate:
         note: why it failed; empty if it did not.
     """
 
-    name: str
-    quantizer: str
-    sqnr: float
-    quantized_ops: int
-    ops: int
-    activations: int
-    weights: int
-    bytes: int
-    note: str = ""
+    shown: ClassVar = ("name", "quantizer", "sqnr", "quantized_ops", "ops", "activations", "weights", "bytes")
+
+    name: Annotated[str, column("candidate", key=True, importance=0, shrinks_to=16)]
+    quantizer: Annotated[str, column(importance=1, shrinks_to=16)]
+    sqnr: Annotated[float, column("SQNR\ndB", unit="dB", importance=0)]
+    quantized_ops: Annotated[int, column("int8\nops", importance=6)]
+    ops: Annotated[int, column("of", importance=5)]
+    activations: Annotated[int, column("activation\nsites", importance=3)]
+    weights: Annotated[int, column("weight\nsites", importance=4)]
+    bytes: Annotated[int, column("weights\nMB", show=_megabytes, importance=7)]
+    note: Annotated[str, column(optional=True)] = ""
 
 
 @register("candidates", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class CandidateReport(RowReport):
+class CandidateReport(Report):
     """How several quantizer configurations of one model compare, as a whole and layer by layer.
 
     Args:
@@ -78,6 +94,10 @@ class CandidateReport(RowReport):
         ReportError: the rows do not have the same candidates.
     """
 
+    heading: ClassVar = "Candidates"
+    usual_measures: ClassVar = ("candidates.sqnr",)
+    ties: ClassVar = "handle"
+
     rows: tuple[CandidateRow, ...]
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
@@ -85,9 +105,7 @@ class CandidateReport(RowReport):
     samples: int
     model: str
     environment: Environment
-    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
-
-    rendering = Rendering(candidates_table, candidates_summary, candidates_text)
+    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
 
     def __post_init__(self) -> None:
         check_custom(CandidateRow, self.rows)
@@ -98,12 +116,12 @@ class CandidateReport(RowReport):
         able = [candidate for candidate in self.candidates if not isnan(candidate.sqnr)]
         return max(able, key=lambda candidate: candidate.sqnr, default=None)
 
-    @property
+    @derived()
     def batches_apart(self) -> int:
         """How many batches are excluded from all numbers, or from those of a candidate that fails on them."""
         return len({each.batch for each in self.set_apart})
 
-    @property
+    @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
         """Output SQNR of the best candidate in dB; nan if all failed."""
         return nan if self.best is None else self.best.sqnr
@@ -115,3 +133,61 @@ class CandidateReport(RowReport):
     def _headline(self) -> str:
         best = "none ran" if self.best is None else f"best {self.best.name} with {self.best.sqnr:.4g} dB"
         return f"<CandidateReport of {self.model}: {len(self.candidates)} candidates, {best}>"
+
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """The output SQNR of each candidate."""
+        able = [each for each in self._best_first() if isfinite(each.sqnr)]
+        drawn = [(each.name, each.sqnr, f"{decibel(each.sqnr)} dB") for each in able]
+        return bars("Output SQNR of each candidate", "The best first.", drawn)
+
+    def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
+        """The user's own columns are candidates."""
+        if column.name not in custom_names(self.rows):
+            return column
+        return replace(column, show=decibel, unit="dB", worse="smaller", importance=5)
+
+    def _title(self, sort: str) -> str:
+        count = counted(len(self.candidates), "candidate")
+        return f"{self.model}: {count} on {data_read(self.batches, self.samples)}, the best first"
+
+    def _before(self) -> Iterator[Block]:
+        yield Table(self.shown("candidates"), self._best_first())
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        title = wrap("SQNR in dB at each layer, cumulative, the worst first" if sort == "worst" else "", width)
+        return sections([title, self._table(sort, limit, width)])
+
+    def _ordered(self, sort: str) -> tuple[Sequence[CandidateRow], str | None]:
+        if sort == "worst":
+            return sorted(self.rows, key=self.worst_of), None
+        return Report._ordered(self, sort)[0], None
+
+    def _table(self, sort: str, limit: int | None, width: int) -> str:
+        # A candidate's column stays in its place.
+        return table(self.shown(), self._ordered(sort)[0], None, limit, width)
+
+    def _summary(self) -> Sequence[str]:
+        """Which one to take."""
+        best = self.best
+        failed = {candidate.name: candidate.note for candidate in self.candidates if candidate.note}
+        # NaN that a candidate alone gives is the loudest; one that was never run has nothing to be taken for.
+        ran = dict.fromkeys(each.candidate for each in self.set_apart if each.candidate)
+        loud = [f"{name} fails {failed[name]}." for name in ran if name in failed]
+        quiet = [f"{name} failed: {note}" for name, note in failed.items() if name not in ran]
+        shared = about_set_apart([each for each in self.set_apart if not each.candidate], self.batches)
+        if best is None:
+            nothing = "No candidate has an SQNR at the output." if self.rows else "No candidate could be run."
+            return [*loud, *shared, nothing, *quiet]
+        lines = [*loud, *shared, f"Most accurate: {best.name}, {decibel(best.sqnr)} dB at the output, {_size(best)}."]
+        near = [other for other in self.candidates if other is not best and best.sqnr - other.sqnr <= CLOSE]
+        for other in near:
+            lines.append(f"{other.name} is within {CLOSE:g} dB of it ({decibel(other.sqnr)} dB), {_size(other)}.")
+        return [*lines, *quiet]
+
+    def _best_first(self) -> list[Candidate]:
+        """What failed has no number, and comes last."""
+        return sorted(self.candidates, key=lambda candidate: (isnan(candidate.sqnr), -candidate.sqnr))
+
+
+def _size(candidate: Candidate) -> str:
+    return f"{candidate.quantized_ops} of {candidate.ops} convs, linears and the like quantized"

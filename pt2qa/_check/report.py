@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from math import nan
-from typing import Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pt2qa._check.text import SEVERITIES, counted_severities, findings_summary, findings_table, findings_text
-from pt2qa._report.base import Rendering, RowReport
-from pt2qa._report.prose import LISTED
-from pt2qa._report.rows import EXTENDED, Environment
+from pt2qa._report.base import Grade, Group, Report
+from pt2qa._report.columns import column, derived
+from pt2qa._report.prose import LISTED, by_reason, counted, sections, wrap
+from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
+
+SEVERITIES: Final = ("error", "warning", "note")
+"""The worst first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,15 @@ class Finding:
         value: what orders the findings of one rule, the largest first; nan where nothing does.
     """
 
-    rule: str
-    severity: Literal["error", "warning", "note"]
-    name: str
-    source: str
-    why: str
-    fix: str
-    value: float = field(default=nan, metadata=EXTENDED)
+    shown: ClassVar = ("severity", "rule", "name", "source", "why", "fix")
+
+    rule: Annotated[str, column(key=True, importance=0)]
+    severity: Annotated[Literal["error", "warning", "note"], column(importance=0)]
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
+    source: Annotated[str, column(importance=2, shrinks_to=12)]
+    why: Annotated[str, column(importance=0, shrinks_to=20)]
+    fix: Annotated[str, column(importance=1, shrinks_to=20)]
+    value: Annotated[float, column(extended=True)] = nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class RuleOutcome:
         reason: why it was not applied, or failed.
     """
 
-    rule: str
+    rule: Annotated[str, column(key=True)]
     title: str
     outcome: Literal["found", "clear", "not applied", "failed"]
     count: int
@@ -62,7 +68,7 @@ class RuleOutcome:
 
 @register("findings", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class Findings(RowReport):
+class Findings(Report):
     """What a structure check found.
 
     It is a sequence: ``len(findings)``, ``for finding in findings``; empty findings are false.
@@ -77,6 +83,10 @@ class Findings(RowReport):
         environment: versions, and the model's fingerprint where it could be captured.
     """
 
+    heading: ClassVar = "Findings"
+    usual_measures: ClassVar = ("severity",)
+    ties: ClassVar = "rule"
+
     rows: tuple[Finding, ...]
     rules: tuple[RuleOutcome, ...]
     checked: tuple[str, ...]
@@ -85,19 +95,17 @@ class Findings(RowReport):
     model: str
     environment: Environment
 
-    rendering = Rendering(findings_table, findings_summary, findings_text)
-
-    @property
+    @derived(judged=True)
     def error_count(self) -> int:
         """How many findings are errors."""
         return self.count("error")
 
-    @property
+    @derived(judged=True)
     def warning_count(self) -> int:
         """How many findings are warnings."""
         return self.count("warning")
 
-    @property
+    @derived(judged=True)
     def note_count(self) -> int:
         """How many findings are notes."""
         return self.count("note")
@@ -143,11 +151,78 @@ class Findings(RowReport):
         Raises:
             ReportError: there is no such column.
         """
-        return RowReport.text(self, sort=sort, limit=limit, width=width)
+        return Report.text(self, sort=sort, limit=limit, width=width)
+
+    def grade(self) -> Grade:
+        """By the worst finding."""
+        return "bad" if self.error_count else "warning" if self.warning_count else "good"
+
+    def lines(self) -> Sequence[str]:
+        """How many there are of each severity, and what was looked at."""
+        return [f"{', '.join(self._counts())}.", *self._summary()]
+
+    def groups(self) -> tuple[Group, ...]:
+        """The findings of each rule."""
+        found = []
+        for name, rows in self._by_rule("worst"):
+            fixes = {row.fix for row in rows}
+            fix = rows[0].fix if len(fixes) == 1 else ""
+            found.append(Group(name, rows[0].severity, self._title_of(name), tuple(rows), fix))
+        return tuple(found)
 
     def _headline(self) -> str:
-        counts = ", ".join(counted_severities(self))
-        return f"<Findings of {self.model}: {counts}>"
+        return f"<Findings of {self.model}: {', '.join(self._counts())}>"
+
+    def _title(self, sort: str) -> str:
+        subject = f"{self.model} with {self.quantizer}" if self.quantizer else self.model
+        return f"Check of {subject}: {', '.join(self._counts())}"
+
+    def _ordered(self, sort: str) -> tuple[Sequence[Finding], str | None]:
+        return (self.rows, None) if sort == "worst" else Report._ordered(self, sort)
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        return sections(self._group(rule, rows, limit, width) for rule, rows in self._by_rule(sort))
+
+    def _summary(self) -> Sequence[str]:
+        """What was looked at, what was not, and why not."""
+        clear = sum(rule.outcome == "clear" for rule in self.rules)
+        idle = [rule for rule in self.rules if rule.outcome == "not applied"]
+        silenced = sum(rule.silenced for rule in self.rules)
+        looked = f"Looked at {', '.join(self.checked) or 'nothing'}. {counted(clear, 'rule')} found nothing"
+        lines = [f"{looked}, {len(idle)} not applied, {counted(silenced, 'finding')} silenced."]
+        lines += [f"Not applied, {reason}." for reason in by_reason((rule.rule, rule.reason) for rule in idle)]
+        failed = (f"{rule.rule}: {rule.reason}" for rule in self.rules if rule.outcome == "failed")
+        return [*lines, *(f"Failed, please report it: {text}" for text in failed)]
+
+    def _counts(self) -> list[str]:
+        """``1 error``, ``2 warnings``, ``0 notes``."""
+        return [counted(self.count(severity), severity) for severity in SEVERITIES]
+
+    def _title_of(self, rule: str) -> str:
+        return next((outcome.title for outcome in self.rules if outcome.rule == rule), "unknown to this report")
+
+    def _by_rule(self, sort: str) -> list[tuple[str, Sequence[Finding]]]:
+        groups = [(rule, tuple(rows)) for rule, rows in groupby(self.rows, key=lambda row: row.rule)]
+        return [(rule, rows if sort in ("worst", "graph") else self.ranked(rows, sort)) for rule, rows in groups]
+
+    def _group(self, rule: str, rows: Sequence[Finding], limit: int | None, width: int) -> str:
+        """The findings of one rule: what it is about, the places, what to do."""
+        shown = rows if limit is None else rows[:limit]
+        head = f"{rows[0].severity.upper()} {rule} ({len(rows)}): {self._title_of(rule)}"
+        lines = [wrap(head, width, indent="  ")]
+        one_fix = len({row.fix for row in rows}) == 1
+        for (why, fix), alike in groupby(shown, key=lambda row: (row.why, row.fix)):
+            places = ", ".join(_place(row) for row in alike)
+            lines.append(wrap(f"  {places}: {why}" if places else f"  {why}", width, indent="    "))
+            lines += [] if one_fix else [wrap(f"    -> {fix}", width, indent="       ")]
+        if len(rows) > len(shown):
+            lines.append(f"  and {len(rows) - len(shown)} more")
+        lines += [wrap(f"  -> {rows[0].fix}", width, indent="     ")] if one_fix else []
+        return "\n".join(lines)
+
+
+def _place(row: Finding) -> str:
+    return f"{row.name} ({row.source})" if row.name and row.source else row.name or row.source
 
 
 def errors_first(rows: Iterable[Finding], rules: Sequence[str]) -> tuple[Finding, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pt2qa._check.context import CheckContext, UnavailableError
-from pt2qa._report.rows import LayerRow
+from pt2qa._layers.rows import LayerRow
 
 VISIBLE_NOISE = 30.0
 """dB of rounding alone below which a site is worth a look: the noise has more than 0.1 % of the signal's power.

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
 
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
-from pt2qa._conformance.text import conformance_summary, conformance_table, conformance_text
-from pt2qa._report.base import Rendering, RowReport
+from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.columns import column, derived, shown_columns
+from pt2qa._report.prose import counted, sections, wrap
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
+from pt2qa._report.table import draw
+
+_WORST_FIRST: Final = ("failed", "passed", "does not apply", "skipped")
+_COUNTED: Final = ("passed", "failed", "does not apply", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """How often a property held."""
+
+    property: Annotated[str, column(importance=0)]
+    passed: Annotated[int, column(importance=3)]
+    failed: Annotated[int, column(importance=0)]
+    idle: Annotated[int, column("does not\napply", importance=1)]
+    skipped: Annotated[int, column(importance=2)]
 
 
 @register("conformance", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class ConformanceReport(RowReport):
+class ConformanceReport(Report):
     """What holds for a quantizer.
 
     ``print(report)`` shows how often each property held, then each failure with its reason;
@@ -27,15 +46,17 @@ class ConformanceReport(RowReport):
         environment: versions.
     """
 
+    heading: ClassVar = "Conformance"
+    usual_measures: ClassVar = ("outcome",)
+    ties: ClassVar = "model"
+
     rows: tuple[ConformanceRow, ...]
     coverage: tuple[ModelCoverage, ...]
     notes: tuple[str, ...]
     quantizer: str
     environment: Environment
 
-    rendering = Rendering(conformance_table, conformance_summary, conformance_text)
-
-    @property
+    @derived(worse="smaller", judged=True)
     def passed(self) -> bool:
         """Whether nothing failed and something passed: a quantizer that annotates nothing has shown nothing."""
         outcomes = {row.outcome for row in self.rows}
@@ -46,10 +67,65 @@ class ConformanceReport(RowReport):
         """The rows that failed."""
         return tuple(row for row in self.rows if row.outcome == "failed")
 
-    @property
+    @derived()
     def seconds(self) -> float:
         """How long the run took."""
         return sum(row.seconds for row in self.rows)
 
     def _headline(self) -> str:
         return f"<ConformanceReport of {self.quantizer}: {len(self.failures)} of {len(self.rows)} failed>"
+
+    def _title(self, sort: str) -> str:
+        models = len({row.model for row in self.rows})
+        properties = len({row.property for row in self.rows})
+        return f"{self.quantizer}: {counted(properties, 'property', 'properties')} on {counted(models, 'model')}"
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        """How often each property held, then the failures of each; ``limit`` is for these."""
+        rows = sorted(self.rows, key=lambda row: row.property) if sort == "name" else self.rows
+        found: dict[str, list[ConformanceRow]] = {}
+        for row in rows:
+            found.setdefault(row.property, []).append(row)
+        outcomes = {name: Counter(row.outcome for row in own) for name, own in found.items()}
+        counts = [_Count(name, *(each[outcome] for outcome in _COUNTED)) for name, each in outcomes.items()]
+        failed = {name: [row for row in own if row.outcome == "failed"] for name, own in found.items()}
+        drawn, _ = draw(shown_columns(_Count), counts, width)
+        return sections([drawn, *(_failures(name, own, limit, width) for name, own in failed.items() if own)])
+
+    def _ordered(self, sort: str) -> tuple[Sequence[ConformanceRow], str | None]:
+        if sort == "worst":
+            return sorted(self.rows, key=lambda row: _WORST_FIRST.index(row.outcome)), None
+        return Report._ordered(self, "property" if sort == "name" else sort)
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        bare = [each.model for each in self.coverage if not each.annotated]
+        yield Listing(f"Not annotated at all ({len(bare)})", [", ".join(bare)] if bare else [])
+        yield from self._notes()
+
+    def _summary(self) -> Sequence[str]:
+        failures = Counter(row.property for row in self.failures)
+        outcomes = Counter(row.outcome for row in self.rows)
+        if failures:
+            properties = ", ".join(f"{name} ({count})" for name, count in failures.most_common())
+            verdict = f"Fails in {counted(len(failures), 'property', 'properties')}: {properties}."
+        elif outcomes["passed"]:
+            verdict = "Passes: nothing failed."
+        else:
+            verdict = "Shows nothing: no property could be looked at, as the quantizer annotates none of the models."
+        return [
+            verdict,
+            f"Counts: {outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['does not apply']} do not "
+            f"apply, {outcomes['skipped']} skipped, in {self.seconds:.0f} s.",
+        ]
+
+
+def _failures(name: str, rows: list[ConformanceRow], limit: int | None, width: int) -> str:
+    """The failures of one property; models that fail alike stand together."""
+    lines = [wrap(f"FAILED {name} ({len(rows)}):", width)]
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        groups.setdefault(row.why, []).append(row.model)
+    for why, models in list(groups.items())[:limit]:
+        lines.append(wrap(f"  {', '.join(models)}: {why}", width, indent="    "))
+    left = 0 if limit is None else max(0, len(groups) - limit)
+    return "\n".join([*lines, *([f"  and {left} more"] if left else [])])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-from pt2qa._report.rows import EXTENDED
+from pt2qa._report.columns import column
 
 Verdict = Literal["passed", "failed", "does not apply", "skipped"]
 
@@ -24,12 +24,14 @@ class ConformanceRow:
         seconds: how long it took; what properties share counts for the first of them.
     """
 
+    shown: ClassVar = ("property", "model", "outcome", "why")
+
     quantizer: str
-    property: str
-    model: str
-    outcome: Verdict
-    why: str
-    seconds: float = field(metadata=EXTENDED)
+    property: Annotated[str, column(key=True, importance=0)]
+    model: Annotated[str, column(key=True, importance=0, shrinks_to=16)]
+    outcome: Annotated[Verdict, column(importance=5)]
+    why: Annotated[str, column(importance=0, shrinks_to=16)]
+    seconds: Annotated[float, column(extended=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class ModelCoverage:
         annotated: how many of them ask for a rounded value.
     """
 
-    model: str
+    model: Annotated[str, column(key=True)]
     pattern: str
     ops: int
     annotated: int

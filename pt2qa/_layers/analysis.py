@@ -8,10 +8,10 @@ from typing import Any
 
 from pt2qa._layers.comparison import Comparison, compare
 from pt2qa._layers.report import LayerReport
+from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.selection import find_blocks, selected_steps
 from pt2qa._metrics import Metric
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.rows import LayerRow
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
 

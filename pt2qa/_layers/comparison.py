@@ -15,11 +15,11 @@ from tqdm import tqdm
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._layers.reading import Reading
 from pt2qa._layers.report import LayerReport
+from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
 from pt2qa._layers.selection import Block
 from pt2qa._metrics import ErrorSums, Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
-from pt2qa._report.rows import NONFINITE_ALONE, LayerRow
 from pt2qa._report.set_apart import EMPTY, SetApart
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.isolated_check import Isolated

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from math import nan
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, isnan
+from typing import Annotated, Any, ClassVar
 
-from pt2qa._layers.steps import opened
-from pt2qa._layers.text import layer_summary, layer_table, layer_text
-from pt2qa._report.base import Rendering, RowReport
-from pt2qa._report.columns import check_custom, since
-from pt2qa._report.export import frame
-from pt2qa._report.ranking import ranked
-from pt2qa._report.rows import Environment, LayerRow, Unpaired
-from pt2qa._report.set_apart import SetApart
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._layers.charts import along_graph, histograms
+from pt2qa._layers.rows import LayerRow
+from pt2qa._layers.steps import folded, opened
+from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
+from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
+from pt2qa._report.columns import Column, cell, check_custom, column, custom_names, derived
+from pt2qa._report.formats import cosine, decibel, number
+from pt2qa._report.prose import by_reason, counted, wrap
+from pt2qa._report.ranking import without_number
+from pt2qa._report.rows import Environment, Unpaired
+from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
+from pt2qa._report.table import table, with_column
+from pt2qa._report.tensorboard import Event, Scalar
 from pt2qa.errors import ReportError
 
-if TYPE_CHECKING:
-    import pandas
-
-Part = Literal["rows", "outputs", "modules", "set_apart"]
+SCALARS = (
+    *("sqnr", "isolated_sqnr", "rounding_sqnr", "mse", "cosine", "l1", "atol", "max_lsb", "saturation", "range_use"),
+)
+"""The columns that TensorBoard shows, beside the user's metrics."""
 
 
 @register("layers", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class LayerReport(RowReport):
+class LayerReport(Report):
     """How far each layer of the quantized model is from the reference, and whose fault that is.
 
     Args:
@@ -50,6 +57,9 @@ class LayerReport(RowReport):
     '(no rows)'
     """
 
+    heading: ClassVar = "Layers"
+    usual_measures: ClassVar = ("isolated_sqnr", "sqnr")
+
     rows: tuple[LayerRow, ...]
     outputs: tuple[LayerRow, ...]
     modules: tuple[LayerRow, ...]
@@ -60,23 +70,21 @@ class LayerReport(RowReport):
     quantizer: str
     model: str
     environment: Environment
-    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
-    smaller_is_worse: tuple[str, ...] = field(default=(), metadata=since(2))
-    larger_is_worse: tuple[str, ...] = field(default=(), metadata=since(2))
-
-    rendering = Rendering(layer_table, layer_summary, layer_text)
+    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
+    smaller_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
+    larger_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
 
     def __post_init__(self) -> None:
         check_custom(LayerRow, self.rows + self.outputs + self.modules)
         if both := sorted({*self.smaller_is_worse} & {*self.larger_is_worse}):
             raise ReportError(f"custom metric {both[0]!r}: said to be worse when smaller and when larger")
 
-    @property
+    @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
         """The whole model's SQNR in dB: the smallest of its outputs; nan if none has one."""
-        return next((row.sqnr for row in ranked(LayerRow, self.outputs, "sqnr")), nan)
+        return output_sqnr(self.outputs)
 
-    @property
+    @derived()
     def batches_apart(self) -> int:
         """How many batches are in none of the numbers."""
         return len(self.set_apart)
@@ -89,7 +97,7 @@ class LayerReport(RowReport):
         Raises:
             ReportError: there is no such column.
         """
-        return ranked(LayerRow, self.rows, by, smallest=self.smaller_is_worse)[:k]
+        return self.ranked(self.rows, by)[:k]
 
     def opened(self, name: str) -> LayerReport:
         """The same report, in whose tables a recurrent op that capture took apart is shown part by part.
@@ -102,15 +110,81 @@ class LayerReport(RowReport):
         """
         return replace(self, rows=opened(self.rows, name))
 
-    def to_pandas(self, *, extended: bool = False, part: Part = "rows") -> pandas.DataFrame:
-        """One row a layer in graph order, columns as fixed in the documentation, custom metrics at the end.
+    def grade(self) -> Grade:
+        """By :data:`LOW_SQNR`; what has no number, an output or a batch, must not hide behind what has one."""
+        usual = Report.grade(self)
+        if usual == "bad" or not self.outputs:
+            return "bad" if usual == "bad" else "plain"
+        silent = self.set_apart or any(isnan(row.sqnr) for row in self.outputs)
+        return "bad" if self.sqnr < LOW_SQNR else "warning" if silent else "good"
 
-        Args:
-            extended: adds ``range_use``, ``note``, ``part_of``, ``step``, ``answers_for``, ``input_sqnr`` and
-                ``excess_lsb``.
-            part: ``rows``, ``outputs`` or ``modules``; ``set_apart`` has one row a batch that is set apart.
-        """
-        return frame(SetApart if part == "set_apart" else LayerRow, getattr(self, part), extended=extended)
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """SQNR along the graph; with profiles of the model among the others, histograms of the worst layers."""
+        by = ranked_by(self.rows)
+        return [*along_graph(self.rows), *histograms(self, self.worst(len(self.rows), by), by, others)]
+
+    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
+        """Each metric of each layer and output at the step, and along the graph; what is not finite is left out."""
+        every = self.rows + self.outputs
+        found: list[Scalar] = []
+        for metric in (*SCALARS, *custom_names(every)):
+            seen: dict[str, int] = {}
+            for row in every:
+                # A value that is quantized in two ways has two rows of one name.
+                seen[row.name] = ordinal = seen.get(row.name, 0) + 1
+                name = row.name if ordinal == 1 else f"{row.name} ({ordinal})"
+                found.append(Scalar(f"{metric}/{name}", step, float(cell(row, metric))))
+            found += [Scalar(f"along_graph/{metric}", n, float(cell(row, metric))) for n, row in enumerate(self.rows)]
+        return "layers", [each for each in found if isfinite(each.value)]
 
     def _headline(self) -> str:
         return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
+
+    def _title(self, sort: str) -> str:
+        worst = "smallest isolated SQNR" if self._worst_by() == "isolated_sqnr" else "smallest SQNR"
+        read = data_read(self.batches, self.samples)
+        rows = counted(len(self.rows), "layer")
+        return f"{self.model}, quantized by {self.quantizer}: {rows}, {read}, {self._how(sort, f'{worst} first')}"
+
+    def _before(self) -> Iterator[Block]:
+        yield Listing("Outputs", [_output_line(row) for row in self.outputs])
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        if self.modules:
+            by = ranked_by(self.modules)
+            wanted = {"name", "op", "sqnr", "isolated_sqnr", "max_lsb", "cosine"}
+            columns = [each for each in self.shown("modules") if each.name in wanted]
+            yield Table(columns, self.ranked(self.modules, by, "modules"), "Modules, each run whole", by, limit)
+        yield from self._set_apart()
+        missing = without_number(self.rows, ranked_by(self.rows))
+        yield Listing(f"Without a number ({len(missing)})", by_reason((row.name, row.note) for row in missing))
+        yield from self._unpaired()
+        yield from self._notes()
+
+    def _summary(self) -> Sequence[str]:
+        found = summary_of(self.rows, self.outputs, len(self.unpaired), len(self.notes), self.set_apart)
+        return [*about_set_apart(self.set_apart, self.batches), *found]
+
+    def _worst_by(self) -> str:
+        return ranked_by(self.rows)
+
+    def _table(self, sort: str, limit: int | None, width: int) -> str:
+        """The rows as a table, in which the steps of a recurrent op are one row."""
+        worst = self._worst_by()
+        ordered, by = self._ordered(sort)
+        rows, stand_for = folded(ordered, worst if by is None or sort == "name" else by, self.ranked)
+        columns = self.shown()
+        if sort not in ("worst", "graph", "name"):
+            columns = with_column(columns, self.column(sort))
+        drawn = table(columns, rows, by, limit, width)
+        return "\n".join([drawn, *(wrap(line, width, indent="  ") for line in stand_for)])
+
+    def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
+        if column.name in self.smaller_is_worse or column.name in self.larger_is_worse:
+            return replace(column, worse="smaller" if column.name in self.smaller_is_worse else "larger")
+        return column
+
+
+def _output_line(row: LayerRow) -> str:
+    why = f" ({row.note})" if row.note else ""
+    return f"{row.name}: SQNR {decibel(row.sqnr)} dB, cosine {cosine(row.cosine)}, max error {number(row.atol)}{why}"

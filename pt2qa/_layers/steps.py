@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
+from pt2qa._layers.rows import LayerRow
 from pt2qa._report.prose import counted
-from pt2qa._report.ranking import ranked
-from pt2qa._report.rows import LayerRow
 from pt2qa.errors import ReportError
 
 
 def folded(
-    rows: Sequence[LayerRow], by: str, smallest: Collection[str] = ()
+    rows: Sequence[LayerRow], by: str, rank: Callable[[Sequence[LayerRow], str], Sequence[LayerRow]]
 ) -> tuple[tuple[LayerRow, ...], tuple[str, ...]]:
     """Rows with the parts of each recurrent op in one, which stands where the first of them stood.
 
     Args:
         rows: the rows, in any order.
         by: the column by which the worst part is chosen; the one row has its numbers.
-        smallest: the custom metrics that are worse the smaller they are.
+        rank: sorts rows by a column, the worst first.
 
     Returns:
         The rows, and for each op in the same order what its row stands for.
@@ -34,7 +33,7 @@ def folded(
         if not row.part_of or len(own) == 1:
             result.append(row)
         elif row is own[0]:
-            worst = ranked(LayerRow, own, by, smallest=smallest)[0]
+            worst = rank(own, by)[0]
             name = f"{row.part_of} ({counted(len({part.step for part in own} - {-1}), 'step')})"
             where = f", step {worst.step}" if worst.step >= 0 else ""
             result.append(replace(worst, name=name))

@@ -11,8 +11,8 @@ from torch.fx import Node
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import handle_of, names_of, user_inputs
 from pt2qa._layers.report import LayerReport
-from pt2qa._report.columns import cell, columns_of, custom_names, row_type_of
-from pt2qa._report.diffs.measures import check_name, smaller_is_worse, unit_of
+from pt2qa._report.base import check_name
+from pt2qa._report.columns import cell
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._weights.report import WeightReport
 from pt2qa.errors import ReportError
@@ -60,15 +60,14 @@ def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) 
             f"got a {type(report).__name__}, which has no numbers of ops; expected a report of layers, weights or "
             "sensitivities"
         )
-    columns = columns_of(row_type_of(type(report)))
-    known = [each.name for each in columns if each.type in {"int", "float"}]
-    check_name(f"{type(report).__name__} has no column of numbers", column, [*known, *custom_names(report.rows)])
+    known = {each.name: each for each in report.columns() if each.type in {"int", "float"}}
+    check_name(f"{type(report).__name__} has no column of numbers", column, known)
     program = graph.program if isinstance(graph, Capture) else graph
     nodes = {handle: node for node in program.graph.nodes if (handle := handle_of(node)) is not None}
     # A program that was saved and loaded has lost the handles of its inputs.
     nodes |= dict(enumerate(user_inputs(program))) if nodes else {}
     names = {handle: name.name for handle, name in names_of(program).items() if handle in nodes}
-    small_is_bad = bool(smaller_is_worse(report, column))
+    small_is_bad = known[column].worse == "smaller"
     numbers: dict[int, float] = {}
     for row in report.rows:
         value = float(cell(row, column))
@@ -86,4 +85,4 @@ def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) 
             f"no row of the report has both a number {column!r} and an op of this graph; give the capture that the "
             "report was made from"
         )
-    return Marks(nodes, names, numbers, column, unit_of(report, column), small_is_bad)
+    return Marks(nodes, names, numbers, column, known[column].unit, small_is_bad)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
+from typing import ClassVar
 
-from pt2qa._profile.diff_text import diff_summary, diff_table, diff_text
+from pt2qa._profile.diff_verdict import summary_of, worst_by
 from pt2qa._profile.histogram import Histogram, transport
 from pt2qa._profile.report import Profile
-from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
-from pt2qa._report.base import Rendering, RowReport
+from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, place_of
+from pt2qa._report.base import Block, Listing, Report, data_read
+from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
@@ -19,9 +22,9 @@ Key = tuple[str, str, str]
 """Name, role and argument of a row."""
 
 
-@register("profile-diff", schema=1)
+@register("profile-diff", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class ProfileDiff(RowReport):
+class ProfileDiff(Report):
     """How the values of profile ``b`` differ from those of profile ``a``.
 
     Tables and texts show each pair of values once, the one that moved most first.
@@ -36,6 +39,9 @@ class ProfileDiff(RowReport):
         environment: of profile b.
     """
 
+    heading: ClassVar = "Two profiles"
+    ties: ClassVar = "largest_shift"
+
     rows: tuple[ProfileShift, ...]
     only: tuple[ProfileOnly, ...]
     a: str
@@ -48,8 +54,6 @@ class ProfileDiff(RowReport):
     model: str
     environment: Environment
 
-    rendering = Rendering(diff_table, diff_summary, diff_text)
-
     @property
     def values(self) -> tuple[ProfileShift, ...]:
         """One row for each pair of values, in graph order: that of the op that makes it, else of the first reader."""
@@ -60,6 +64,32 @@ class ProfileDiff(RowReport):
 
     def _headline(self) -> str:
         return f"<ProfileDiff of {self.a} and {self.b}: {len(self.rows)} rows, {len(self.only)} in one only>"
+
+    def _title(self, sort: str) -> str:
+        worst = "moved most first" if self._worst_by() == "distance" else "largest shift first"
+        pairs = f"{counted(len(self.values), 'tensor')}, each once, {self._how(sort, worst)}"
+        a, b = data_read(self.a_batches, self.a_samples), data_read(self.b_batches, self.b_samples)
+        return f"Difference of two profiles: {pairs}\na: {self.a}, {a}\nb: {self.b}, {b}"
+
+    def _tabled(self) -> tuple[ProfileShift, ...]:
+        return self.values
+
+    def _worst_by(self) -> str:
+        return worst_by(self.rows)
+
+    def _ordered(self, sort: str) -> tuple[Sequence[ProfileShift], str | None]:
+        """What is not finite has no distance, and is worse than any."""
+        rows, by = Report._ordered(self, sort)
+        return (sorted(rows, key=lambda row: row.b_nonfinite <= row.a_nonfinite) if sort == "worst" else rows), by
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        for side in "ab":
+            found = [f"{row.name}, {place_of(row.role, row.argument)}" for row in self.only if row.side == side]
+            yield Listing(f"Only in {side} ({len(found)})", found)
+        yield from self._notes()
+
+    def _summary(self) -> Sequence[str]:
+        return summary_of(self.values)
 
 
 def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
@@ -149,8 +179,8 @@ def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> Profi
         b_mean=right.mean,
         a_std=left.std,
         b_std=right.std,
-        a_broken=left.broken,
-        b_broken=right.broken,
+        a_nonfinite=left.nonfinite,
+        b_nonfinite=right.nonfinite,
         a_value=left.value,
         b_value=right.value,
         handle=left.handle,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.rows import ProfileRow, Role
-from pt2qa._profile.text import profile_summary, profile_table, profile_text
-from pt2qa._report.base import Rendering, RowReport
+from pt2qa._profile.verdict import summary_of
+from pt2qa._report.base import Report, data_read
+from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
+from pt2qa._report.tensorboard import Event, Scalar
+from pt2qa._report.tensorboard import Histogram as Buckets
 from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]
@@ -33,10 +36,13 @@ MOST: Final = 2**53
 
 CHANNELS: Final = ("count", "min", "max", "mean", "variance", "zeros")
 
+BUCKETS: Final = 128
+"""Buckets of a histogram that TensorBoard shows, equally wide."""
 
-@register("profile", schema=1)
+
+@register("profile", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class Profile(RowReport):
+class Profile(Report):
     """What every op of a graph reads and makes.
 
     Tables and texts show each value once, at the op that makes it; ``to_pandas`` and ``csv`` have every row.
@@ -56,6 +62,9 @@ class Profile(RowReport):
         ReportError: the arrays do not fit each other or the rows, or there is no such side.
     """
 
+    heading: ClassVar = "Profile"
+    ties: ClassVar = "name"
+
     rows: tuple[ProfileRow, ...]
     histograms: dict[str, npt.NDArray[Any]] = field(compare=False)
     channels: dict[str, npt.NDArray[Any]] = field(compare=False)
@@ -66,8 +75,6 @@ class Profile(RowReport):
     notes: tuple[str, ...]
     model: str
     environment: Environment
-
-    rendering = Rendering(profile_table, profile_summary, profile_text)
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:
@@ -168,8 +175,69 @@ class Profile(RowReport):
             )
         return dict(zip(CHANNELS, _unpacked(self.channels, CHANNELS, row.value), strict=True))
 
+    def subject(self) -> str:
+        """The model, and which of its graphs."""
+        return f"{Report.subject(self)}, {self.side}"
+
+    def on_page(self, part: str) -> Sequence[Any]:
+        """As in printed tables, each value once."""
+        return self.values if part == "rows" else Report.on_page(self, part)
+
+    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
+        """The histogram of each value that has finite numbers; the numbers by channel, whose steps are the channels.
+
+        Raises:
+            ReportError: the profile has no histograms, or no numbers by channel.
+        """
+        found: list[Event] = [self._buckets(row, step) for row in self.rows if row.count > row.nonfinite]
+        return self.side, [*found, *(self._by_channel() if per_channel else ())]
+
+    def _buckets(self, row: ProfileRow, step: int) -> Buckets:
+        edges, counts = self.histogram(row, BUCKETS)
+        number = row.count - row.nonfinite
+        return Buckets(
+            tag=f"{row.name}/{row.place}",
+            step=step,
+            min=row.min,
+            max=row.max,
+            number=number,
+            total=number * row.mean,
+            squares=number * (row.variance + row.mean**2),
+            limits=edges[1:].tolist(),
+            counts=counts.tolist(),
+        )
+
+    def _by_channel(self) -> Iterator[Scalar]:
+        rows = [row for row in self.rows if row.channels >= 0]
+        if not rows:
+            raise ReportError(f"the profile of {self.title} has no numbers by channel; profile with per_channel=True")
+        for row in rows:
+            for name, numbers in self.channel(row).items():
+                for channel, value in enumerate(numbers.tolist()):
+                    if math.isfinite(value):
+                        yield Scalar(f"{row.name}/{row.place}/channel_{name}", channel, float(value))
+
     def _headline(self) -> str:
         return f"<Profile of {self.title}: {len(self.rows)} rows, {len(self.values)} values, {self.batches} batches>"
+
+    def _title(self, sort: str) -> str:
+        worst = "highest outlier ratio first" if self.histograms else "in graph order"
+        tensors, read = counted(len(self.values), "tensor"), data_read(self.batches, self.samples)
+        return f"Profile of {self.title}: {tensors}, {read}, each once, {self._how(sort, worst)}"
+
+    def _tabled(self) -> tuple[ProfileRow, ...]:
+        return self.values
+
+    def _worst_by(self) -> str | None:
+        return "outlier_ratio" if self.histograms else None
+
+    def _ordered(self, sort: str) -> tuple[Sequence[ProfileRow], str | None]:
+        """With NaN and infinities worse than any outlier."""
+        rows, by = Report._ordered(self, sort)
+        return (sorted(rows, key=lambda row: row.nonfinite == 0) if sort == "worst" and by else rows), by
+
+    def _summary(self) -> Sequence[str]:
+        return summary_of(self.values, histograms=bool(self.histograms))
 
 
 def packed(names: Sequence[str], values: Iterable[Sequence[Array]]) -> Packed:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan, sqrt
-from typing import Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pt2qa._report.rows import EXTENDED
+from pt2qa._report.columns import column, derived
+from pt2qa._report.formats import share
 
 Role = Literal["input", "output", "weight", "bias", "constant"]
 
 QUANTILES: Final = {"q0_1": 0.001, "q1": 0.01, "q50": 0.5, "q99": 0.99, "q99_9": 0.999}
 """The quantiles that a row holds, by column."""
 
-PEAK: Final = 0.999
-"""Share of the values that :attr:`ProfileRow.peak` compares the largest with."""
+BULK: Final = 0.999
+"""Share of the values that :attr:`ProfileRow.outlier_ratio` compares the largest with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class ProfileRow:
 
     NaN and infinities are counted, and left out of every other number::
 
-        variance = mean((x - mean)**2)        peak = max(|x|) / (magnitude that 99.9 % of the values ≠ 0 stay within)
+        variance = mean((x - mean)**2)
+        outlier_ratio = max(|x|) / (magnitude that 99.9 % of the values ≠ 0 stay within)
 
     Quantiles are the middle of the histogram bin that holds the value of rank ``ceil(share * count)``: within 1.6 % of
     it.  ``nan`` means "not defined" or "not measured".
@@ -48,58 +50,64 @@ class ProfileRow:
         nans, infs: how many values are NaN or infinite.
         saturation: share of values, 0..1, that the clamp moved: outside the integer range after rounding.
         range_use: share of the integer range, 0..1, that the values span.
-        peak: as above; 1 without outliers, and every doubling leaves one bit less to all but 0.1 % of the values.
+        outlier_ratio: as above; 1 without outliers, and every doubling leaves one bit less to all but 0.1 % of the
+            values.
         source: where the model's code calls the op, as ``file:line: code``; empty unless it was asked for.
         value: number of the value in the report's histograms and channels; rows of one value share it.
         handle: the op's handle; -1 where it carries none.
         channels: the axis of the numbers by channel; -1 without them.
     """
 
-    name: str
+    shown: ClassVar = (
+        *("name", "place", "op", "dtype", "nonfinite", "min", "max", "mean", "std", "q50", "q99_9", "outlier_ratio"),
+        *("zeros", "saturation", "range_use"),
+    )
+
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
     module: str
-    op: str
-    role: Role
-    argument: str
+    op: Annotated[str, column(importance=1, shrinks_to=12)]
+    role: Annotated[Role, column(key=True)]
+    argument: Annotated[str, column(key=True)]
     of: str
-    dtype: str
+    dtype: Annotated[str, column(importance=4)]
     scheme: Literal["", "per_tensor", "per_channel", "dynamic"]
     axis: int
     scale: float
     zero_point: float
     shape: tuple[int, ...]
     count: int
-    min: float
-    max: float
-    mean: float
+    min: Annotated[float, column(worse="smaller", importance=7)]
+    max: Annotated[float, column(importance=8)]
+    mean: Annotated[float, column(importance=5)]
     variance: float
-    q0_1: float
-    q1: float
-    q50: float
+    q0_1: Annotated[float, column(worse="smaller")]
+    q1: Annotated[float, column(worse="smaller")]
+    q50: Annotated[float, column("50 %", importance=2)]
     q99: float
-    q99_9: float
-    zeros: float
+    q99_9: Annotated[float, column("99.9 %", importance=4)]
+    zeros: Annotated[float, column("zero\n%", show=share, importance=3)]
     nans: int
     infs: int
-    saturation: float
-    range_use: float
-    peak: float
+    saturation: Annotated[float, column("saturation\n%", show=share, importance=8)]
+    range_use: Annotated[float, column("range\nused %", show=share, worse="smaller", importance=7)]
+    outlier_ratio: Annotated[float, column("outlier\nratio ×", importance=9, since=2, was="peak")]
     source: str
-    value: int = field(default=-1, metadata=EXTENDED)
-    handle: int = field(default=-1, metadata=EXTENDED)
-    channels: int = field(default=-1, metadata=EXTENDED)
+    value: Annotated[int, column(extended=True)] = -1
+    handle: Annotated[int, column(worse="smaller", extended=True)] = -1
+    channels: Annotated[int, column(extended=True)] = -1
 
-    @property
+    @derived(importance=6)
     def std(self) -> float:
         """Standard deviation, the root of ``variance``."""
         return sqrt(self.variance) if self.variance >= 0 else nan
 
-    @property
+    @derived("value", importance=0, shrinks_to=6)
     def place(self) -> str:
         """What a table calls the value: ``output``, ``weight``, ``input`` with the argument where that says more."""
         return place_of(self.role, self.argument)
 
-    @property
-    def broken(self) -> int:
+    @derived("NaN\ninf", importance=9, optional=True)
+    def nonfinite(self) -> int:
         """How many values are NaN or infinite."""
         return self.nans + self.infs
 
@@ -123,41 +131,46 @@ class ProfileShift:
         largest_shift: the largest of these, without its sign.
         range_ratio: the range of b over that of a; nan where a has no range.
         a_min, b_min, a_max, b_max, a_mean, b_mean, a_std, b_std: of the two sides.
-        a_broken, b_broken: values that are NaN or infinite.
+        a_nonfinite, b_nonfinite: values that are NaN or infinite.
         a_value, b_value: numbers of the values in the two profiles.
         handle: the op's handle in a.
     """
 
-    name: str
+    shown: ClassVar = (
+        *("name", "place", "op", "b_dtype", "b_nonfinite", "distance", "outside", "a_min", "b_min", "a_max", "b_max"),
+        *("a_mean", "b_mean", "a_std", "b_std", "range_ratio"),
+    )
+
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
     module: str
-    op: str
-    role: Role
-    argument: str
+    op: Annotated[str, column(importance=1, shrinks_to=12)]
+    role: Annotated[Role, column(key=True)]
+    argument: Annotated[str, column(key=True)]
     a_dtype: str
-    b_dtype: str
-    distance: float
-    outside: float
+    b_dtype: Annotated[str, column("dtype\nb", importance=2)]
+    distance: Annotated[float, column("moved\nσ", importance=9)]
+    outside: Annotated[float, column("outside\n%", show=share, importance=8)]
     min_shift: float
     max_shift: float
     mean_shift: float
     std_shift: float
     largest_shift: float
-    range_ratio: float
-    a_min: float
-    b_min: float
-    a_max: float
-    b_max: float
-    a_mean: float
-    b_mean: float
-    a_std: float
-    b_std: float
-    a_broken: int
-    b_broken: int
-    a_value: int = field(default=-1, metadata=EXTENDED)
-    b_value: int = field(default=-1, metadata=EXTENDED)
-    handle: int = field(default=-1, metadata=EXTENDED)
+    range_ratio: Annotated[float, column("range\nb/a", importance=8)]
+    a_min: Annotated[float, column("min\na", importance=6)]
+    b_min: Annotated[float, column("min\nb", importance=6)]
+    a_max: Annotated[float, column("max\na", importance=7)]
+    b_max: Annotated[float, column("max\nb", importance=7)]
+    a_mean: Annotated[float, column("mean\na", importance=4)]
+    b_mean: Annotated[float, column("mean\nb", importance=4)]
+    a_std: Annotated[float, column("std\na", importance=5)]
+    b_std: Annotated[float, column("std\nb", importance=5)]
+    a_nonfinite: Annotated[int, column(since=2, was="a_broken")]
+    b_nonfinite: Annotated[int, column("NaN, inf\nb", importance=9, optional=True, since=2, was="b_broken")]
+    a_value: Annotated[int, column(extended=True)] = -1
+    b_value: Annotated[int, column(extended=True)] = -1
+    handle: Annotated[int, column(worse="smaller", extended=True)] = -1
 
-    @property
+    @derived("value", importance=0, shrinks_to=6)
     def place(self) -> str:
         """As :attr:`ProfileRow.place`."""
         return place_of(self.role, self.argument)
@@ -173,9 +186,9 @@ class ProfileOnly:
     """
 
     side: Literal["a", "b"]
-    name: str
-    role: Role
-    argument: str
+    name: Annotated[str, column(key=True)]
+    role: Annotated[Role, column(key=True)]
+    argument: Annotated[str, column(key=True)]
 
 
 def place_of(role: str, argument: str) -> str:

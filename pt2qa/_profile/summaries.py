@@ -10,7 +10,7 @@ from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.histogram import Histogram
 from pt2qa._profile.plan import Place, Plan
 from pt2qa._profile.report import CHANNELS, HISTOGRAM, Profile, packed
-from pt2qa._profile.rows import PEAK, QUANTILES, ProfileRow
+from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
 from pt2qa._profile.statistics import Statistics
 from pt2qa._profile.subject import Subject
 from pt2qa._profile.watch import Seen, Wanted
@@ -89,7 +89,7 @@ def _numbers(seen: Seen, params: QuantParams | None) -> dict[str, Any]:
         "infs": of.infs,
         "saturation": clamped / of.count if clamped is not None and of.count else math.nan,
         "range_use": _range_use(of, params),
-        "peak": _peak(of),
+        "outlier_ratio": _outlier_ratio(of),
         "channels": seen.axis if not _is_uneven(seen) else -1,
     }
 
@@ -108,11 +108,11 @@ def _quantile(of: Statistics, share: float) -> float:
     return min(max(of.histogram.quantile(share), of.smallest), of.largest)
 
 
-def _peak(of: Statistics) -> float:
+def _outlier_ratio(of: Statistics) -> float:
     """The largest magnitude over that which all but 0.1 % of the values other than zero stay within."""
     if of.histogram is None or not of.moments.count:
         return math.nan
-    most = of.histogram.magnitudes.quantile(PEAK)
+    most = of.histogram.magnitudes.quantile(BULK)
     largest = max(abs(of.smallest), abs(of.largest))
     return max(1.0, largest / most) if most > 0 else math.nan
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from pt2qa._report.base import Report
-from pt2qa._report.export import csv_text, frame
-from pt2qa._report.formats import number, share, whole
-from pt2qa._report.prose import counted, listed, sections, wrap
-from pt2qa._report.ranking import ranked
-from pt2qa._report.rows import EXTENDED, Environment
+from pt2qa._report.base import Block, Grade, Report, Table
+from pt2qa._report.columns import column
+from pt2qa._report.formats import share
+from pt2qa._report.prose import counted
+from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
-from pt2qa._report.table import View, screen_width, table, with_column
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
-    import pandas
-
     from pt2qa.overrides.plan import OverridePlan
-
-Part = Literal["rows", "curve", "stages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +34,12 @@ class EditRow:
         ops: all ops that it is about, with commas between them.
     """
 
-    name: str
-    kind: str
-    macs: float
-    gain: float
-    sites: int
-    ops: str = field(metadata=EXTENDED)
+    name: Annotated[str, column("edit at", key=True, importance=0, shrinks_to=24)]
+    kind: Annotated[str, column(key=True, importance=0)]
+    macs: Annotated[float, column("float MACs\n%", show=share, importance=0)]
+    gain: Annotated[float, column("noise gone\n%", show=share, importance=1)]
+    sites: Annotated[int, column("sites\noff", importance=2)]
+    ops: Annotated[str, column(extended=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +55,14 @@ class CurvePoint:
         measured: the same, or the user's metric, on the simulator; nan where the search did not need it.
     """
 
-    name: str
-    edits: int
-    macs: float
-    bytes: float
-    predicted: float
-    measured: float
+    shown: ClassVar = ("edits", "name", "macs", "bytes", "predicted", "measured")
+
+    name: Annotated[str, column("last edit", key=True, importance=1, shrinks_to=24)]
+    edits: Annotated[int, column(importance=0)]
+    macs: Annotated[float, column("float MACs\n%", show=share, importance=0)]
+    bytes: Annotated[float, column("float bytes\n%", show=share, importance=2)]
+    predicted: Annotated[float, column(worse="smaller", importance=3)]
+    measured: Annotated[float, column(worse="smaller", importance=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +77,12 @@ class Stage:
         sites: how many sites are quantized.
     """
 
-    name: str
-    quality: float
-    macs: float
-    sites: int
+    name: Annotated[str, column("stage", key=True, importance=0)]
+    quality: Annotated[float, column(worse="smaller", importance=0)]
+    macs: Annotated[float, column("float MACs\n%", show=share, importance=0)]
+    sites: Annotated[int, column("sites\non", importance=0)]
 
 
-EDIT_VIEWS: Final = (
-    View("name", "edit at", str, 0, shrinks_to=24),
-    View("kind", "kind", str, 0),
-    View("macs", "float MACs\n%", share, 0),
-    View("gain", "noise gone\n%", share, 1),
-    View("sites", "sites\noff", whole, 2),
-)
-CURVE_VIEWS: Final = (
-    View("edits", "edits", whole, 0),
-    View("name", "last edit", str, 1, shrinks_to=24),
-    View("macs", "float MACs\n%", share, 0),
-    View("bytes", "float bytes\n%", share, 2),
-    View("predicted", "predicted", number, 3),
-    View("measured", "measured", number, 0),
-)
-STAGE_VIEWS: Final = (
-    View("name", "stage", str, 0),
-    View("quality", "quality", number, 0),
-    View("macs", "float MACs\n%", share, 0),
-    View("sites", "sites\non", whole, 0),
-)
 _CURVE_POINTS: Final = 12
 """Points of the curve that a text shows."""
 
@@ -131,11 +108,15 @@ class Reconfiguration(Report):
         environment: versions, and the model's fingerprint.
     """
 
+    heading: ClassVar = "Reconfiguration"
+    usual_measures: ClassVar = ("stages.quality",)
+    ties: ClassVar = "gain"
+
     rows: tuple[EditRow, ...]
     curve: tuple[CurvePoint, ...]
     stages: tuple[Stage, ...]
     target: str
-    met: int
+    met: Annotated[int, column(worse="smaller", judged=True)]
     verdict: str
     evaluations: int
     plan_json: str
@@ -172,47 +153,55 @@ class Reconfiguration(Report):
         object.__setattr__(self, "_pair", pair)
         return self
 
-    def table(self, sort: str = "graph", limit: int | None = 20, width: int | None = None) -> str:
-        """The edits as a table: in the order of the search (``graph``), or by a column.
+    def grade(self) -> Grade:
+        """Whether the target is met."""
+        return "good" if self.met else "bad"
 
-        Raises:
-            ReportError: there is no such column, or the limit is negative.
-        """
-        by = {"graph": None, "worst": "gain"}.get(sort, sort)
-        rows = self.rows if by is None else ranked(EditRow, self.rows, by, ties="gain")
-        views = EDIT_VIEWS if sort in {"worst", "graph", "name"} else with_column(EditRow, EDIT_VIEWS, sort)
-        return table(views, rows, by, limit, screen_width(width))
-
-    def text(self, *, sort: str = "graph", limit: int | None = 20, width: int | None = None) -> str:
-        """The whole report as text; arguments and errors as in :meth:`table`."""
-        columns = screen_width(width)
-        title = f"{self.model}, quantized by {self.quantizer}: {counted(len(self.rows), 'edit')} for {self.target}"
-        curve = _thinned(self.curve, len(self.rows))
-        left = len(self.curve) - len(curve)
-        return sections(
-            [
-                wrap(title, columns, indent="  "),
-                self.table("graph" if sort == "worst" else sort, limit, columns) if self.rows else "No edit.",
-                "Quality against cost:\n" + table(CURVE_VIEWS, curve, None, None, columns) if curve else "",
-                f"{counted(left, 'more point')}: report.to_pandas(part='curve')" if left else "",
-                table(STAGE_VIEWS, self.stages, None, None, columns),
-                listed(f"Notes ({len(self.notes)})", self.notes, columns),
-                wrap(f"{counted(self.evaluations, 'configuration')} scored.", columns),
-                wrap(self.verdict, columns, indent="  "),
-            ]
-        )
-
-    def to_pandas(self, *, extended: bool = False, part: Part = "rows") -> pandas.DataFrame:
-        """The edits, or another part: ``curve`` or ``stages``; ``extended`` adds the ops of an edit."""
-        types: dict[str, Any] = {"rows": EditRow, "curve": CurvePoint, "stages": Stage}
-        return frame(types[part], getattr(self, part), extended=extended)
-
-    def csv(self, *, extended: bool = False) -> str:
-        """The edits as CSV text, numbers in full precision."""
-        return csv_text(EditRow, self.rows, extended=extended)
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """Quality against the share of the arithmetic in float, as predicted and as measured."""
+        if not any(isfinite(point.predicted) or isfinite(point.measured) for point in self.curve):
+            return []
+        return [
+            {
+                "kind": "curve",
+                "title": "Quality against cost along the search",
+                "about": f"Target: {self.target}. From left to right, one edit more at each point.",
+                "table": "curve",
+                "x": "macs",
+                "x_title": "share of the multiply-accumulates in float, %",
+                "series": [
+                    [name, name]
+                    for name in ("predicted", "measured")
+                    if not all(isnan(getattr(point, name)) for point in self.curve)
+                ],
+            }
+        ]
 
     def _headline(self) -> str:
         return f"<Reconfiguration of {self.model}, {self.quantizer}: {len(self.rows)} edits, {self.verdict}>"
+
+    def _title(self, sort: str) -> str:
+        return f"{self.model}, quantized by {self.quantizer}: {counted(len(self.rows), 'edit')} for {self.target}"
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        # The order of the search is the order in which edits were worth their cost.
+        return self._table("graph" if sort == "worst" else sort, limit, width) if self.rows else "No edit."
+
+    def _worst_by(self) -> str:
+        return "gain"
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        curve = _thinned(self.curve, len(self.rows))
+        if curve:
+            yield Table(self.shown("curve"), curve, "Quality against cost")
+        if left := len(self.curve) - len(curve):
+            yield f"{counted(left, 'more point')}: report.to_pandas(part='curve')"
+        yield Table(self.shown("stages"), self.stages)
+        yield from self._notes()
+        yield f"{counted(self.evaluations, 'configuration')} scored."
+
+    def _summary(self) -> Sequence[str]:
+        return [self.verdict]
 
 
 def _thinned(curve: tuple[CurvePoint, ...], edits: int) -> tuple[CurvePoint, ...]:

@@ -1,34 +1,122 @@
-"""What every report can do, whatever it holds."""
+"""What every report can do, whatever it holds.  A kind of report says what it alone knows, in the methods below
+:class:`Report`'s public ones; everything else follows from its fields.
+"""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pt2qa._printable import clean, clean_lines
 from pt2qa._report.atomic import write_atomic
-from pt2qa._report.columns import row_type_of
+from pt2qa._report.columns import (
+    Column,
+    columns_of,
+    custom_column,
+    custom_names,
+    derived_of,
+    numbers_of,
+    shown_columns,
+    tables_of,
+)
 from pt2qa._report.export import csv_text, frame
-from pt2qa._report.table import screen_width
+from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
+from pt2qa._report.ranking import ranked
+from pt2qa._report.rows import Unpaired
+from pt2qa._report.set_apart import SetApart, apart_entries, failures
+from pt2qa._report.table import screen_width, table, with_column
+from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
     import pandas
 
+    from pt2qa._report.tensorboard import Event
 
-class Report(ABC):
+Grade = Literal["good", "bad", "warning", "plain"]
+ORDERS: Final = ("worst", "graph", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A title and its entries, of which a text shows the first and counts the rest."""
+
+    title: str
+    entries: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A second table of a text.
+
+    Args:
+        columns: those to show.
+        rows: in their order.
+        title: above it, or empty.
+        by: the column they are sorted by.
+        limit: rows to show; None for all.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    title: str = ""
+    by: str | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Findings that belong together: what a page shows folded.
+
+    Args:
+        name: of what they have in common.
+        severity: ``error``, ``warning`` or ``note``.
+        title: what it is about.
+        rows: with ``name``, ``source``, ``why`` and ``fix``.
+        fix: what to do, where that is the same for all; else empty.
+    """
+
+    name: str
+    severity: str
+    title: str
+    rows: tuple[Any, ...]
+    fix: str
+
+
+Block = str | Listing | Table
+
+
+class Report:
     """Facts that an analysis found.  Frozen; printing it gives text that fits the terminal.
 
-    ``print(report)`` shows it, ``report.save(path)`` keeps it, ``pt2qa.load(path)`` brings it back.
+    ``print(report)`` shows it, ``report.save(path)`` keeps it, ``pt2qa.load(path)`` brings it back.  A kind of report
+    is a frozen dataclass under :func:`pt2qa.report.register`, whose field ``rows`` holds rows of one class.
+
+    Attributes:
+        kind: its name in files, such as ``layers``.
+        heading: its name on pages, such as ``Layers``; made from the kind where it has none.
+        usual_measures: the columns that say how good a row is, the one to take where it was measured first; a column of
+            another table as ``table.column``.
+        ties: the column that decides between rows that are equally bad.
+        code: text to paste, where the kind has a field for it.
+        served: tables that a page does not show: they serve the report itself, or it shows them as a list.
     """
 
     __slots__ = ()
 
-    @abstractmethod
+    kind: ClassVar[str]
+    heading: ClassVar[str]
+    usual_measures: ClassVar[tuple[str, ...]] = ()
+    ties: ClassVar[str] = "sqnr"
+    served: ClassVar[frozenset[str]] = frozenset({"unpaired"})
+    rows: tuple[Any, ...]
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
     def text(self, *, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The whole report as text: header, tables, and last what to look at.
+        """The whole report as ``print`` shows it: header, tables, and last what to look at.
 
         Args:
             sort: ``worst``, ``graph``, ``name`` or a column.
@@ -36,69 +124,18 @@ class Report(ABC):
             width: columns of the screen; None asks the terminal, 100 where there is none.
 
         Raises:
-            ReportError: there is no such column.
+            ReportError: there is no such column, or the limit is negative.
         """
-
-    @abstractmethod
-    def to_pandas(self, *, extended: bool = False) -> pandas.DataFrame:
-        """The rows as a data frame, in graph order; ``extended`` adds the columns beyond the fixed ones."""
-
-    @abstractmethod
-    def csv(self, *, extended: bool = False) -> str:
-        """The same columns as CSV text, numbers in full precision."""
-
-    def to_csv(self, path: str | os.PathLike[str], *, extended: bool = False) -> None:
-        """Write :meth:`csv` to a UTF-8 file, whole or not at all.
-
-        Raises:
-            ReportError: the folder does not exist, or the disk refuses.
-        """
-        write_atomic(path, self.csv(extended=extended).encode("utf-8", "backslashreplace"))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report to one ``.safetensors`` file that :func:`pt2qa.load` reads.
-
-        Raises:
-            ReportError: the folder does not exist, or the disk refuses.
-        """
-        # storage knows this class, so it cannot be imported before it.
-        from pt2qa._report.storage import save
-
-        save(self, path)
-
-    def _headline(self) -> str:
-        """What ``repr`` says."""
-        return f"<{type(self).__name__}>"
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __repr__(self) -> str:
-        return clean(self._headline())
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """How reports of one class become text; each function takes the report first.
-
-    Args:
-        table: from the report, the order, the number of rows (None: all) and the width to the rows as a table.
-        summary: from the report to sentences that say what to look at.
-        text: as ``table``, to the whole report.
-    """
-
-    table: Callable[[Any, str, int | None, int], str]
-    summary: Callable[[Any], list[str]]
-    text: Callable[[Any, str, int | None, int], str]
-
-
-class RowReport(Report):
-    """A report with rows of one class in the field ``rows``; it says by ``rendering`` how it reads."""
-
-    __slots__ = ()
-
-    rendering: ClassVar[Rendering]
-    rows: tuple[Any, ...]
+        columns = screen_width(width)
+        return clean_lines(
+            sections(
+                [
+                    *(_laid_out(part, columns) for part in (self._title(sort), *self._lead(), *self._before())),
+                    self._body(sort, limit, columns),
+                    *(_laid_out(part, columns) for part in (*self._after(limit), "\n".join(self._summary()))),
+                ]
+            )
+        )
 
     def table(self, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
         """The rows alone as a table: ``worst`` first, in ``graph`` order, by ``name`` or by any column.
@@ -111,20 +148,250 @@ class RowReport(Report):
         Raises:
             ReportError: there is no such column, or the limit is negative.
         """
-        return clean_lines(self.rendering.table(self, sort, limit, screen_width(width)))
+        return clean_lines(self._table(sort, limit, screen_width(width)))
 
     def summary(self) -> str:
         """What to look at, in sentences that state their thresholds."""
-        return "\n".join(map(clean, self.rendering.summary(self)))
+        return "\n".join(map(clean, self._summary()))
 
-    def text(self, *, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The whole report as text, as ``print`` shows it; arguments and errors as in :meth:`table`."""
-        return clean_lines(self.rendering.text(self, sort, limit, screen_width(width)))
+    def __str__(self) -> str:
+        return self.text()
 
-    def to_pandas(self, *, extended: bool = False) -> pandas.DataFrame:
-        """The rows as a data frame; ``extended`` adds the columns that the row's class marks so."""
-        return frame(row_type_of(type(self)), self.rows, extended=extended)
+    def __repr__(self) -> str:
+        return clean(self._headline())
 
-    def csv(self, *, extended: bool = False) -> str:
+    # -- for programs --------------------------------------------------------------------------------------------------
+
+    def to_pandas(self, *, extended: bool = False, part: str = "rows") -> pandas.DataFrame:
+        """The rows as a data frame, in graph order.
+
+        Args:
+            extended: adds the columns beyond the fixed ones.
+            part: another table of the report, by the name of its field.
+
+        Raises:
+            ReportError: there is no such table.
+        """
+        return frame(self.row_type(part), getattr(self, part), extended=extended)
+
+    def csv(self, *, extended: bool = False, part: str = "rows") -> str:
         """The columns of :meth:`to_pandas` as CSV text, numbers in full precision."""
-        return csv_text(row_type_of(type(self)), self.rows, extended=extended)
+        return csv_text(self.row_type(part), getattr(self, part), extended=extended)
+
+    def to_csv(self, path: str | os.PathLike[str], *, extended: bool = False, part: str = "rows") -> None:
+        """Write :meth:`csv` to a UTF-8 file, whole or not at all.
+
+        Raises:
+            ReportError: the folder does not exist, or the disk refuses.
+        """
+        write_atomic(path, self.csv(extended=extended, part=part).encode("utf-8", "backslashreplace"))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report to one ``.safetensors`` file that :func:`pt2qa.load` reads.
+
+        Raises:
+            ReportError: the folder does not exist, or the disk refuses.
+        """
+        # storage knows this class, so it cannot be imported before it.
+        from pt2qa._report.storage import save
+
+        save(self, path)
+
+    @classmethod
+    def row_type(cls, part: str = "rows") -> type[Any]:
+        """The class of the rows in a table.
+
+        Raises:
+            ReportError: there is no such table.
+        """
+        tables = tables_of(cls)
+        check_name(f"{cls.__name__} has no table", part, tables)
+        return tables[part]
+
+    def columns(self, part: str = "rows") -> tuple[Column, ...]:
+        """The columns of a table as they are meant in this very report, the user's metrics last."""
+        row_type = self.row_type(part)
+        custom = map(custom_column, custom_names(getattr(self, part)))
+        return tuple(map(self.meant, (*columns_of(row_type), *derived_of(row_type), *custom)))
+
+    def shown(self, part: str = "rows") -> tuple[Column, ...]:
+        """Those of :meth:`columns` that tables show at once, in their order."""
+        custom = map(custom_column, custom_names(getattr(self, part)))
+        return tuple(map(self.meant, (*shown_columns(self.row_type(part)), *custom)))
+
+    def column(self, name: str, part: str = "rows") -> Column:
+        """One of :meth:`columns`.
+
+        Raises:
+            ReportError: there is no such table or column.
+        """
+        known = {each.name: each for each in self.columns(part)}
+        check_name(f"{type(self).__name__}.{part} has no column", name, known)
+        return known[name]
+
+    def numbers(self) -> dict[str, Column]:
+        """The numbers of the whole report, by name."""
+        return {each.name: self.meant(each) for each in numbers_of(type(self))}
+
+    # -- what a kind says of itself ------------------------------------------------------------------------------------
+
+    def grade(self) -> Grade:
+        """Whether what was found is good, bad, in between, or says nothing of the kind."""
+        found: Sequence[SetApart] = getattr(self, "set_apart", ())
+        # Of several candidates one that fails leaves the others as good as they are.
+        if any(not each.candidate for each in failures(found)):
+            return "bad"
+        return "warning" if found else "plain"
+
+    def subject(self) -> str:
+        """The model, and the quantizer."""
+        parts = (getattr(self, "model", ""), getattr(self, "quantizer", ""))
+        return " · ".join(part for part in parts if part)
+
+    def lines(self) -> Sequence[str]:
+        """What a page says of the report above its tables; the first is the verdict."""
+        return [*self._lead(), *self._summary()]
+
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """Charts of a page, as :mod:`pt2qa._report.html.charts` makes them.
+
+        Args:
+            others: the reports on the same page.
+        """
+        return []
+
+    def on_page(self, part: str) -> Sequence[Any]:
+        """The rows of a table that a page shows."""
+        rows: Sequence[Any] = getattr(self, part)
+        return rows
+
+    def groups(self) -> tuple[Group, ...] | None:
+        """Findings that a page shows in the place of tables; None where it shows tables."""
+        return None
+
+    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
+        """The name of a TensorBoard run, and what it shows.
+
+        Raises:
+            ReportError: the kind has nothing to show there.
+        """
+        raise ReportError(f"got a {type(self).__name__}; TensorBoard shows layer reports and profiles")
+
+    def _headline(self) -> str:
+        """What ``repr`` says."""
+        return f"<{type(self).__name__} of {self.subject()}: {counted(len(self.rows), 'row')}>"
+
+    def _title(self, sort: str) -> str:
+        """The first lines of the text."""
+        return f"{self.heading} of {self.subject()}: {counted(len(self.rows), 'row')}, {self._how(sort)}"
+
+    def _lead(self) -> Sequence[str]:
+        """Sentences between title and tables."""
+        return ()
+
+    def _before(self) -> Iterable[Block]:
+        """What stands before the table of rows."""
+        return ()
+
+    def _tabled(self) -> Sequence[Any]:
+        """The rows that the table of a text is about."""
+        return self.rows
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        """The table of rows, or what a text shows in its place."""
+        return self._table(sort, limit, width)
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        """What stands between the table of rows and the summary."""
+        yield from self._set_apart()
+        yield from self._unpaired()
+        yield from self._notes()
+
+    def _summary(self) -> Sequence[str]:
+        """What to look at, in sentences."""
+        return ()
+
+    def _worst_by(self) -> str | None:
+        """The column that says which row is worst; None where no row is worse than another."""
+        usual = [name for name in self.usual_measures if "." not in name]
+        return usual[0] if usual else None
+
+    def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
+        """A column as it is meant where the report's own data decide about unit or direction.
+
+        Args:
+            column: as its class describes it.
+            key: of the row whose cell is meant, where rows differ in it.
+        """
+        return column
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def ranked(self, rows: Sequence[Any], by: str, part: str = "rows") -> tuple[Any, ...]:
+        """Rows of a table, the worst by a column first; those without a number last.
+
+        Raises:
+            ReportError: there is no such column.
+        """
+        columns = self.columns(part)
+        return ranked(self.row_type(part), rows, by, ties=self.ties, custom=columns)
+
+    def _ordered(self, sort: str) -> tuple[Sequence[Any], str | None]:
+        """The rows in an order, and the column by which they are sorted; None for the order of the graph."""
+        by = {"worst": self._worst_by(), "graph": None}.get(sort, sort)
+        rows = self._tabled()
+        return (rows, None) if by is None else (self.ranked(rows, by), by)
+
+    def _table(self, sort: str, limit: int | None, width: int) -> str:
+        rows, by = self._ordered(sort)
+        columns = self.shown()
+        if sort not in ORDERS:
+            columns = with_column(columns, self.column(sort))
+        return table(columns, rows, by, limit, width)
+
+    def _how(self, sort: str, worst: str = "worst first") -> str:
+        """An order in words."""
+        return {"worst": worst, "graph": "in graph order"}.get(sort, f"by {sort}")
+
+    def _notes(self) -> Iterator[Listing]:
+        notes: Sequence[str] = getattr(self, "notes", ())
+        yield Listing(f"Notes ({len(notes)})", notes)
+
+    def _set_apart(self, title: str = "Set apart") -> Iterator[Listing]:
+        found: Sequence[SetApart] = getattr(self, "set_apart", ())
+        yield Listing(f"{title} ({len(found)})", apart_entries(found))
+
+    def _unpaired(self) -> Iterator[Listing]:
+        unpaired: Sequence[Unpaired] = getattr(self, "unpaired", ())
+        yield Listing(f"Unpaired ({len(unpaired)})", unpaired_entries(unpaired))
+
+
+def data_read(batches: int, samples: int) -> str:
+    """How much was run.
+
+    >>> data_read(1, 8)
+    '1 batch (8 samples)'
+    """
+    return f"{counted(batches, 'batch', 'batches')} ({counted(samples, 'sample')})"
+
+
+def check_name(what: str, name: str, names: Iterable[str], hint: str = "") -> None:
+    """Refuse a name that is not among those known.
+
+    Raises:
+        ReportError: says what has no such name, the nearest one, and all.
+    """
+    known = tuple(names)
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise ReportError(f"{what} {name!r}: {meant}{hint}expected {', '.join(known) or 'nothing: there is none'}")
+
+
+def _laid_out(part: Block, width: int) -> str:
+    if isinstance(part, str):
+        return "\n".join(wrap(line, width, indent="  ") for line in part.splitlines())
+    if isinstance(part, Listing):
+        return listed(part.title, part.entries, width)
+    drawn = table(part.columns, part.rows, part.by, part.limit, width)
+    return f"{part.title}:\n{drawn}" if part.title else drawn

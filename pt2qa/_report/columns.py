@@ -1,84 +1,229 @@
-"""Rows to columns and back, by reading the row class's own fields: files, pandas and CSV share this."""
+"""What a report says of its columns, once, at the fields of its row classes: tables, files, pandas and diffs read it.
+
+A row class is a frozen dataclass.  A field is a column, and :func:`column` in its type hint says what the type does
+not: header, unit, format, which values are worse.  :func:`derived` does the same for a number that is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from functools import cache
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
+from pt2qa._report.formats import decibel, number, shape, shorten, whole
 from pt2qa.errors import ReportError
 
 Row = TypeVar("Row")
+Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
 CellType = Literal["int", "float", "bool", "text", "shape"]
+Worse = Literal["smaller", "larger", ""]
 
 CUSTOM: Final = "custom"
 """The field that holds the user's metrics; each becomes a column ``custom/<name>``."""
 
+LONGEST_HEADER: Final = 20
+
+_SHOW: Final[dict[CellType, Callable[[Any], str]]] = {
+    "text": str,
+    "int": whole,
+    "bool": str,
+    "float": number,
+    "shape": shape,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of a row class.
+    """One column of a table, or one number of a whole report.
 
     Args:
-        name: of the field.
+        name: of the field, or of a user's metric.
         type: of its cells.
-        choices: the values it may take; empty: any.
+        header: its title in tables, with the unit, in one line or more.
+        show: from a cell to text; numbers stand right, plain ``str`` stands left.
+        unit: ``dB`` or empty.
+        worse: which values are worse; empty where a user's metric does not say.
+        importance: 0 always stays; of the others the smallest is the first to go on a narrow screen.
+        shrinks_to: width down to which its text may be shortened; None: never.
+        key: whether it tells rows apart: together with the other keys it finds the same row in another report.
+        optional: whether tables leave it out where no row has anything in it.
+        choices: the values that it may take; empty: any.
         extended: whether ``to_pandas`` and ``csv`` give it only with ``extended=True``.
+        judged: of a number of the whole report: whether it says how good the whole is.
         since: the schema of the report that first had it.
+        was: its name in files of older schemas, if it had one.
     """
 
     name: str
-    type: CellType
+    type: CellType = "float"
+    header: str = ""
+    show: Callable[[Any], str] = number
+    unit: str = ""
+    worse: Worse = "larger"
+    importance: int = 5
+    shrinks_to: int | None = None
+    key: bool = False
+    optional: bool = False
     choices: tuple[str, ...] = ()
     extended: bool = False
+    judged: bool = False
     since: int = 1
+    was: str = ""
+
+    @property
+    def title(self) -> str:
+        """The header in one line."""
+        return " ".join(self.header.split()) or self.name
 
 
-def since(schema: int) -> dict[str, Any]:
-    """Field metadata of what files of older schemas lack: a field with a default, which it takes there.
+def column(header: str | None = None, **description: Any) -> dict[str, Any]:
+    r"""What a field says of itself, in its type hint: ``Annotated[float, ...]``.
 
-    >>> from dataclasses import field
-    >>> spread: float = field(default=0.0, metadata={"extended": True} | since(2))
+    Args:
+        header: None: the name and the unit.
+        description: further arguments of :class:`Column`; what follows from the type need not be given.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> @dataclass(frozen=True)
+    ... class Row:
+    ...     name: Annotated[str, column(key=True)]
+    ...     isolated_sqnr: Annotated[float, column("isolated\ndB", unit="dB")]
+    >>> [(each.name, each.worse, each.show(12.345)) for each in columns_of(Row)]
+    [('name', 'larger', '12.345'), ('isolated_sqnr', 'smaller', '12.3')]
     """
-    return {"since": schema}
+    return {**description, **({} if header is None else {"header": header})}
 
 
-def since_of(each: Field[Any]) -> int:
-    """The schema that first had a field.
+class Derived(Generic[Value]):
+    """A property that is a column, or a number of a whole report: what :func:`derived` makes."""
 
-    Raises:
-        TypeError: the field came later and has no default, so that older files could not be read.
+    def __init__(self, get: Callable[[Any], Value], description: Mapping[str, Any]) -> None:
+        self._get, self._description = get, description
+        self.__name__, self.__doc__ = get.__name__, get.__doc__
+
+    @property
+    def column(self) -> Column:
+        """What it says of itself."""
+        returned = self._get.__annotations__["return"]
+        return _described(self.__name__, str(getattr(returned, "__name__", returned)), self._description)
+
+    @overload
+    def __get__(self, instance: None, owner: Any) -> Derived[Value]: ...
+    @overload
+    def __get__(self, instance: object, owner: Any) -> Value: ...
+    def __get__(self, instance: object, owner: Any) -> Derived[Value] | Value:
+        return self if instance is None else self._get(instance)
+
+
+def derived(header: str | None = None, **description: Any) -> Callable[[Callable[[Any], Value]], Derived[Value]]:
+    """Decorator of a method without arguments: a property that is a column of tables, or a number of a whole report.
+
+    Args:
+        header: as of :func:`column`.
+        description: as of :func:`column`.
+
+    >>> class Report:
+    ...     @derived(unit="dB", judged=True)
+    ...     def sqnr(self) -> float:
+    ...         return 20.0
+    >>> Report().sqnr
+    20.0
     """
-    schema: int = each.metadata.get("since", 1)
-    if schema > 1 and each.default is MISSING and each.default_factory is MISSING:
-        raise TypeError(f"{each.name}: a field since schema {schema} needs a default")
-    return schema
+    return lambda get: Derived(get, column(header, **description))
 
 
+def cached(function: Function) -> Function:
+    """:func:`functools.cache`, with the function's own types."""
+    return cast(Function, cache(function))
+
+
+@cached
 def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
-    """The columns of a row class in field order, without the user's metrics.
+    """The columns of a row class in field order, without the user's metrics and what is derived.
 
     Raises:
         TypeError: a field is of a type that columns cannot hold.
     """
-    hints = get_type_hints(row_type)
-    return tuple(_column(row_type, f, hints[f.name]) for f in fields(row_type) if not _is_custom(f.name))
+    hints = get_type_hints(row_type, include_extras=True)
+    return tuple(_column(row_type, f, hints[f.name]) for f in fields(row_type) if f.name != CUSTOM)
 
 
-def row_type_of(report_type: type[Any], table: str = "rows") -> type[Any]:
-    """The class of the rows in a field of a report class, by the field's type ``tuple[Row, ...]``.
+@cached
+def derived_of(owner: type[Any]) -> tuple[Column, ...]:
+    """The derived numbers of a row class or report class, in their order."""
+    members = dict.fromkeys(name for each in reversed(owner.__mro__) for name in vars(each))
+    found = (getattr(owner, name, None) for name in members)
+    return tuple(each.column for each in found if isinstance(each, Derived))
+
+
+@cached
+def numbers_of(report_type: type[Any]) -> tuple[Column, ...]:
+    """The numbers that a whole report has: its fields first, then what is derived.
+
+    >>> from pt2qa.report import LayerReport
+    >>> [each.name for each in numbers_of(LayerReport)]
+    ['batches', 'samples', 'sqnr', 'batches_apart']
+    """
+    plain, hints = get_type_hints(report_type), get_type_hints(report_type, include_extras=True)
+    own = [f for f in fields(report_type) if plain[f.name] in (int, float)]
+    return (*(_column(report_type, f, hints[f.name]) for f in own), *derived_of(report_type))
+
+
+@cached
+def tables_of(report_type: type[Any]) -> dict[str, type[Any]]:
+    """The fields of a report class that hold rows, ``tuple[Row, ...]``, and the classes of these.
 
     >>> from pt2qa.report import BadCases
-    >>> row_type_of(BadCases).__name__, row_type_of(BadCases, "rankings").__name__
-    ('CaseRow', 'Ranking')
+    >>> tables_of(BadCases)["rankings"].__name__
+    'Ranking'
     """
-    row_type: type[Any] = get_args(get_type_hints(report_type)[table])[0]
-    return row_type
+    hints = get_type_hints(report_type)
+    own = {f.name: get_args(hints[f.name]) for f in fields(report_type) if get_origin(hints[f.name]) is tuple}
+    return {name: types[0] for name, types in own.items() if isinstance(types[0], type) and is_dataclass(types[0])}
+
+
+def shown_columns(row_type: type[Any]) -> tuple[Column, ...]:
+    """The columns that a table shows unless others are asked for.
+
+    A row class names them in ``shown``, in their order, derived ones among them; else they are its fields that are not
+    ``extended``.
+    """
+    known = {each.name: each for each in (*columns_of(row_type), *derived_of(row_type))}
+    names = getattr(row_type, "shown", tuple(each.name for each in columns_of(row_type) if not each.extended))
+    return tuple(known[name] for name in names)
+
+
+def history_of(owner: type[Any], each: Field[Any]) -> tuple[int, str]:
+    """The schema that first had a field, and the name that it had before, or empty.
+
+    Raises:
+        TypeError: the field came later and has neither a default nor a former name, so that older files could not be
+            read.
+    """
+    said = _said(get_type_hints(owner, include_extras=True)[each.name])
+    since, was = said.get("since", 1), said.get("was", "")
+    if since > 1 and each.default is MISSING and each.default_factory is MISSING and not was:
+        raise TypeError(f"{each.name}: a field since schema {since} needs a default")
+    return since, was
 
 
 def takes_custom(row_type: type[Any]) -> bool:
     """Whether rows of this class carry the user's metrics."""
-    return any(_is_custom(f.name) for f in fields(row_type))
+    return any(f.name == CUSTOM for f in fields(row_type))
 
 
 def custom_names(rows: Iterable[Any]) -> tuple[str, ...]:
@@ -86,6 +231,11 @@ def custom_names(rows: Iterable[Any]) -> tuple[str, ...]:
     for row in rows:
         return tuple(row.custom) if takes_custom(type(row)) else ()
     return ()
+
+
+def custom_column(name: str) -> Column:
+    """A metric of the user's; pt2qa's own secondary columns go before it does."""
+    return Column(name, header=shorten(name, LONGEST_HEADER), worse="", importance=9)
 
 
 def check_custom(row_type: type[Any], rows: Sequence[Any]) -> None:
@@ -102,7 +252,7 @@ def check_custom(row_type: type[Any], rows: Sequence[Any]) -> None:
                 f"row {row.name!r}: custom metrics differ from those of row {rows[0].name!r} ({different}); "
                 "give every row of a report the same metrics, nan where one is not defined"
             )
-    if taken := sorted(names & {column.name for column in columns_of(row_type)}):
+    if taken := sorted(names & {each.name for each in columns_of(row_type)}):
         raise ReportError(f"custom metric {taken[0]!r}: a column of that name exists; give the metric another name")
 
 
@@ -113,7 +263,7 @@ def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]
     >>> to_columns(Unpaired, [Unpaired(3, "relu", "quantized", "no handle")])["name"]
     ['relu']
     """
-    table = {column.name: [getattr(row, column.name) for row in rows] for column in columns_of(row_type)}
+    table = {each.name: [getattr(row, each.name) for row in rows] for each in columns_of(row_type)}
     for name in custom_names(rows):
         table[f"{CUSTOM}/{name}"] = [getattr(row, CUSTOM)[name] for row in rows]
     return table
@@ -121,7 +271,7 @@ def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]
 
 def from_columns(row_type: type[Row], table: Mapping[str, Sequence[Any]]) -> tuple[Row, ...]:
     """The rows that :func:`to_columns` took apart.  All columns must have one length; one that lacks is the default."""
-    plain = [column.name for column in columns_of(row_type) if column.name in table]
+    plain = [each.name for each in columns_of(row_type) if each.name in table]
     custom = [name for name in table if name.startswith(f"{CUSTOM}/")]
     own = takes_custom(row_type)
     rows = []
@@ -135,28 +285,39 @@ def from_columns(row_type: type[Row], table: Mapping[str, Sequence[Any]]) -> tup
     return tuple(rows)
 
 
-def cell(row: Any, column: str) -> Any:
+def cell(row: Any, name: str) -> Any:
     """One cell by column name, the user's metrics by their own names."""
     custom = getattr(row, CUSTOM, {})
-    return custom[column] if column in custom else getattr(row, column)
+    return custom[name] if name in custom else getattr(row, name)
 
 
-def _is_custom(name: str) -> bool:
-    return name == CUSTOM
-
-
-def _column(row_type: type[Any], each: Field[Any], hint: Any) -> Column:
-    known: dict[Any, CellType] = {
-        int: "int",
-        float: "float",
-        bool: "bool",
-        str: "text",
-        tuple[int, ...]: "shape",
-    }
+def _column(owner: type[Any], each: Field[Any], hint: Any) -> Column:
+    known: dict[Any, CellType] = {int: "int", float: "float", bool: "bool", str: "text", tuple[int, ...]: "shape"}
+    said = _said(hint)
+    hint = get_args(hint)[0] if said else hint
     choices = get_args(hint) if get_origin(hint) is Literal else ()
     if not choices and hint not in known:
         raise TypeError(
-            f"{row_type.__name__}.{each.name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"
+            f"{owner.__name__}.{each.name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"
         )
-    kind = "text" if choices else known[hint]
-    return Column(each.name, kind, choices, bool(each.metadata.get("extended", False)), since_of(each))
+    history_of(owner, each)
+    return replace(_described(each.name, "text" if choices else known[hint], said), choices=choices)
+
+
+def _said(hint: Any) -> Mapping[str, Any]:
+    """What a type hint carries from :func:`column`."""
+    found = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, dict))
+    return next(found, {})
+
+
+def _described(name: str, kind: str, description: Mapping[str, Any]) -> Column:
+    """A column, with what follows from its type and unit where it is not said."""
+    cells: CellType = "text" if kind == "str" else kind  # type: ignore[assignment]
+    in_decibels = description.get("unit") == "dB"
+    show = decibel if in_decibels else _SHOW[cells]
+    implied: dict[str, Any] = {
+        "show": show,
+        "worse": "smaller" if in_decibels else "larger",
+        "header": shorten(name, LONGEST_HEADER) + ("\ndB" if in_decibels else ""),
+    }
+    return Column(name, cells, **{**implied, **description})

@@ -14,8 +14,8 @@ a dataclass of ``str``   a JSON object
 ``dict[str, ndarray]``   one tensor an entry, ``inputs/<key>``, the keys in order as a JSON list
 =======================  ===========================================================================
 
-What a field, a column or an entry of a record did not have in the schema of the file takes its default
-(:func:`pt2qa._report.columns.since`).
+What a field, a column or an entry of a record did not have in the schema of the file takes its default, or what the
+file has under the name that it had then (``since`` and ``was`` of :class:`pt2qa._report.columns.Column`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -34,10 +34,11 @@ import numpy.typing as npt
 from pt2qa._report.columns import (
     CUSTOM,
     Column,
+    cached,
     columns_of,
     custom_names,
     from_columns,
-    since_of,
+    history_of,
     takes_custom,
     to_columns,
 )
@@ -98,10 +99,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How fields of one type are written and read."""
+    """How a field is written and read, the schema that first had it, and its name before that."""
 
     write: Callable[[str, Any, dict[str, Array], dict[str, str]], None]
     read: Callable[[str, Source], Any]
+    since: int = 1
+    was: str = ""
 
 
 def encode(report: Any) -> tuple[dict[str, Array], dict[str, str]]:
@@ -119,7 +122,11 @@ def decode(report_type: type[Value], source: Source) -> Value:
     Raises:
         ReportError: names the file and the field that is missing, of another type or length, or too much.
     """
-    values = {name: codec.read(name, source) for name, codec in codecs_of(report_type, source.schema).items()}
+    values = {
+        name: codec.read(codec.was if codec.since > source.schema else name, source)
+        for name, codec in codecs_of(report_type).items()
+        if codec.since <= source.schema or codec.was
+    }
     source.finish()
     try:
         return report_type(**values)
@@ -127,22 +134,25 @@ def decode(report_type: type[Value], source: Source) -> Value:
         raise ReportError(f"{source.path}: {error}") from error
 
 
-def codecs_of(report_type: type[Any], schema: int | None = None) -> dict[str, Codec]:
+@cached
+def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
     """How each field of a report class is stored.
-
-    Args:
-        report_type: the class.
-        schema: only the fields that this version has; None for all.
 
     Raises:
         TypeError: a field is of a type that files cannot hold, or came later and has no default.
     """
     hints = get_type_hints(report_type)
-    known = [f.name for f in fields(report_type) if since_of(f) <= (schema or since_of(f))]
-    return {name: _codec(f"{report_type.__name__}.{name}", hints[name]) for name in known}
+    return {
+        f.name: _codec(f"{report_type.__name__}.{f.name}", hints[f.name], *history_of(report_type, f))
+        for f in fields(report_type)
+    }
 
 
-def _codec(where: str, hint: Any) -> Codec:
+def _codec(where: str, hint: Any, since: int, was: str) -> Codec:
+    return replace(_codec_of(where, hint), since=since, was=was)
+
+
+def _codec_of(where: str, hint: Any) -> Codec:
     if hint is int:
         return Codec(_write_json, partial(_read_json, expected="a whole number", fits=_is_int))
     if hint is float:
@@ -173,7 +183,7 @@ def _write_record(record: Any, name: str, value: Any, tensors: dict[str, Array],
 
 
 def _read_record(record: Any, name: str, source: Source) -> Any:
-    names = [f.name for f in fields(record) if since_of(f) <= source.schema]
+    names = [f.name for f in fields(record) if history_of(record, f)[0] <= source.schema]
 
     def fits(value: Any) -> bool:
         return isinstance(value, dict) and set(value) == set(names) and _is_texts(list(value.values()))
@@ -212,17 +222,21 @@ def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], 
 
 
 def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:
-    columns = [column for column in columns_of(row_type) if column.since <= source.schema]
-    table = {column.name: _read_cells(name, column, source) for column in columns}
+    table = {}
+    for column in columns_of(row_type):
+        if column.since <= source.schema:
+            table[column.name] = _read_cells(name, column, source)
+        elif column.was:
+            table[column.name] = _read_cells(name, replace(column, name=column.was), source)
     if takes_custom(row_type):
         for metric in source.json(f"{name}/{CUSTOM}", "a list of different texts", _is_names):
             key = f"{CUSTOM}/{metric}"
             table[key] = _read_cells(name, Column(key, "float"), source)
     (first, cells), *others = table.items()
-    for column, values in others:
+    for other, values in others:
         if len(values) != len(cells):
             got = f"holds {len(values)} values, but {f'{name}/{first}'!r} holds {len(cells)}"
-            raise source.error(f"{name}/{column}", got)
+            raise source.error(f"{name}/{other}", got)
     try:
         return from_columns(row_type, table)
     except ReportError as error:

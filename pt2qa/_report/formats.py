@@ -51,15 +51,6 @@ def shape(value: tuple[int, ...]) -> str:
     return "x".join(map(str, value)) if value else "scalar"
 
 
-def unit(name: str) -> str:
-    """The unit of a column or number, as far as its name tells: ``dB`` or empty.
-
-    >>> unit("isolated_sqnr")
-    'dB'
-    """
-    return "dB" if name.endswith("sqnr") else ""
-
-
 def exact(value: float, unit: str = "") -> str:
     """Six digits and the unit, for a number that is held against a limit: 19.96 dB is not 20 dB."""
     return f"{value:.6g} {unit}".rstrip()

@@ -49,18 +49,22 @@ class Kind:
 
 
 _KINDS: dict[str, Kind] = {}
+_FORMER: dict[str, str] = {}
 
 
-def register(name: str, *, schema: int, oldest: int | None = None) -> Callable[[type[ReportType]], type[ReportType]]:
+def register(
+    name: str, *, schema: int, oldest: int | None = None, was: str = ""
+) -> Callable[[type[ReportType]], type[ReportType]]:
     """Class decorator: files may hold reports of this class, under this kind and schema version.
 
-    A field that comes later has a default and ``metadata=since(schema)``; with ``oldest`` older files still load, and
-    have the default there.
+    A field that comes later is ``column(default=..., since=schema)``; with ``oldest`` older files still load, and have
+    the default there.
 
     Args:
         name: the kind.
         schema: the version of the fields that is written.
         oldest: the oldest version that is read; None for ``schema`` alone.
+        was: what files called the kind before, if they did.
 
     Raises:
         TypeError: a field of the class cannot be stored.
@@ -74,6 +78,11 @@ def register(name: str, *, schema: int, oldest: int | None = None) -> Callable[[
         if taken is not None and _full_name(taken.report_type) != _full_name(report_type):
             raise ValueError(f"report kind {name!r} is taken by {_full_name(taken.report_type)}")
         _KINDS[name] = Kind(name, schema, report_type, oldest)
+        if was:
+            _FORMER[was] = name
+        report_type.kind = name
+        if not hasattr(report_type, "heading"):
+            report_type.heading = name.replace("-", " ").capitalize()
         return report_type
 
     return enter
@@ -200,6 +209,7 @@ def _kind_in(source: Source) -> Kind:
             raise ReportError(f"{source.path}: a safetensors file, but not a pt2qa report: it has no field {name!r}")
     source.used.update((KIND, SCHEMA, VERSION, CHECKSUM))
     name, schema, version = source.text[KIND], source.text[SCHEMA], source.text[VERSION]
+    name = _FORMER.get(name, name)
     if name not in _KINDS:
         known = ", ".join(sorted(_KINDS))
         raise ReportError(

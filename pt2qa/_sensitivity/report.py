@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf, nan
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, isnan, nan
+from typing import Annotated, Any, ClassVar, Final
 
 from pt2qa._decibels import decibels
-from pt2qa._report.base import Rendering, RowReport
-from pt2qa._report.columns import since
-from pt2qa._report.ranking import ranked
+from pt2qa._report.base import Report, data_read
+from pt2qa._report.columns import Column, Worse, column, derived
+from pt2qa._report.formats import decibel, number, share
+from pt2qa._report.html.charts import bars
+from pt2qa._report.prose import counted
+from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
-from pt2qa._sensitivity.text import sensitivity_summary, sensitivity_table, sensitivity_text
+
+ADDS_UP: Final = 1.0
+"""dB between predicted and measured SQNR up to which errors are said to add up."""
+
+ROUGHLY: Final = 3.0
+"""dB up to which they are said to add up roughly."""
+
+HALF: Final = 0.5
+"""Share of the noise that the summary counts sites for."""
+
+BARS: Final = 25
+"""Sites that the chart shows."""
 
 
 @register("sensitivity", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class SensitivityReport(RowReport):
+class SensitivityReport(Report):
     """What the quantization of each site alone does to the model's output.
 
     ``to_pandas(extended=True)`` adds the site, its place in the model, its noise and its rank.
@@ -45,6 +61,11 @@ class SensitivityReport(RowReport):
         set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities in an output.
     """
 
+    heading: ClassVar = "Sensitivity"
+    usual_measures: ClassVar = ("value",)
+    ties: ClassVar = "rank"
+    served: ClassVar = frozenset({"parts", "data"})
+
     rows: tuple[SensitivityRow, ...]
     outputs: tuple[str, ...]
     method: str
@@ -64,23 +85,21 @@ class SensitivityReport(RowReport):
     environment: Environment
     data: tuple[SensitivityBatch, ...]
     parts: tuple[SensitivityPart, ...]
-    set_apart: tuple[SetApart, ...] = field(default=(), metadata=since(2))
+    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
 
-    rendering = Rendering(sensitivity_table, sensitivity_summary, sensitivity_text)
-
-    @property
+    @derived(unit="dB", judged=True)
     def predicted_sqnr(self) -> float:
         """Output SQNR in dB if the noise of the sites added up; nan where rows are missing."""
         return self._sqnr(sum(row.noise for row in self.rows)) if len(self.rows) == self.planned else nan
 
-    @property
+    @derived(unit="dB", judged=True)
     def measured_sqnr(self) -> float:
         """Output SQNR in dB of the fully quantized model."""
         return self._sqnr(self.noise)
 
     def worst(self, k: int) -> tuple[SensitivityRow, ...]:
         """The k rows that cost most, the worst first; rows without a number come last."""
-        return ranked(SensitivityRow, self.rows, "rank", ties="rank")[:k]
+        return self.ranked(self.rows, "rank")[:k]
 
     def _sqnr(self, noise: float) -> float:
         # Outputs that do not differ give inf also where the reference is all zero.
@@ -89,3 +108,112 @@ class SensitivityReport(RowReport):
     def _headline(self) -> str:
         what = f"{len(self.rows)} {self.group}s, {self.method}"
         return f"<SensitivityReport of {self.model}, {self.quantizer}: {what}, output SQNR {self.measured_sqnr:.4g} dB>"
+
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """The share of the output noise of the sites that cost most."""
+        worst = sorted((row for row in self.rows if isfinite(row.noise_share)), key=lambda row: row.rank)[:BARS]
+        title = "Share of the output noise, by site" if self.group == "site" else f"Share of the noise, by {self.group}"
+        drawn = [(f"{row.name} ({row.kind})", row.noise_share, f"{share(row.noise_share)} %") for row in worst]
+        return bars(title, f"The {counted(len(worst), self.group)} that cost most.", drawn)
+
+    def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
+        """The value is in the unit of the metric, and its error, which is there where something was sampled, too."""
+        in_decibels = self.metric == "sqnr"
+        if column.name == "error":
+            show = column.show if self.projections else _absent
+            return replace(column, header="± dB" if in_decibels else "±", show=show)
+        if column.name != "value":
+            return column
+        worse: Worse = "smaller" if self.worst_is == "smallest" else "larger"
+        if in_decibels:
+            return replace(column, header="SQNR\ndB", unit="dB", show=decibel, worse=worse)
+        return replace(column, header=self.metric[:20], show=number, worse=worse)
+
+    def _title(self, sort: str) -> str:
+        how = self._how(sort, f"{self.worst_is} {self.metric} first")
+        by = f"{self.method} method"
+        if self.projections:
+            by += f", {counted(self.projections, 'projection')}"
+        rows, read = counted(len(self.rows), self.group), data_read(self.batches, self.samples)
+        return f"{self.model}, quantized by {self.quantizer}: {rows}, each quantized alone; {by}, {read}, {how}"
+
+    def _ordered(self, sort: str) -> tuple[Sequence[SensitivityRow], str | None]:
+        # The rank knows which of two equal values is worse.
+        return (self.ranked(self.rows, "rank"), "value") if sort == "worst" else Report._ordered(self, sort)
+
+    def _table(self, sort: str, limit: int | None, width: int) -> str:
+        return Report._table(self, "worst" if sort == "value" else sort, limit, width)
+
+    def _lead(self) -> Sequence[str]:
+        measured, predicted = self.measured_sqnr, self.predicted_sqnr
+        whole_model = f"The quantized model has an output SQNR of {decibel(measured)} dB"
+        if len(self.rows) < self.planned:
+            return [f"{whole_model}; {self.planned - len(self.rows)} of {self.planned} rows are missing."]
+        if isnan(measured) or isnan(predicted):
+            return [f"{whole_model}; the noise of the rows adds up to {decibel(predicted)} dB."]
+        adds = f"{whole_model}; the noise of the rows adds up to {decibel(predicted)} dB"
+        # Of two infinities the difference is nan: nothing to tell.
+        gap = 0.0 if measured == predicted else abs(predicted - measured)
+        if gap <= ADDS_UP:
+            return [f"{adds}: errors add up, within {ADDS_UP:g} dB."]
+        if gap <= ROUGHLY:
+            return [f"{adds}: errors add up roughly, within {ROUGHLY:g} dB."]
+        if predicted < measured:
+            return [f"{adds}: errors do not add up, they cancel or saturate together; take the rows as a ranking."]
+        return [f"{adds}: errors do not add up, they are worse together; take the rows as a ranking."]
+
+    def _summary(self) -> Sequence[str]:
+        found = [self._about_missing(), self._about_worst(), self._about_share(), self._about_ties(), self._counts()]
+        apart = about_set_apart(self.set_apart, self.batches + len(self.set_apart))
+        return [*apart, *(sentence for sentence in found if sentence)]
+
+    def _about_missing(self) -> str:
+        missing = without_number(self.rows, "value")
+        if not missing:
+            return ""
+        names = ", ".join(row.name for row in missing[:3]) + (
+            f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        )
+        return f"Not ranked, as with them alone quantized the output gives no number: {names}."
+
+    def _about_worst(self) -> str:
+        worst = next(iter(self.worst(1)), None)
+        if worst is None:
+            return "No row was measured."
+        shown = f"{decibel(worst.value)} dB" if self.metric == "sqnr" else f"{self.metric} {number(worst.value)}"
+        return f"Worst: {worst.name} ({worst.kind}), {shown} when it alone is quantized."
+
+    def _about_share(self) -> str:
+        rows = sorted(self.rows, key=lambda row: -row.noise_share)
+        total, count = 0.0, 0
+        for row in rows:
+            if total >= HALF or isnan(row.noise_share):
+                break
+            total, count = total + row.noise_share, count + 1
+        if not count:
+            return ""
+        flops = sum(row.flops_share for row in rows[:count] if row.kind == "weight" or self.group != "site")
+        kept = f", with {share(flops)} % of the flops" if flops else ""
+        make = "makes" if count == 1 else "make"
+        return f"{counted(count, self.group)} of {len(rows)} {make} {share(total)} % of the noise{kept}."
+
+    def _about_ties(self) -> str:
+        near = sum(row.near_tie for row in self.rows)
+        if not near or not self.projections:
+            return ""
+        return (
+            f"{counted(near, 'row')} marked ≈: a neighbour's rank is within the sampling error; more projections tell."
+        )
+
+    def _counts(self) -> str:
+        missing = len(without_number(self.rows, "value"))
+        silent = sum(row.noise == 0.0 for row in self.rows)
+        return (
+            f"Counts: {silent} without effect on the output, {counted(missing, 'row')} without a number, "
+            f"{counted(len(self.notes), 'note')}."
+        )
+
+
+def _absent(sigma: float) -> str:
+    """What a table leaves out: nothing was sampled."""
+    return "nan"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Annotated, ClassVar, Final, Literal
 
-from pt2qa._report.columns import since
-from pt2qa._report.rows import EXTENDED
+from pt2qa._report.columns import column
+from pt2qa._report.formats import number, share
 
 ALL_SITES: Final = -1
 """The ``place`` of sums that belong to the fully quantized model."""
+
+
+def _tie(near: bool) -> str:
+    return "≈" if near else ""
+
+
+def _sigma(value: float) -> str:
+    """One digit: it is an estimate."""
+    return number(value) if value in (0.0, inf) or isnan(value) else f"{value:.1g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +52,35 @@ class SensitivityRow:
         near_tie: whether a neighbour in rank is within the sampling error of both.
     """
 
-    name: str
-    kind: Literal["activation", "weight"]
-    op: str
-    value: float
-    dtype: str
+    shown: ClassVar = (
+        "rank",
+        "near_tie",
+        "name",
+        "kind",
+        "op",
+        "dtype",
+        "value",
+        "error",
+        "noise_share",
+        "flops_share",
+    )
+
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    kind: Annotated[Literal["activation", "weight"], column(key=True, importance=6)]
+    op: Annotated[str, column(importance=1, shrinks_to=12)]
+    value: Annotated[float, column(importance=0)]
+    dtype: Annotated[str, column(importance=2)]
     flops: int
-    flops_share: float
-    site: int = field(metadata=EXTENDED)
-    handle: int = field(metadata=EXTENDED)
-    module: str = field(metadata=EXTENDED)
-    region: int = field(metadata=EXTENDED)
-    noise: float = field(metadata=EXTENDED)
-    noise_share: float = field(metadata=EXTENDED)
-    error: float = field(metadata=EXTENDED)
-    rank: int = field(metadata=EXTENDED)
-    near_tie: bool = field(metadata=EXTENDED)
+    flops_share: Annotated[float, column("flops\n%", show=share, importance=3)]
+    site: Annotated[int, column(extended=True)]
+    handle: Annotated[int, column(worse="smaller", extended=True)]
+    module: Annotated[str, column(extended=True)]
+    region: Annotated[int, column(extended=True)]
+    noise: Annotated[float, column(extended=True)]
+    noise_share: Annotated[float, column("noise\n%", show=share, importance=7, extended=True)]
+    error: Annotated[float, column("±", show=_sigma, importance=3, extended=True)]
+    rank: Annotated[int, column(worse="smaller", importance=5, extended=True)]
+    near_tie: Annotated[bool, column("", show=_tie, importance=4, extended=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +97,7 @@ class SensitivityBatch:
     fingerprint: str
     samples: int
     signal: float
-    projections: int = field(default=0, metadata=since(2))
+    projections: Annotated[int, column(since=2)] = 0
 
 
 @dataclass(frozen=True, slots=True)

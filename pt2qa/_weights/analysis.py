@@ -10,10 +10,10 @@ from torch import Tensor
 from pt2qa._decibels import decibels
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.rows import UNQUANTIZED, WeightRow
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._weights.report import WeightReport
+from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 
 
 def compare_weights(pair: QuantizedPair) -> WeightReport:

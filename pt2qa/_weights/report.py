@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
+from typing import ClassVar, Final
 
-from pt2qa._report.base import Rendering, RowReport
-from pt2qa._report.ranking import ranked
-from pt2qa._report.rows import Environment, Unpaired, WeightRow
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.formats import decibel
+from pt2qa._report.prose import by_reason, counted
+from pt2qa._report.ranking import without_number
+from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.storage import register
-from pt2qa._weights.text import BY, weight_summary, weight_table, weight_text
+from pt2qa._weights.rows import UNQUANTIZED, WeightRow
+
+BY: Final = "worst_channel_sqnr"
+"""The column that says which weight is worst."""
 
 
 @register("weights", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class WeightReport(RowReport):
+class WeightReport(Report):
     """How far each dequantized weight is from the float one, over all and in its worst channel.
 
     Tables show the quantized weights; ``to_pandas`` and ``csv`` have every weight.
@@ -27,6 +36,9 @@ class WeightReport(RowReport):
         environment: versions, and the model's fingerprint.
     """
 
+    heading: ClassVar = "Weights"
+    usual_measures: ClassVar = (BY,)
+
     rows: tuple[WeightRow, ...]
     unpaired: tuple[Unpaired, ...]
     notes: tuple[str, ...]
@@ -34,15 +46,89 @@ class WeightReport(RowReport):
     model: str
     environment: Environment
 
-    rendering = Rendering(weight_table, weight_summary, weight_text)
-
     def worst(self, k: int, by: str = BY) -> tuple[WeightRow, ...]:
         """The k worst rows by a column, ties by ``sqnr``; rows whose number is nan come last.
 
         Raises:
             ReportError: there is no such column.
         """
-        return ranked(WeightRow, self.rows, by)[:k]
+        return self.ranked(self.rows, by)[:k]
 
     def _headline(self) -> str:
         return f"<WeightReport of {self.model}, {self.quantizer}: {len(self.rows)} weights>"
+
+    def _title(self, sort: str) -> str:
+        how = self._how(sort, "smallest channel SQNR first")
+        return f"{self.model}, quantized by {self.quantizer}: {counted(len(self.rows), 'weight')}, {how}"
+
+    def _tabled(self) -> list[WeightRow]:
+        return [row for row in self.rows if row.quantized]
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        missing = without_number(self._tabled(), BY)
+        yield Listing(f"Without a number ({len(missing)})", by_reason((row.name, row.note) for row in missing))
+        yield from self._unpaired()
+        yield from self._notes()
+        unquantized = [_float_line(row) for row in self.rows if not row.quantized]
+        yield Listing(f"Not quantized ({len(unquantized)})", unquantized)
+
+    def _summary(self) -> Sequence[str]:
+        """What the rows prove; weights are named only where they are low."""
+        quantized = self._tabled()
+        counts = (
+            f"Counts: {len(self.rows) - len(quantized)} not quantized, "
+            f"{counted(len(without_number(quantized, BY)), 'row')} without a number, {len(self.unpaired)} unpaired, "
+            f"{counted(len(self.notes), 'note')}."
+        )
+        dead = _about_dead(self.ranked([row for row in quantized if row.dead_channels > 0], "dead_channels"))
+        worst = _about_worst(self.ranked(quantized, BY))
+        return [sentence for sentence in (_about_nan(quantized), worst, *dead, counts) if sentence]
+
+
+def _float_line(row: WeightRow) -> str:
+    why = row.note.removeprefix(UNQUANTIZED).strip(" :;,")
+    return f"{row.name}, {row.attr} ({row.dtype})" + (f": {why}" if why else "")
+
+
+def _about_nan(quantized: Sequence[WeightRow]) -> str:
+    """A weight without an SQNR is worse than any that has one."""
+    missing = [row for row in quantized if isnan(row.sqnr)]
+    if not missing:
+        return ""
+    first = missing[0]
+    where = f", channel {first.worst_channel}" if first.worst_channel >= 0 else ""
+    return (
+        f"Without an SQNR: {counted(len(missing), 'quantized weight')}, such as {first.name}, {first.attr}{where} "
+        f"({first.note or 'nan'})."
+    )
+
+
+def _about_worst(ranked: Sequence[WeightRow]) -> str:
+    if not ranked:
+        return "No weight is quantized."
+    worst = ranked[0]
+    if isnan(worst.worst_channel_sqnr):
+        return "No weight has a channel SQNR."
+    known = [row for row in ranked if not isnan(row.worst_channel_sqnr)]
+    low = sum(row.worst_channel_sqnr < LOW_SQNR for row in known)
+    channel = f", channel {worst.worst_channel}" if worst.worst_channel >= 0 else ""
+    where = f" ({worst.name}, {worst.attr}{channel})" if low else ""
+    return (
+        f"Channel SQNR of {counted(len(known), 'quantized weight')}: lowest {decibel(worst.worst_channel_sqnr)} dB"
+        f"{where}; {low} below {LOW_SQNR:g} dB."
+    )
+
+
+def _about_dead(dead: Sequence[WeightRow]) -> list[str]:
+    """Dead channels, by what made them: one scale for all, or the smallest scale that their own may be."""
+    causes = (
+        ([row for row in dead if row.axis < 0], "one scale serves all channels of these weights"),
+        ([row for row in dead if row.axis >= 0], "each has a scale of its own, which is too large for it"),
+    )
+    return [
+        f"{counted(sum(row.dead_channels for row in rows), 'dead channel')}, all zeros once quantized, in "
+        f"{counted(len(rows), 'weight')} (most: {rows[0].name}, {rows[0].dead_channels}): {why}. pt2qa.check tells "
+        "which of them were worth a step of the output."
+        for rows, why in causes
+        if rows
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pt2qa._check.text import SEVERITIES
+from pt2qa._check.report import SEVERITIES
 from pt2qa.cli.group import OutputFile, debug_option, flow_argument, main, width_option
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec
 
 import pt2qa
-from pt2qa._layers.text import clamped_share, growth
+from pt2qa._layers.verdict import clamped_share, growth
 from pt2qa.plugins import available
 from tests.check.plain_quantizer import AFFINE, PlainQuantizer, per_channel
 from tests.flows import quantized_pair, residual_pair

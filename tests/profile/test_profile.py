@@ -56,7 +56,7 @@ def assert_measured(report: Profile, row: ProfileRow, values: np.ndarray[Any, An
         assert getattr(row, column) == pytest.approx(expected, rel=RELATIVE_ERROR, abs=1e-38)
     magnitudes = np.abs(values[values != 0])
     peak = magnitudes.max() / np.quantile(magnitudes, 0.999, method="inverted_cdf")
-    assert row.peak == pytest.approx(max(peak, 1.0), rel=1.1 * RELATIVE_ERROR)
+    assert row.outlier_ratio == pytest.approx(max(peak, 1.0), rel=1.1 * RELATIVE_ERROR)
     expected_bins = Histogram.of(values)
     assert np.array_equal(report.counted(row).bins, expected_bins.bins)
     assert np.array_equal(report.counted(row).counts, expected_bins.counts)
@@ -392,7 +392,7 @@ def test_without_histograms_there_are_no_quantiles() -> None:
     report = profile(residual_pair(), histograms=False)
     row = report.find("add")
     assert math.isnan(row.q50)
-    assert math.isnan(row.peak)
+    assert math.isnan(row.outlier_ratio)
     assert row.variance > 0
     assert report.histograms == {}
     with pytest.raises(pt2qa.ReportError, match="this profile holds no histograms; make it with histograms=True"):

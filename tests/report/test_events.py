@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pt2qa._layers.report import SCALARS
 from pt2qa._profile.report import CHANNELS, packed
-from pt2qa._report.events import METRICS, channel_scalars, layer_scalars, write_tensorboard
+from pt2qa._report.tensorboard import write_tensorboard
 from pt2qa.errors import ReportError
 from pt2qa.report import LayerReport, Profile, WeightReport
 from tests.report.html import samples
@@ -44,7 +45,7 @@ def test_every_finite_number_of_every_layer_is_a_scalar(accumulator, tmp_path):
     found = accumulator(tmp_path / "layers")
     expected = {
         f"{metric}/{row.name}": getattr(row, metric)
-        for metric in METRICS
+        for metric in SCALARS
         for row in report.rows + report.outputs
         if math.isfinite(getattr(row, metric))
     }
@@ -105,7 +106,7 @@ def test_rows_of_one_name_and_the_users_metrics_have_tags_of_their_own():
     first = samples.layers().rows[1]
     rows = (replace(first, custom={"kl": 0.5}), replace(first, sqnr=9.0, custom={"kl": math.inf}))
     report = replace(samples.layers(), rows=rows, outputs=())
-    found = {scalar.tag: scalar.value for scalar in layer_scalars(report, 0) if "along" not in scalar.tag}
+    found = {scalar.tag: scalar.value for scalar in report.events(0, False)[1] if "along" not in scalar.tag}
     assert found["sqnr/blocks.1/linear"] == first.sqnr
     assert found["sqnr/blocks.1/linear (2)"] == 9.0
     assert found["kl/blocks.1/linear"] == 0.5
@@ -120,7 +121,7 @@ def test_what_does_not_fit_is_refused(layers: LayerReport, tmp_path: Path) -> No
     with pytest.raises(ReportError, match="got a WeightReport; TensorBoard shows layer reports and profiles"):
         write_tensorboard([wrong], tmp_path)
     with pytest.raises(ReportError, match="no numbers by channel; profile with per_channel=True"):
-        list(channel_scalars(reference))
+        reference.events(0, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from pt2qa._profile.histogram import RELATIVE_ERROR, Histogram
 from pt2qa._profile.report import CHANNELS, HISTOGRAM, packed
-from pt2qa._profile.rows import PEAK, QUANTILES
+from pt2qa._profile.rows import BULK, QUANTILES
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, Profile, ProfileDiff, ProfileRow, diff_profiles, load
 
@@ -29,7 +29,7 @@ def row(value: int, values: np.ndarray[Any, Any], **changes: Any) -> ProfileRow:
     quantiles = {
         column: float(np.quantile(values, share, method="inverted_cdf")) for column, share in QUANTILES.items()
     }
-    peak = float(magnitudes.max() / np.quantile(magnitudes, PEAK, method="inverted_cdf")) if magnitudes.size else nan
+    peak = float(magnitudes.max() / np.quantile(magnitudes, BULK, method="inverted_cdf")) if magnitudes.size else nan
     plain = ProfileRow(
         name=f"features.{value}.conv.1.0/conv2d",
         module=f"features.{value}.conv.1.0",
@@ -53,7 +53,7 @@ def row(value: int, values: np.ndarray[Any, Any], **changes: Any) -> ProfileRow:
         infs=0,
         saturation=nan,
         range_use=nan,
-        peak=peak,
+        outlier_ratio=peak,
         source=f"net.py:{value}: x = self.conv(x)",
         value=value,
         handle=value,
@@ -98,7 +98,7 @@ def _numbers(of: ProfileRow) -> dict[str, Any]:
         "zeros",
         "nans",
         "infs",
-        "peak",
+        "outlier_ratio",
         "value",
     )
     return {name: getattr(of, name) for name in of_value}

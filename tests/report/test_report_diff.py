@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import pt2qa
-from pt2qa._report.diffs.measures import smaller_is_worse, unit_of
 from pt2qa.errors import ReportError
 from pt2qa.report import (
     BadCases,
@@ -299,7 +298,7 @@ def test_a_diff_is_a_report_like_any_other(layers, newer, tmp_path):
     assert str(back) == str(found)
     frame = found.to_pandas()
     assert list(frame.columns) == ["name", "role", "status", "before", "after", "change"]
-    assert list(found.to_pandas(extended=True).columns)[-2:] == ["loss", "note"]
+    assert list(found.to_pandas(extended=True).columns)[-3:] == ["loss", "note", "unit"]
     assert frame["change"][3] == -12.5
     assert found.csv().splitlines()[4] == "features.3.conv.1.0/conv2d,,worse,33.0,20.5,-12.5"
     assert repr(found) == "<ReportDiff of layers, MobileNetV2, xnnpack: 1 worse, 1 better of 27 rows>"
@@ -424,5 +423,5 @@ def test_the_sqnr_of_a_candidate_is_worse_when_smaller():
 )
 def test_the_worse_way_and_the_unit_of_a_column(layers, column, smaller, unit):
     assert isinstance(layers, Report)
-    assert smaller_is_worse(layers, column) is smaller
-    assert unit_of(layers, column) == unit
+    found = layers.column(column)
+    assert (found.worse == "smaller", found.unit) == (smaller, unit)

@@ -7,8 +7,9 @@ import json
 import os
 import stat
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,7 @@ from safetensors.numpy import save_file
 
 import pt2qa._report.storage as storage
 from pt2qa._report.atomic import locked, write_atomic
-from pt2qa._report.base import Rendering, RowReport
-from pt2qa._report.columns import since
+from pt2qa._report.columns import column
 from pt2qa._report.rows import Environment
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load, register
@@ -386,16 +386,14 @@ class Line:
     """A row that had a name first, and a count and a metric later."""
 
     name: str
-    count: int = field(default=7, metadata=since(2))
+    count: Annotated[int, column(since=2)] = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Lines(RowReport):
+class Lines(Report):
     rows: tuple[Line, ...]
     environment: Environment
-    title: str = field(default="untitled", metadata=since(2))
-
-    rendering = Rendering(lambda *_: "", lambda _: [], lambda *_: "")
+    title: Annotated[str, column(since=2)] = "untitled"
 
 
 def test_files_of_an_older_schema_load_with_the_defaults_of_later_fields(kinds, tmp_path):
@@ -421,9 +419,8 @@ def test_files_of_an_older_schema_load_with_the_defaults_of_later_fields(kinds, 
 def test_a_later_field_needs_a_default(kinds):
     @dataclass(frozen=True)
     class Odd:
-        name: str = field(metadata=since(2))
+        name: Annotated[str, column(since=2)]
 
-    Odd.__annotations__["name"] = str
     with pytest.raises(TypeError, match="name: a field since schema 2 needs a default"):
         register("odd", schema=2, oldest=1)(Odd)
 

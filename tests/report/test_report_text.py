@@ -9,7 +9,7 @@ from math import inf, isnan, nan
 
 import pytest
 
-from pt2qa._layers.text import clamped_share, growth
+from pt2qa._layers.verdict import clamped_share, growth
 from pt2qa._printable import clean
 from pt2qa._report.formats import cosine, decibel, index, number, share, shorten
 from pt2qa.errors import ReportError

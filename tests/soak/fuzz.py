@@ -24,7 +24,6 @@ import numpy as np
 from safetensors.numpy import load as from_bytes
 from safetensors.numpy import save as to_bytes
 
-from pt2qa._report.base import RowReport
 from pt2qa._report.html import html_page
 from pt2qa._report.storage import CHECKSUM, checksum
 from pt2qa.errors import ReportError, SelectionError
@@ -144,9 +143,8 @@ def uses(report: Report, original: Report) -> Iterator[Callable[[], Any]]:
         yield lambda a=a, b=b: _gated(gate(b, baseline=a, max_drop=1.0))
     for wanted in ("sqnr>=1", "rows.value>=0", "*:sqnr>=2", "error_count==0", "met==1"):
         yield lambda wanted=wanted: _gated(gate(report, require=wanted))
-    if isinstance(report, RowReport):
-        yield report.summary
-        yield lambda: report.table(limit=None, width=60)
+    yield report.summary
+    yield lambda: report.table(limit=None, width=60)
     if isinstance(report, BadCases):
         yield lambda: (report.batches(), None)[1]
     if isinstance(report, Profile):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pt2qa._check.context import CheckContext
 from pt2qa._check.integer_products import FEW_CHANNELS
-from pt2qa._layers.text import LOW_SQNR
+from pt2qa._decibels import LOW_SQNR
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 RATIO = 16.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pt2qa._check.context import CheckContext
 from pt2qa._check.rules.unused_range import LEAST_RANGE_USE
 from pt2qa._check.site_rows import DB_PER_BIT, clamp_cost, site_rows
-from pt2qa._layers.text import LOW_SQNR
+from pt2qa._decibels import LOW_SQNR
 from pt2qa._report.formats import decibel, share
 from pt2qa.plugins import Found, Rule
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import inf, isnan, nan
 from typing import Final
 
-from pt2qa._report.diffs.measures import FLAGS
-from pt2qa._report.diffs.report import DiffRow, ReportDiff
-from pt2qa._report.formats import exact, unit
+from pt2qa._report.diff_report import DiffRow, ReportDiff
+from pt2qa._report.formats import exact
 from pt2qa._report.gating.checks import Item, check_of
 from pt2qa._report.gating.result import GateCheck, limit_text
 from pt2qa._report.prose import counted, few
@@ -27,7 +26,7 @@ _CONDITIONS: Final = {
 """What should be alike, by name of :class:`Change`, and what to say where it is not."""
 
 
-def kept(found: ReportDiff, max_drop: float) -> Iterator[GateCheck]:
+def drops(found: ReportDiff, max_drop: float) -> Iterator[GateCheck]:
     """Checks that nothing became worse by more than this: the numbers of the whole report, then the rows."""
     outputs: dict[str, list[DiffRow]] = {}
     for row in found.figures:
@@ -36,12 +35,12 @@ def kept(found: ReportDiff, max_drop: float) -> Iterator[GateCheck]:
         else:
             yield _figure(row, max_drop)
     for name, rows in outputs.items():
-        yield _table(f"outputs.{name}", unit(name), rows, max_drop)
+        yield _table(f"outputs.{name}", rows[0].unit, rows, max_drop)
     if found.worst_is:
         yield _table(found.measure, found.unit, found.rows, max_drop)
 
 
-def doubts(found: ReportDiff) -> Iterator[str]:
+def incomparable(found: ReportDiff) -> Iterator[str]:
     """Why the two reports may not be comparable."""
     for change in found.changes:
         if change.name in _CONDITIONS:
@@ -49,7 +48,7 @@ def doubts(found: ReportDiff) -> Iterator[str]:
     yield from _alone(found, "gone", " of the baseline")
 
 
-def remarks(found: ReportDiff) -> Iterator[str]:
+def left_unchecked(found: ReportDiff) -> Iterator[str]:
     """What the checks leave out: new rows, rows without a number; and what else differs."""
     rows = (*found.figures, *found.rows)
     yield from _alone(found, "new", "")
@@ -68,15 +67,16 @@ def _alone(found: ReportDiff, status: str, whose: str) -> Iterator[str]:
 
 
 def _figure(row: DiffRow, max_drop: float) -> GateCheck:
-    allowed = 0.0 if row.name in FLAGS else max_drop
+    # Yes and no, such as whether a target is met: no drop is small.
+    allowed = 0.0 if row.name in ("met", "passed") else max_drop
     return GateCheck(
         what=f"drop of {row.name}",
-        limit=f"<= {limit_text(allowed, unit(row.name))}",
+        limit=f"<= {limit_text(allowed, row.unit)}",
         measured=row.loss,
-        unit=unit(row.name),
+        unit=row.unit,
         passed=_is_kept(row, allowed),
         rows=0,
-        where=(row.note or _change(row, unit(row.name)),),
+        where=(row.note or _change(row, row.unit),),
     )
 
 

@@ -6,22 +6,13 @@ from collections.abc import Sequence
 from inspect import getdoc
 from math import isnan
 
-from pt2qa._report.base import Report
-from pt2qa._report.diffs.measures import (
-    Measure,
-    Reading,
-    check_name,
-    columns_in,
-    is_number,
-    numbers_of,
-    readings,
-    tables_of,
-    unit_of,
-)
+from pt2qa._report.base import Report, check_name
+from pt2qa._report.columns import tables_of
 from pt2qa._report.formats import exact
 from pt2qa._report.gating.checks import Item, check_of
 from pt2qa._report.gating.requirement import Requirement
 from pt2qa._report.gating.result import GateCheck, limit_text
+from pt2qa._report.measures import Measure, Reading, is_number, names_in, readings
 from pt2qa._report.prose import few
 from pt2qa.errors import ReportError, SelectionError
 
@@ -34,11 +25,14 @@ def required(report: Report, requirement: Requirement) -> GateCheck:
             so.
         SelectionError: the pattern matches no row.
     """
-    unit = unit_of(report, requirement.metric)
+    table = requirement.table or ("rows" if requirement.pattern else _table_of(report, requirement.metric))
+    known = (
+        {each.name: each for each in report.columns(table)} if table in tables_of(type(report)) else report.numbers()
+    )
+    unit = known[requirement.metric].unit if requirement.metric in known else ""
     if requirement.unit not in ("", unit):
         raise ReportError(f"{requirement.subject} is not in {requirement.unit}: leave the unit out")
     limit = f"{requirement.sign} {limit_text(requirement.value, unit)}"
-    table = requirement.table or ("rows" if requirement.pattern else _table_of(report, requirement.metric))
     return _of_rows(report, requirement, table, limit, unit) if table else _of_report(report, requirement, limit, unit)
 
 
@@ -47,15 +41,15 @@ def _table_of(report: Report, metric: str) -> str:
 
     An output without a number must not hide behind the others.
     """
-    of_outputs = "outputs" in tables_of(type(report)) and metric in columns_in([report], "outputs")
-    return "outputs" if of_outputs and metric in numbers_of(type(report)) else ""
+    of_outputs = "outputs" in tables_of(type(report)) and metric in names_in([report], "outputs")
+    return "outputs" if of_outputs and metric in report.numbers() else ""
 
 
 def _of_report(report: Report, requirement: Requirement, limit: str, unit: str) -> GateCheck:
     kind, metric = type(report), requirement.metric
-    in_rows = "rows" in tables_of(kind) and metric in columns_in([report], "rows")
+    in_rows = metric in names_in([report], "rows")
     hint = f"for each row write 'rows.{metric}'; " if in_rows else ""
-    check_name(f"a {kind.__name__} has no number", metric, numbers_of(kind), hint)
+    check_name(f"a {kind.__name__} has no number", metric, report.numbers(), hint)
     value = float(getattr(report, metric))
     why = (" ".join((getdoc(getattr(kind, metric)) or "").split()),) if isnan(value) else ()
     return GateCheck(requirement.subject, limit, value, unit, requirement.holds(value), 0, why)
@@ -64,7 +58,7 @@ def _of_report(report: Report, requirement: Requirement, limit: str, unit: str) 
 def _of_rows(report: Report, requirement: Requirement, table: str, limit: str, unit: str) -> GateCheck:
     kind, metric = type(report), requirement.metric
     check_name(f"a {kind.__name__} has no table", table, tables_of(kind))
-    check_name(f"{kind.__name__}.{table} has no column", metric, columns_in([report], table))
+    check_name(f"{kind.__name__}.{table} has no column", metric, names_in([report], table))
     measure = Measure(table, metric)
     if not is_number(report, measure):
         raise ReportError(f"{requirement.subject}: the column {metric!r} holds text, expected one of numbers")

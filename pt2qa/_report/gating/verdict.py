@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import inf
 
 from pt2qa._report.base import Report
-from pt2qa._report.diffs.differences import diff
-from pt2qa._report.diffs.measures import usual_measure
-from pt2qa._report.gating.baseline import doubts, kept, remarks
+from pt2qa._report.diff import diff
+from pt2qa._report.gating.baseline import drops, incomparable, left_unchecked
 from pt2qa._report.gating.finite import finite, left_out
 from pt2qa._report.gating.required import required
 from pt2qa._report.gating.requirement import read_requirement
 from pt2qa._report.gating.result import GateResult
+from pt2qa._report.measures import usual_measure
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError, SelectionError
 
@@ -81,8 +81,8 @@ def gate(
                 "Give it the attribute worse = 'smaller' or 'larger' and analyse again, or require a limit, such as "
                 f"'rows.{found.measure.rpartition('.')[2]}>=30'"
             )
-        checks += kept(found, max_drop)
-        warnings, notes = (*warnings, *doubts(found)), tuple(remarks(found))
+        checks += drops(found, max_drop)
+        warnings, notes = (*warnings, *incomparable(found)), tuple(left_unchecked(found))
     return GateResult(
         checks=tuple(checks),
         warnings=warnings,

@@ -105,7 +105,7 @@ def _profile(side: str, values: np.ndarray[Any, Any], **changes: Any) -> Profile
         infs=0,
         saturation=nan,
         range_use=nan,
-        peak=1.2,
+        outlier_ratio=1.2,
         source="net.py:3: x = self.conv(x)",
         value=0,
         handle=3,

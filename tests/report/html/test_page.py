@@ -211,7 +211,7 @@ def test_the_environment_is_shown_once_with_its_reports() -> None:
 def test_two_thousand_ops_with_both_profiles_stay_small(tmp_path: Path) -> None:
     """Each op with an input, a weight, a bias and an output, and numbers that do not compress."""
     random = np.random.default_rng(0)
-    numbers = ("min", "max", "mean", "variance", "q0_1", "q1", "q50", "q99", "q99_9", "zeros", "peak", "scale")
+    numbers = ("min", "max", "mean", "variance", "q0_1", "q1", "q50", "q99", "q99_9", "zeros", "outlier_ratio", "scale")
     profile = samples.profiles()[0]
     rows = tuple(
         replace(

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import inf, isnan, nan
 from typing import Any, Final, Literal, get_type_hints
 
 from pt2qa._report.base import Report
-from pt2qa._report.columns import columns_of, row_type_of
-from pt2qa._report.diffs.measures import (
+from pt2qa._report.columns import columns_of, tables_of
+from pt2qa._report.diff_report import Change, DiffRow, ReportDiff, Status
+from pt2qa._report.formats import shorten
+from pt2qa._report.measures import (
     Measure,
     Reading,
+    column_of,
     find_measure,
     is_ordered,
-    judged_numbers_of,
-    numbers_of,
     readings,
     smaller_is_worse,
-    tables_of,
-    unit_of,
 )
-from pt2qa._report.diffs.report import Change, DiffRow, ReportDiff, Status
-from pt2qa._report.formats import shorten
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import kind_of
@@ -68,13 +65,13 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
     if tolerance is not None and not 0 <= tolerance < inf:
         raise ReportError(f"tolerance: got {tolerance}, expected 0 or more, in the unit of what is compared")
     measure = find_measure((old, new), by)
-    unit = unit_of(new, measure.column)
+    unit = column_of(new, measure).unit
     allowed = _tolerance(unit) if tolerance is None else tolerance
     return ReportDiff(
         rows=_diff_rows(old, new, measure, allowed),
         figures=tuple(_figures(old, new, unit, allowed)),
         changes=tuple(_changes(old, new)),
-        kind=kinds[0],
+        of=kinds[0],
         measure=str(measure),
         worst_is=_worst_is(old, new, measure),
         unit=unit,
@@ -103,9 +100,9 @@ def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> 
             rows.append(_compared_texts(before[key], after[key]))
         else:
             a, b = before[key], after[key]
-            smaller = smaller_is_worse(new, measure.column, key)
+            smaller = smaller_is_worse(new, measure, key)
             if smaller is None:
-                smaller = smaller_is_worse(old, measure.column, key)
+                smaller = smaller_is_worse(old, measure, key)
             rows.append(_compared(b.name, b.role, a.number, b.number, smaller, tolerance, (a.note, b.note)))
     return tuple(rows)
 
@@ -163,27 +160,30 @@ def _compared(
 
 def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[DiffRow]:
     """Numbers of the whole reports; where they are those of an output, each output's."""
-    tables = tables_of(type(new))
-    for name in judged_numbers_of(type(new)):
-        own_unit = unit_of(new, name)
-        allowed = tolerance if own_unit == unit else _tolerance(own_unit)
-        if "outputs" in tables and name in {each.name for each in columns_of(row_type_of(type(new), "outputs"))}:
+    outputs = tables_of(type(new)).get("outputs")
+    for name, column in new.numbers().items():
+        if not column.judged:
+            continue
+        allowed = tolerance if column.unit == unit else _tolerance(column.unit)
+        if outputs is not None and name in {each.name for each in columns_of(outputs)}:
             for row in _diff_rows(old, new, Measure("outputs", name), allowed):
-                yield DiffRow(row.name, name, row.status, row.before, row.after, row.change, row.loss, row.note)
+                yield replace(row, role=name, unit=column.unit)
         else:
             before, after = (float(getattr(report, name)) for report in (old, new))
-            yield _compared(name, "", before, after, smaller_is_worse(new, name), allowed, ("", ""))
+            row = _compared(name, "", before, after, column.worse == "smaller", allowed, ("", ""))
+            yield replace(row, unit=column.unit)
 
 
 def _changes(old: Report, new: Report) -> Iterator[Change]:
-    hints, judged = get_type_hints(type(new)), judged_numbers_of(type(new))
-    for name in set(numbers_of(type(new))) - hints.keys() - set(judged):
+    hints, numbers = get_type_hints(type(new)), new.numbers()
+    for name, column in numbers.items():
         before, after = getattr(old, name), getattr(new, name)
-        if isinstance(after, int) and before != after:
+        if name not in hints and not column.judged and isinstance(after, int) and before != after:
             yield Change(name, _shown(before), _shown(after))
     for name in (each.name for each in fields(new)):  # type: ignore[arg-type]
         before, after = getattr(old, name), getattr(new, name)
-        if hints[name] in (str, int) and name not in judged and before != after:
+        judged = name in numbers and numbers[name].judged
+        if hints[name] in (str, int) and not judged and before != after:
             yield Change(name, _shown(before), _shown(after))
         elif hints[name] is Environment:
             parts = ((part.name, getattr(before, part.name), getattr(after, part.name)) for part in fields(Environment))
@@ -202,8 +202,8 @@ def _worst_is(old: Report, new: Report, measure: Measure) -> str:
     if not is_ordered(new, measure):
         return ""
     pairs = ((report, each.key) for report in (new, old) for each in readings(report, measure))
-    ways = {smaller_is_worse(report, measure.column, key) for report, key in pairs} - {None}
-    ways = ways or {smaller_is_worse(new, measure.column)}
+    ways = {smaller_is_worse(report, measure, key) for report, key in pairs} - {None}
+    ways = ways or {smaller_is_worse(new, measure)}
     if ways == {None}:
         return "unknown"
     return "either" if len(ways) > 1 else "smallest" if ways == {True} else "largest"
@@ -214,7 +214,7 @@ def _notes(old: Report, new: Report, measure: Measure) -> Iterator[str]:
     if shared := list(dict.fromkeys(each.place for each in every if each.key[-1] != "1")):
         yield f"{counted(len(shared), 'name')} shared by several rows, compared in their order: {few(shared)}"
     if measure.table != "rows" and "rows" in tables_of(type(new)):
-        first = Measure("rows", columns_of(row_type_of(type(new)))[0].name)
+        first = Measure("rows", columns_of(new.row_type())[0].name)
         before, after = ({each.key: each.place for each in readings(report, first)} for report in (old, new))
         for what, ours, theirs in (("new", after, before), ("gone", before, after)):
             if only := [place for key, place in ours.items() if key not in theirs]:

@@ -1,4 +1,4 @@
-"""Histograms of the reference's and the quantized model's values, on the grid of the integers."""
+"""Charts of a layer report: SQNR along the graph, and histograms of values on the grid of the integers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pt2qa._layers.report import LayerReport
-from pt2qa._layers.text import ranked_by
-from pt2qa._profile.report import Profile
-from pt2qa._profile.rows import ProfileRow
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._layers.rows import LayerRow
+from pt2qa._report.base import Report
 from pt2qa._report.formats import decibel, number
 from pt2qa.errors import ReportError
+
+_SERIES: Final = (
+    ("sqnr", "cumulative"),
+    ("isolated_sqnr", "isolated"),
+    ("rounding_sqnr", "rounding"),
+)
 
 SHOWN: Final = 8
 """Layers whose histograms are shown, the worst first."""
@@ -25,43 +30,61 @@ BINS: Final = 160
 _FLOAT_SIDES: Final = frozenset({"reference", "float"})
 
 
-def layer_histograms(report: LayerReport, profiles: Sequence[Profile]) -> list[dict[str, Any]]:
+def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
+    """SQNR of every layer in graph order; of columns that were measured."""
+    series = [pair for pair in _SERIES if any(isfinite(getattr(row, pair[0])) for row in rows)]
+    if not series:
+        return []
+    return [
+        {
+            "kind": "along",
+            "title": "SQNR along the graph",
+            "about": "Cumulative: all error up to here. Isolated: of the op and the rounding of what it reads alone, "
+            "on the reference's values. "
+            f"Rounding: of the output alone. Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark.",
+            "table": "rows",
+            "series": series,
+            "line": LOW_SQNR,
+        }
+    ]
+
+
+def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence[Report]) -> list[dict[str, Any]]:
     """The outputs of the worst layers that profiles of this model hold.
 
     Bins are whole numbers of integer steps with their edges between two integers, so that the quantized values fall
     into all of them alike.
 
     Args:
-        report: says which layers are the worst.
-        profiles: of the reference, of the quantized model, or of both; others are left out.
+        report: the layer report, for its model, quantizer and fingerprint.
+        worst: its rows, the worst first.
+        by: the column that says so.
+        others: reports, of which profiles of the reference and of the quantized model are drawn.
     """
+    profiles: list[Any] = [each for each in others if each.kind == "profile"]
     mine = [each for each in profiles if each.histograms and _is_of(each, report)]
-    reference = next((each for each in mine if each.side in _FLOAT_SIDES), None)
-    quantized = next((each for each in mine if each.side == "quantized"), None)
-    by = ranked_by(report.rows)
+    sides = {
+        "reference": next((each for each in mine if each.side in _FLOAT_SIDES), None),
+        "quantized": next((each for each in mine if each.side == "quantized"), None),
+    }
+    what = by.replace("_sqnr", "").replace("sqnr", "cumulative")
     charts = []
-    for row in report.worst(len(report.rows), by):
-        sides = {"reference": _output(reference, row.name), "quantized": _output(quantized, row.name)}
-        found = {side: each for side, each in sides.items() if each is not None and isfinite(each.min + each.max)}
-        if found:
-            profile = {"reference": reference, "quantized": quantized}
-            title = (
-                f"{row.name}: {by.replace('_sqnr', '').replace('sqnr', 'cumulative')} {decibel(getattr(row, by))} dB"
-            )
-            charts.append(_chart(title, [(side, profile[side], each) for side, each in found.items()]))
+    for row in worst:
+        found = [(side, each, _output(each, row.name)) for side, each in sides.items() if each is not None]
+        drawn = [(side, each, of) for side, each, of in found if of is not None and isfinite(of.min + of.max)]
+        if drawn:
+            charts.append(_chart(f"{row.name}: {what} {decibel(getattr(row, by))} dB", drawn))
         if len(charts) == SHOWN:
             break
     return charts
 
 
-def _is_of(profile: Profile, report: LayerReport) -> bool:
+def _is_of(profile: Any, report: Any) -> bool:
     fingerprints = {profile.environment.fingerprint, report.environment.fingerprint} - {""}
     return profile.model == report.model and len(fingerprints) < 2 and profile.quantizer in {"", report.quantizer}
 
 
-def _output(profile: Profile | None, name: str) -> ProfileRow | None:
-    if profile is None:
-        return None
+def _output(profile: Any, name: str) -> Any:
     try:
         return profile.find(name)
     except ReportError:
@@ -69,14 +92,13 @@ def _output(profile: Profile | None, name: str) -> ProfileRow | None:
         return None
 
 
-def _chart(title: str, sides: Sequence[tuple[str, Profile | None, ProfileRow]]) -> dict[str, Any]:
+def _chart(title: str, sides: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
     low, high = min(row.min for _, _, row in sides), max(row.max for _, _, row in sides)
     grid = next((found for _, _, row in sides if (found := _grid(row)) is not None), None)
     edges = _equal_edges(low, high) if grid is None else _grid_edges(low, high, grid)
     series = [
         {"side": side, "counts": [round(float(count), 3) for count in profile.histogram(row, edges.tolist())[1]]}
         for side, profile, row in sides
-        if profile is not None
     ]
     return {
         "kind": "histogram",
@@ -88,7 +110,7 @@ def _chart(title: str, sides: Sequence[tuple[str, Profile | None, ProfileRow]]) 
     }
 
 
-def _grid(row: ProfileRow) -> dict[str, Any] | None:
+def _grid(row: Any) -> dict[str, Any] | None:
     """The integers that a value is rounded to; None where it is not, or not on one even grid."""
     if not row.dtype.startswith(("int", "uint")) or not isfinite(row.scale) or not isfinite(row.zero_point):
         return None

@@ -1,0 +1,215 @@
+"""What the rows of a layer report prove, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, isfinite, isnan, nan
+from typing import Final
+
+from pt2qa._decibels import LOW_SQNR, power
+from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
+from pt2qa._report.formats import decibel, number
+from pt2qa._report.prose import counted
+from pt2qa._report.ranking import ranked, without_number
+from pt2qa._report.set_apart import SetApart, failures
+
+MOSTLY: Final = 0.5
+"""Share of a value's error that clamping makes, above which it is counted."""
+
+NEAR: Final = 3.0
+"""dB above the output's SQNR up to which a layer is named: its noise has at least half the output's share of power."""
+
+
+def summary_of(
+    rows: Sequence[LayerRow],
+    outputs: Sequence[LayerRow],
+    unpaired: int,
+    notes: int,
+    found: Sequence[SetApart],
+) -> list[str]:
+    """What the rows prove, in sentences that state their thresholds.
+
+    No row can prove what its error costs the output, so that sensitivity and reconfigure are named for that.  Layers
+    are named only where an output is low, their own noise has at least half the share of power that the output's has,
+    and it is what lowers the SQNR there.  The lowest isolated SQNR alone says nothing: those of EfficientNet-Lite0 and
+    MobileNetV2 are of layers that cost the output less than 0.3 dB.
+
+    Args:
+        rows: of the report.
+        outputs: of the report.
+        unpaired: how many it has.
+        notes: how many it has.
+        found: its batches that are set apart.
+    """
+    sqnr = output_sqnr(outputs)
+    about = [_about_output(outputs), _about_isolated(rows, sqnr)]
+    if sqnr < LOW_SQNR:
+        about += [_about_growth(rows, sqnr), _about_clamped(rows, sqnr)]
+    about += [_counts(rows, unpaired, notes), _advice(rows, outputs, found)]
+    return [sentence for sentence in about if sentence]
+
+
+def output_sqnr(outputs: Sequence[LayerRow]) -> float:
+    """The whole model's SQNR in dB: the smallest of its outputs; nan if none has one."""
+    return next((row.sqnr for row in ranked(LayerRow, outputs, "sqnr")), nan)
+
+
+def ranked_by(rows: Sequence[LayerRow]) -> str:
+    """The column that says which layer is worst: its own fault, or where that was not measured the cumulative error."""
+    return "isolated_sqnr" if any(not isnan(row.isolated_sqnr) for row in rows) else "sqnr"
+
+
+def growth(row: LayerRow) -> float:
+    """By how much the noise, as a share of the signal's power, is above that in what the row's op reads; or nan."""
+    return power(-row.sqnr) - power(-row.input_sqnr)
+
+
+def clamped_share(row: LayerRow) -> float:
+    """The share of a value's error that clamping makes, 0..1: beyond ``scale**2 / 12``, which rounding makes alone.
+
+    It is that of the reference's values, rounded, within the error of the quantized run.  nan where the rounding was
+    not measured.
+    """
+    if not row.mse > 0:
+        return nan
+    share = power(row.sqnr - row.rounding_sqnr) - row.scale * row.scale / (12 * row.mse)
+    beyond = row.saturation > 0 or row.excess_lsb > 0.5
+    return min(max(share, 0.0), 1.0) * beyond if isfinite(share) else nan
+
+
+def _about_output(outputs: Sequence[LayerRow]) -> str:
+    worst = next(iter(ranked(LayerRow, outputs, "sqnr")), None)
+    if worst is None:
+        return "No model output was compared."
+    which = "The output" if len(outputs) == 1 else f"The worst output, {worst.name},"
+    without = [f"{row.name} ({row.note or 'nan'})" for row in outputs if isnan(row.sqnr)]
+    if without and not isnan(worst.sqnr):
+        return f"Without an SQNR: {', '.join(without)}. {_about_worst_output(which, worst)}"
+    return _about_worst_output(which, worst)
+
+
+def _about_worst_output(which: str, worst: LayerRow) -> str:
+    if isnan(worst.sqnr):
+        return f"{which} has no SQNR ({worst.note or 'nan'})."
+    if worst.sqnr == inf:
+        return f"{which} is identical to the reference's."
+    low = worst.sqnr < LOW_SQNR
+    verdict = f"below {LOW_SQNR:g} dB: noise above 1 % of the signal's power" if low else f"not below {LOW_SQNR:g} dB"
+    return f"{which} has an SQNR of {decibel(worst.sqnr)} dB, {verdict}."
+
+
+def _about_isolated(rows: Sequence[LayerRow], sqnr: float) -> str:
+    if not rows:
+        return "No layer was compared."
+    if all(isnan(row.isolated_sqnr) for row in rows):
+        if all(isnan(row.sqnr) or NONFINITE_ALONE in row.note for row in rows):
+            return "No layer has an isolated SQNR: its values are not finite, or all zero in the reference."
+        return "Isolated SQNR was not measured; SQNR is cumulative and includes the error from upstream."
+    values = [row for row in ranked(LayerRow, _quantized(rows), "isolated_sqnr") if not isnan(row.isolated_sqnr)]
+    if not values:
+        return ""
+    worst, median = values[0], values[(len(values) - 1) // 2]
+    low = sum(row.isolated_sqnr < LOW_SQNR for row in values)
+    where = f" ({_named(worst)})" if _weighs(worst.isolated_sqnr, sqnr) and _is_own(worst) else ""
+    return (
+        f"Isolated SQNR of {counted(len(values), 'quantized value')}: lowest {decibel(worst.isolated_sqnr)} dB{where}, "
+        f"median {decibel(median.isolated_sqnr)} dB; {low} below {LOW_SQNR:g} dB."
+    )
+
+
+def _about_growth(rows: Sequence[LayerRow], sqnr: float) -> str:
+    known = [row for row in _quantized(rows) if not isnan(growth(row))]
+    if not known:
+        return ""
+    limit = power(-LOW_SQNR)
+    large = sorted((row for row in known if growth(row) > limit), key=growth, reverse=True)
+    grows = f"grows by more than {100 * limit:g} % of the signal's power"
+    if not large:
+        return f"From what an op reads to what it makes, the noise nowhere {grows}."
+    measured = any(not isnan(row.isolated_sqnr) for row in rows)
+    own = [row for row in large if _is_own(row)] if measured else large
+    cases = f", in {counted(len(own), 'case')} by the op's own quantization" if measured else ""
+    most = next((row for row in own if growth(row) >= power(-sqnr - NEAR)), None)
+    return f"The noise {grows} at {counted(len(large), 'op')}{cases}{_from_to(most)}."
+
+
+def _from_to(row: LayerRow | None) -> str:
+    if row is None:
+        return ""
+    before = "exact values" if row.input_sqnr == inf else f"{decibel(row.input_sqnr)} dB in what it reads"
+    return f", most at {_named(row)}: from {before} to {decibel(row.sqnr)} dB"
+
+
+def _about_clamped(rows: Sequence[LayerRow], sqnr: float) -> str:
+    clamped = [row for row in _clamped(rows) if _weighs(row.rounding_sqnr, sqnr)]
+    if not clamped:
+        return ""
+    worst = ranked(LayerRow, clamped, "rounding_sqnr")[0]
+    far = "" if isnan(worst.excess_lsb) else f", with values up to {number(worst.excess_lsb)} steps beyond its range"
+    return (
+        f"Values are clamped at {worst.name}, which makes {100 * clamped_share(worst):.0f} % of the error there{far}: "
+        "the range does not fit this data."
+    )
+
+
+def _counts(rows: Sequence[LayerRow], unpaired: int, notes: int) -> str:
+    missing = without_number(rows, ranked_by(rows))
+    found = [
+        f"{counted(len(missing), 'row')} without a number",
+        f"{unpaired} unpaired",
+        counted(notes, "note"),
+    ]
+    if any(not isnan(clamped_share(row)) for row in rows):
+        found.insert(0, f"{counted(len(_clamped(rows)), 'value')} with most of the error from clamping")
+    return f"Counts: {', '.join(found)}."
+
+
+def _advice(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], found: Sequence[SetApart]) -> str:
+    if not rows:
+        return ""
+    if failed := failures(found):
+        return f"Look at {failed[0].name} first: quantization makes values there that are not finite."
+    if output_sqnr(outputs) < LOW_SQNR:
+        return (
+            "What each layer costs the output is not measured here: pt2qa.sensitivity ranks them by it, and "
+            "pt2qa.reconfigure finds what to change."
+        )
+    measured = ranked_by(rows)
+    missing = [*without_number(outputs, "sqnr"), *without_number(rows, measured)]
+    if len(missing) == len(outputs) + len(rows):
+        return "No verdict: no layer and no output has a number."
+    unknown = [counted(len(found), "batch", "batches")] if found else []
+    unknown += [f"{counted(len(missing), 'row')} without a number"] if missing else []
+    rest = f"othing is known of {' and '.join(unknown)}." if unknown else ""
+    if any(row.isolated_sqnr < LOW_SQNR for row in _quantized(rows)):
+        return rest and f"N{rest}"
+    by_itself = ", and no quantized value by itself" if measured == "isolated_sqnr" else ""
+    healthy = f"o output is below {LOW_SQNR:g} dB{by_itself}"
+    return f"N{healthy}; n{rest}" if rest else f"Nothing stands out: n{healthy}."
+
+
+def _quantized(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Rows of values that some op reads as they are, and that quantization changes at that very op."""
+    return [row for row in rows if row.observed_at == "dq" or row.answers_for]
+
+
+def _named(row: LayerRow) -> str:
+    """Which op answers for a row, and where its value is read."""
+    return row.name if row.answers_for in ("", row.name) else f"{row.answers_for}, as {row.name} hands it on"
+
+
+def _weighs(sqnr: float, output: float) -> bool:
+    """Whether a noise is so large beside that of the output that what makes it is named."""
+    return sqnr < LOW_SQNR and sqnr <= output + NEAR and output < LOW_SQNR
+
+
+def _is_own(row: LayerRow) -> bool:
+    """Whether the op's own quantization is as much as half of what the noise grows by.
+
+    What an op reads may weigh more in what it makes: a relu takes signal away, an addition cancels it.
+    """
+    return power(-row.isolated_sqnr) >= growth(row) / 2 > 0
+
+
+def _clamped(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    return [row for row in rows if clamped_share(row) > MOSTLY]

@@ -1,0 +1,206 @@
+"""The report of what changed between two reports of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pt2qa._report.base import Block, Report
+from pt2qa._report.columns import Column, column
+from pt2qa._report.formats import decibel, exact, number
+from pt2qa._report.prose import counted, few
+from pt2qa._report.rows import Environment
+from pt2qa._report.storage import register
+
+Status = Literal["worse", "changed", "gone", "new", "better", "unchanged"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """What became of one row, or of one number of the whole report.
+
+    Args:
+        name: of the row, or of the number.
+        role: what else tells the row apart, such as ``weight``; of an output's number which number it is.
+        status: ``worse`` and ``better`` by more than the tolerance, ``unchanged`` within it, ``changed``: a text, or a
+            yes or no, that differs, or a number that came or went; ``new`` and ``gone``: only one of the reports has
+            it.
+        before, after: the measure in the old and the new report; nan where there is none.
+        change: ``after - before``; 0 for equal infinities; nan where a number is missing.
+        loss: the same, positive where it got worse.
+        note: texts before and after, or why a number is missing.
+        unit: of the numbers: ``dB`` or empty.
+    """
+
+    shown: ClassVar = ("name", "role", "status", "before", "after", "change", "note")
+
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
+    role: Annotated[str, column(key=True, importance=3, optional=True)]
+    status: Annotated[Status, column(importance=0)]
+    before: Annotated[float, column(importance=2)]
+    after: Annotated[float, column(importance=4)]
+    change: Annotated[float, column(importance=5)]
+    loss: Annotated[float, column(extended=True)]
+    note: Annotated[str, column(importance=1, shrinks_to=16, optional=True, extended=True)]
+    unit: Annotated[str, column(extended=True, since=2)] = ""
+
+    @property
+    def place(self) -> str:
+        """Name and role."""
+        return f"{self.name} ({self.role})" if self.role else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What else differs between the reports: a version, the model, the quantizer, how much data, a setting, a verdict.
+
+    Args:
+        name: what it is, e.g. ``torch``, ``fingerprint``, ``samples``.
+        before, after: as text.
+    """
+
+    name: Annotated[str, column(key=True)]
+    before: str
+    after: str
+
+
+_ORDER: Final = ("worse", "changed", "gone", "new", "better")
+"""The statuses that ``worst`` shows, in this order."""
+
+
+@register("diff", schema=2, oldest=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class ReportDiff(Report):
+    """What changed from an old report to a new one of the same kind, row by row.
+
+    Tables and texts show ``worst``: what changed, the greatest loss first; ``graph``: all rows, in the order of the new
+    report, with the rows that are gone where they were; or all by ``name`` or a column.
+
+    Args:
+        rows: one for each row of either report, in that order.
+        figures: numbers of the whole report, such as the SQNR of each output.
+        changes: what else differs.
+        of: the kind of both reports, e.g. ``layers``.
+        measure: the table and column that was compared, e.g. ``rows.isolated_sqnr``.
+        worst_is: which values are the worst: ``smallest``, ``largest``, ``either`` where rows differ in that, or
+            ``unknown`` for a user's metric that does not say; empty for texts, and for yes and no.
+        unit: of the measure: ``dB`` or empty.
+        tolerance: change up to which a number counts as unchanged, in that unit.
+        notes: what else the reader must know.
+        quantizer, model, environment: of the new report.
+    """
+
+    heading: ClassVar = "Diff"
+    ties: ClassVar = "loss"
+
+    rows: tuple[DiffRow, ...]
+    figures: tuple[DiffRow, ...]
+    changes: tuple[Change, ...]
+    of: Annotated[str, column(since=2, was="kind")]
+    measure: str
+    worst_is: str
+    unit: str
+    tolerance: float
+    notes: tuple[str, ...]
+    quantizer: str
+    model: str
+    environment: Environment
+
+    def having(self, status: Status) -> tuple[DiffRow, ...]:
+        """The rows of one status, in their order."""
+        return tuple(row for row in self.rows if row.status == status)
+
+    def _headline(self) -> str:
+        counts = ", ".join(f"{len(self.having(status))} {status}" for status in ("worse", "better"))
+        return f"<ReportDiff of {self.of}, {self.model}, {self.quantizer}: {counts} of {len(self.rows)} rows>"
+
+    def _title(self, sort: str) -> str:
+        measure = self.measure.removeprefix("rows.")
+        ways = {
+            "smallest": ", smaller is worse",
+            "largest": ", larger is worse",
+            "unknown": ", which does not say what is worse",
+        }
+        which = ways.get(self.worst_is, "")
+        allowed = f", tolerance {exact(self.tolerance, self.unit)}" if self.worst_is else ""
+        how = self._how(sort, "what changed, greatest loss first")
+        subject = f"{self.model}, quantized by {self.quantizer}" if self.quantizer else self.model
+        return f"{subject}: {self.of}, old → new: {measure}{which}{allowed}; {how}"
+
+    def _lead(self) -> Sequence[str]:
+        if not self.rows:
+            return ["Neither report has a row."]
+        counts = {status: len(self.having(status)) for status in (*_ORDER, "unchanged")}
+        total, silent = counted(len(self.rows), "row"), len(self._silent())
+        if silent == len(self.rows):
+            return ["No row has a number in either report."]
+        if counts["unchanged"] == len(self.rows) and not silent:
+            return [f"Nothing changed in {total}."]
+        counts["unchanged"] -= silent
+        counts["without a number before and now"] = silent
+        return [f"Of {total}: {', '.join(f'{count} {status}' for status, count in counts.items() if count)}."]
+
+    def _before(self) -> Iterator[Block]:
+        yield _lines("Whole report", [_figure_line(row) for row in self.figures])
+        yield _lines("Also different", [f"{each.name}: {each.before} → {each.after}" for each in self.changes])
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        return self._table(sort, limit, width) if self._changed() or sort != "worst" else ""
+
+    def _ordered(self, sort: str) -> tuple[Sequence[DiffRow], str | None]:
+        return (self._changed(), None) if sort == "worst" else Report._ordered(self, sort)
+
+    def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
+        if column.name not in ("before", "after", "change") or column.type == "text":
+            return column
+        show = decibel if self.unit == "dB" else number
+        shown = _Signed(show) if column.name == "change" else show
+        return replace(column, show=shown, header=f"{column.name}\n{self.unit}".rstrip(), unit=self.unit)
+
+    def _summary(self) -> Sequence[str]:
+        """Which rows to look at, by status."""
+        found = []
+        for status in ("worse", "gone", "new"):
+            names = [row.place for row in self._changed() if row.status == status]
+            if names:
+                found.append(f"{status.capitalize()}: {few(names)}.")
+        if silent := self._silent():
+            found.append(f"Without a number before and now: {few(silent)}.")
+        lost = [row.place for row in self.rows if row.status == "changed" and isnan(row.after) > isnan(row.before)]
+        return [*found, f"Without a number now: {few(lost)}."] if lost else found
+
+    def _changed(self) -> tuple[DiffRow, ...]:
+        """The rows that changed, by status, the greatest loss first."""
+        rows = [row for row in self.rows if row.status in _ORDER]
+        return tuple(
+            sorted(rows, key=lambda row: (_ORDER.index(row.status), 0.0 if isnan(row.loss) else -abs(row.loss)))
+        )
+
+    def _silent(self) -> list[str]:
+        """The rows that have no number in either report; of texts none has one."""
+        same = self.having("unchanged") if self.worst_is else ()
+        return [row.place for row in same if isnan(row.before) and isnan(row.after)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    """A format that writes the plus as well."""
+
+    show: Any
+
+    def __call__(self, value: float) -> str:
+        return f"+{self.show(value)}" if value > 0 else str(self.show(value))
+
+
+def _figure_line(row: DiffRow) -> str:
+    show = decibel if row.unit == "dB" else number
+    name = f"{row.role} of {row.name}" if row.role else row.name
+    change = f"{show(row.before)} → {show(row.after)} {row.unit}".rstrip()
+    return f"{name}: {change}, {row.status}{f', {row.note}' if row.note else ''}"
+
+
+def _lines(title: str, entries: Sequence[str]) -> str:
+    """All of a short list."""
+    return "\n".join([f"{title}:", *(f"  {entry}" for entry in entries)]) if entries else ""

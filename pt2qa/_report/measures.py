@@ -1,0 +1,169 @@
+"""What can be measured in a report of any kind: a column of one of its tables, and who has which number there.
+
+A measure is written ``isolated_sqnr`` (of the table ``rows``) or ``outputs.sqnr``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+
+from pt2qa._report.base import Report, check_name
+from pt2qa._report.columns import Column, cell, columns_of, tables_of
+from pt2qa._report.formats import shape
+from pt2qa._report.storage import kind_of
+from pt2qa.errors import ReportError
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A column of one of a report's tables."""
+
+    table: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one row says.
+
+    Args:
+        key: tells the row from the others of its table.
+        name: what people read: its ``name``, or what it has instead.
+        role: what else tells it apart, such as ``weight``; empty where the name is enough.
+        number: the cell; nan where it is a text, or the row has no number.
+        text: the cell as text.
+        note: the row's note.
+    """
+
+    key: tuple[str, ...]
+    name: str
+    role: str
+    number: float
+    text: str
+    note: str
+
+    @property
+    def place(self) -> str:
+        """Name and role."""
+        return f"{self.name} ({self.role})" if self.role else self.name
+
+
+def names_in(reports: Sequence[Report], table: str) -> tuple[str, ...]:
+    """The columns of a table that each of the reports has, the user's metrics last."""
+    names = [[each.name for each in report.columns(table)] for report in reports]
+    fixed = {each.name for each in columns_of(reports[0].row_type(table))}
+    custom = {name for name in names[0] if name not in fixed}
+    return tuple(name for name in names[0] if name in fixed or (name in custom and all(name in own for own in names)))
+
+
+def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
+    """The measure of this name, or where none is given the usual one of reports of this kind.
+
+    Raises:
+        ReportError: there is no such table or column, the kind has no usual measure, or its rows have no name.
+    """
+    first = reports[0]
+    kind = kind_of(first).name
+    if by is not None:
+        measure = _written(reports, by)
+    elif first.usual_measures:
+        usual = [_written(reports, name) for name in first.usual_measures]
+        measured = [each for each in usual if all(_is_measured(report, each) for report in reports)]
+        measure = next(iter(measured), usual[-1])
+    else:
+        every = [
+            column if table == "rows" else f"{table}.{column}"
+            for table in tables_of(type(first))
+            for column in names_in(reports, table)
+        ]
+        raise ReportError(
+            f"reports of the kind {kind!r} have no measure of their own"
+            f"{' (pt2qa.diff_profiles compares their histograms)' if kind == 'profile' else ''}; "
+            f"name one with by= or --by: {', '.join(every) or 'but they hold no rows'}"
+        )
+    if not _keys(first, measure.table):
+        where = f"{type(first).__name__}.{measure.table}"
+        raise ReportError(f"the rows of {where} have no name, so they cannot be told apart")
+    return measure
+
+
+def usual_measure(report: Report) -> str:
+    """The measure that a report has for rows of its kind, as :func:`find_measure` takes it.
+
+    Raises:
+        ReportError: its kind has none.
+    """
+    return str(find_measure((report,), None))
+
+
+def column_of(report: Report, measure: Measure) -> Column:
+    """The column that a measure names, as this report means it."""
+    return report.column(measure.column, measure.table)
+
+
+def is_number(report: Report, measure: Measure) -> bool:
+    """Whether the cells of a measure are numbers; yes and no are 1 and 0."""
+    return column_of(report, measure).type in ("int", "float", "bool")
+
+
+def is_ordered(report: Report, measure: Measure) -> bool:
+    """Whether its cells can be better or worse; texts, shapes, yes and no are equal or not, and no more."""
+    return column_of(report, measure).type in ("int", "float")
+
+
+def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:
+    """What each row of a table says, in its order.  Of rows that share their key, the second gets an ordinal."""
+    keys = _keys(report, measure.table)
+    seen: dict[tuple[str, ...], int] = {}
+    found = []
+    for row in getattr(report, measure.table):
+        key = tuple(str(cell(row, column)) for column in keys)
+        seen[key] = ordinal = seen.get(key, 0) + 1
+        if "name" in keys:
+            name, role = key[0], ", ".join(key[1:])
+        else:
+            name, role = "/".join(key), ""
+        value = cell(row, measure.column)
+        number = float(value) if isinstance(value, (int, float)) else nan
+        text = shape(value) if isinstance(value, tuple) else str(value)
+        found.append(Reading((*key, str(ordinal)), name, role, number, text, str(getattr(row, "note", ""))))
+    return tuple(found)
+
+
+def smaller_is_worse(report: Report, measure: Measure, key: Sequence[str] = ()) -> bool | None:
+    """Whether small values of a measure are the bad ones; None where a user's metric does not say.
+
+    Args:
+        report: it.
+        measure: the column.
+        key: of the row, where rows differ in it.
+    """
+    worse = report.meant(column_of(report, measure), key).worse
+    return worse == "smaller" if worse else None
+
+
+def _written(reports: Sequence[Report], by: str) -> Measure:
+    first = type(reports[0])
+    # The name of a user's metric may hold dots.
+    if by in names_in(reports, "rows"):
+        return Measure("rows", by)
+    table, _, column = by.partition(".")
+    measure = Measure(table, column) if column else Measure("rows", by)
+    check_name(f"{first.__name__} has no table", measure.table, tables_of(first))
+    check_name(f"{first.__name__}.{measure.table} has no column", measure.column, names_in(reports, measure.table))
+    return measure
+
+
+def _is_measured(report: Report, measure: Measure) -> bool:
+    return any(not isnan(reading.number) for reading in readings(report, measure))
+
+
+def _keys(report: Report, table: str) -> tuple[str, ...]:
+    """The columns that tell rows apart, the name first."""
+    names = [each.name for each in columns_of(report.row_type(table)) if each.key]
+    return tuple(sorted(names, key=lambda name: name != "name"))

@@ -1,0 +1,129 @@
+"""Reports as TensorBoard events: numbers by layer as scalars, profiles as histograms.  Free of torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pt2qa._printable import clean
+from pt2qa.errors import ReportError
+
+if TYPE_CHECKING:
+    from pt2qa._report.base import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One point of a curve."""
+
+    tag: str
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """One histogram.
+
+    Args:
+        tag: its name.
+        step: where on the axis it stands.
+        min, max, number, total, squares: of the values: the smallest, the largest, how many, their sum, and the sum of
+            their squares.
+        limits: the upper edge of each bucket.
+        counts: of each bucket.
+    """
+
+    tag: str
+    step: int
+    min: float
+    max: float
+    number: int
+    total: float
+    squares: float
+    limits: Sequence[float]
+    counts: Sequence[float]
+
+
+Event = Scalar | Histogram
+
+
+def write_tensorboard(
+    reports: Report | Sequence[Report],
+    folder: str | os.PathLike[str],
+    *,
+    step: int = 0,
+    per_channel: bool = False,
+) -> None:
+    """Write layer reports and profiles as event files for ``tensorboard --logdir <folder>``.
+
+    Each report is a run of its own: ``layers``, and for a profile its side, such as ``reference`` and ``quantized``, so
+    that TensorBoard shows both sides of a value in one chart.  A layer report gives each metric as
+    ``<metric>/<layer>`` at the step, and as ``along_graph/<metric>``, whose steps are the layers in graph order.  A
+    profile gives the histogram of each input, output, weight and bias as ``<op>/<value>``.  What is nan or infinite is
+    left out.
+
+    Args:
+        reports: layer reports and profiles with histograms, no two of one run.
+        folder: made where it does not exist; events are added to those that it holds.
+        step: where on the axis of a training or a series of builds the reports stand.
+        per_channel: also the numbers by channel of a profile that has them, as
+            ``<op>/<value>/channel_<number>``, whose steps are the channels.
+
+    Raises:
+        ReportError: tensorboard is not installed, two reports would be one run, another kind of report was given, a
+            profile has no histograms or no channels, or the folder cannot be written.
+    """
+    runs: dict[str, Sequence[Event]] = {}
+    # All is read before anything is written: a report that lacks something leaves no half of a run.
+    for report in reports if isinstance(reports, Sequence) else [reports]:
+        run, events = report.events(step, per_channel)
+        if run in runs:
+            raise ReportError(f"two reports would be the run {run!r}; write them into folders of their own")
+        runs[run] = events
+    packed = {run: [_packed(event) for event in events] for run, events in runs.items()}
+    writer_type = _tensorboard("summary.writer.event_file_writer").EventFileWriter
+    try:
+        for run, events in packed.items():
+            writer = writer_type(str(Path(folder) / run))
+            for event in events:
+                writer.add_event(event)
+            writer.close()
+    except OSError as error:
+        raise ReportError(f"cannot write events to {folder}: {error.strerror or error}") from error
+
+
+def _packed(event: Event) -> Any:
+    """In the form of TensorFlow's, whose histograms have every bucket with its upper edge, and sums of the values."""
+    event_type: Any = _tensorboard("compat.proto.event_pb2").Event
+    packed = event_type(wall_time=time.time(), step=event.step)
+    tag = clean(event.tag)
+    if isinstance(event, Scalar):
+        packed.summary.value.add(tag=tag, simple_value=event.value)
+        return packed
+    histogram = packed.summary.value.add(tag=tag).histo
+    histogram.min, histogram.max, histogram.num = event.min, event.max, event.number
+    histogram.sum, histogram.sum_squares = event.total, event.squares
+    histogram.bucket_limit.extend(event.limits)
+    histogram.bucket.extend(event.counts)
+    return packed
+
+
+def _tensorboard(module: str) -> Any:
+    """A module of TensorBoard, which is an extra.
+
+    Raises:
+        ReportError: it is not installed.
+    """
+    from importlib import import_module
+
+    try:
+        return import_module(f"tensorboard.{module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "tensorboard":
+            raise
+        raise ReportError("TensorBoard is not installed: pip install 'pt2qa[tensorboard]'") from error

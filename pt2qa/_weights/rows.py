@@ -1,0 +1,71 @@
+"""Rows of a weight report: what rounding did to one parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
+
+from pt2qa._report.columns import column
+from pt2qa._report.formats import cosine as five_digits
+from pt2qa._report.formats import index
+
+UNQUANTIZED: Final = "not quantized"
+"""The note of a :class:`WeightRow` whose weight stays float."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRow:
+    """The error of one parameter: float against dequantized.  Formulas as in :class:`pt2qa.LayerRow`.
+
+    Args:
+        handle: handle of the op that reads the weight.
+        name: name of that op, e.g. ``layer1.0.conv1/conv2d``.
+        module: its module path.
+        op: the op, e.g. ``conv2d``.
+        attr: which parameter: ``weight``, ``bias`` and so on.
+        dtype: integer type; ``float32`` for a weight that is not quantized.
+        scale: the largest scale of its channels; nan without one.
+        axis: the channel axis of per-channel quantization, -1 when it is per tensor.
+        shape: the weight's shape.
+        sqnr: dB over the whole weight.
+        worst_channel: index of the channel with the smallest SQNR; -1 where there are no channels.
+        worst_channel_sqnr: that channel's SQNR in dB; 0 for a dead channel.
+        dead_channels: number of channels that hold something in float and nothing but zeros when quantized.
+        mse, cosine, l1, atol, max_lsb: as for layers.
+        ref_min, quant_min, ref_max, quant_max: of the two sides.
+        note: ``not quantized``, or what is special here.
+    """
+
+    shown: ClassVar = (
+        *("name", "attr", "dtype", "axis", "sqnr", "worst_channel_sqnr", "worst_channel", "dead_channels"),
+        *("max_lsb", "cosine"),
+    )
+
+    handle: Annotated[int, column(worse="smaller")]
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    module: str
+    op: str
+    attr: Annotated[str, column(key=True, importance=7)]
+    dtype: Annotated[str, column(importance=2)]
+    scale: float
+    axis: Annotated[int, column(show=index, importance=1)]
+    shape: tuple[int, ...]
+    sqnr: Annotated[float, column("SQNR\ndB", unit="dB", importance=8)]
+    worst_channel: Annotated[int, column("worst\nch.", show=index, importance=5)]
+    worst_channel_sqnr: Annotated[float, column("worst ch.\ndB", unit="dB", importance=0)]
+    dead_channels: Annotated[int, column("dead\nch.", importance=6)]
+    mse: float
+    cosine: Annotated[float, column(show=five_digits, worse="smaller", importance=3)]
+    l1: float
+    atol: float
+    max_lsb: Annotated[float, column("max err\nLSB", importance=4)]
+    ref_min: float
+    quant_min: float
+    ref_max: float
+    quant_max: float
+    note: str = ""
+
+    @property
+    def quantized(self) -> bool:
+        """False for a weight that stays float: its note starts with :data:`UNQUANTIZED`."""
+        return not self.note.startswith(UNQUANTIZED)
