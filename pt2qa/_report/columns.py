@@ -90,20 +90,16 @@ class Column:
 
 
 def column(header: str | None = None, **description: Any) -> dict[str, Any]:
-    r"""What a field says of itself, in its type hint: ``Annotated[float, ...]``.
+    """What a field says of itself, in its type hint: ``Annotated[float, column("error", importance=3)]``.
 
     Args:
         header: None: the name and the unit.
         description: further arguments of :class:`Column`; what follows from the type need not be given.
 
-    >>> from dataclasses import dataclass
-    >>> from typing import Annotated
-    >>> @dataclass(frozen=True)
-    ... class Row:
-    ...     name: Annotated[str, column(key=True)]
-    ...     isolated_sqnr: Annotated[float, column("isolated\ndB", unit="dB")]
-    >>> [(each.name, each.worse, each.show(12.345)) for each in columns_of(Row)]
-    [('name', 'larger', '12.345'), ('isolated_sqnr', 'smaller', '12.3')]
+    >>> from pt2qa.report import LayerRow
+    >>> found = {each.name: each for each in columns_of(LayerRow)}["isolated_sqnr"]
+    >>> found.title, found.worse, found.show(12.345)
+    ('isolated dB', 'smaller', '12.3')
     """
     return {**description, **({} if header is None else {"header": header})}
 

@@ -44,7 +44,7 @@ def show(
       pt2qa show reports/xnnpack-weights.safetensors --csv weights.csv
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa._layers.report import LayerReport
-    from pt2qa._report.storage import load
+    from pt2qa.report import load
 
     loaded = load(report)
     for name in opened:
@@ -91,7 +91,7 @@ def html(reports: Sequence[Path], file: Path) -> None:
       pt2qa html reports/*.safetensors -o report.html
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa._report.html import write_html
-    from pt2qa._report.storage import load
+    from pt2qa.report import load
 
     write_html([load(report) for report in reports], file)
     click.echo(f"wrote {file}", err=True)
