@@ -589,7 +589,7 @@ def test_ctrl_c_counts_though_something_swallows_or_turns_it(run, report, monkey
                 raise ImportError("partially initialized module") from None
         return LAYERS
 
-    monkeypatch.setattr("pt2qa._report.storage.load", pressed)
+    monkeypatch.setattr("pt2qa.report.load", pressed)
     result = run("show", report)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "pt2qa: interrupted"
