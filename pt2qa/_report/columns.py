@@ -90,9 +90,9 @@ class Column:
 
 
 def column(header: str | None = None, **description: Any) -> dict[str, Any]:
-    """What a field says of itself, in its type hint::
+    """What a field says of itself, in its type hint.
 
-        error: Annotated[float, column("max error", importance=3)]
+    As ``Annotated[float, column("max error", importance=3)]``.
 
     Args:
         header: None: the name and the unit.
