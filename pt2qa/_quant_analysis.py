@@ -106,10 +106,8 @@ class QuantAnalysis:
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        return self._written(
-            "findings",
-            lambda: check(self.pair, batches=self.batches, inputs_of=self.inputs_of, progress=self.progress, **options),
-        )
+        data = {"batches": self.batches, "inputs_of": self.inputs_of}
+        return self._written("findings", check, **data, progress=self.progress, **options)
 
     # -- bad cases -----------------------------------------------------------------------------------------------
 
@@ -176,8 +174,8 @@ class QuantAnalysis:
         """
         if self.bad_case is None:
             raise ReportError("no bad case is set. Call auto_find_bad_case(), set_bad_case(batch) or load_bad_case().")
-        bad_case = self.bad_case
-        return self._written(BAD_CASES, lambda: bad_case)
+        self._write(BAD_CASES, self.bad_case)
+        return self.bad_case
 
     def load_bad_case(self, path: str | os.PathLike[str] | None = None) -> BadCases:
         """Sets the bad cases of a file.
@@ -213,7 +211,8 @@ class QuantAnalysis:
         if self.bad_case is None or row is None:
             known = ", ".join(map(str, sorted({row.index for row in rows}))) or "none"
             raise ReportError(f"no bad case has the index {index}; there are: {known}")
-        return self._compared([self.bad_case.batch(row)], None)
+        batches = [self.bad_case.batch(row)]
+        return self._written("layers", compare_layers, batches=batches, progress=self.progress)
 
     def compare_per_layer(self, **options: Any) -> LayerReport:
         """Compares layers on the bad cases, or on all batches where none is set.
@@ -224,7 +223,7 @@ class QuantAnalysis:
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        return self._compared(*self._data(), **options)
+        return self._written("layers", compare_layers, **self._data(), progress=self.progress, **options)
 
     def compare_weights(self) -> WeightReport:
         """Compares all weights: :func:`pt2qa.compare_weights`.
@@ -232,7 +231,7 @@ class QuantAnalysis:
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        return self._written("weights", lambda: compare_weights(self.pair))
+        return self._written("weights", compare_weights)
 
     def sensitivity(self, **options: Any) -> SensitivityReport:
         """Ranks activations and weights on the bad cases, or on all batches where none is set.
@@ -243,12 +242,8 @@ class QuantAnalysis:
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        batches, inputs_of = self._data()
         options = {"post_process": self.post_process, **options}
-        return self._written(
-            "sensitivity",
-            lambda: sensitivity(self.pair, batches, inputs_of=inputs_of, progress=self.progress, **options),
-        )
+        return self._written("sensitivity", sensitivity, **self._data(), progress=self.progress, **options)
 
     def reconfigure(self, *, target: Target | float | str | None = None, **options: Any) -> Reconfiguration:
         """Searches a configuration that meets a target on all batches: :func:`pt2qa.reconfigure`.
@@ -263,12 +258,8 @@ class QuantAnalysis:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         self._claim(PLAN)
-        report = self._written(
-            "reconfiguration",
-            lambda: reconfigure(
-                self.pair, self.batches, target=target, inputs_of=self.inputs_of, progress=self.progress, **options
-            ),
-        )
+        data = {"batches": self.batches, "inputs_of": self.inputs_of}
+        report = self._written("reconfiguration", reconfigure, **data, target=target, progress=self.progress, **options)
         with self._noted(PLAN):
             report.plan.save(self.out_dir / PLAN)
         return report
@@ -312,28 +303,24 @@ class QuantAnalysis:
                 remove_abandoned(self.out_dir / name)
         return tuple(files)
 
-    def _data(self) -> tuple[Iterable[Any], Callable[[Any], Batch] | None]:
+    def _data(self) -> dict[str, Any]:
+        """The bad cases, or all batches where none is set."""
         if self.bad_case is not None:
-            return self.bad_case.batches(), None
-        return self.batches, self.inputs_of
+            return {"batches": self.bad_case.batches()}
+        return {"batches": self.batches, "inputs_of": self.inputs_of}
 
-    def _compared(
-        self, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, **options: Any
-    ) -> LayerReport:
-        return self._written(
-            "layers",
-            lambda: compare_layers(self.pair, batches, inputs_of=inputs_of, progress=self.progress, **options),
-        )
+    def _written(self, what: str, analysis: Callable[..., ReportType], **options: Any) -> ReportType:
+        self._claim(*_files_of(what))
+        report = analysis(self.pair, **options)
+        self._write(what, report)
+        return report
 
-    def _written(self, what: str, make: Callable[[], ReportType]) -> ReportType:
+    def _write(self, what: str, report: Report) -> None:
         binary, plain = _files_of(what)
-        self._claim(binary, plain)
-        report = make()
         with self._noted(binary, plain):
             report.save(self.out_dir / binary)
             text = report.text(limit=None, width=_TEXT_WIDTH)
             write_atomic(self.out_dir / plain, f"{text}\n".encode("utf-8", "backslashreplace"))
-        return report
 
     def _claim(self, *names: str) -> None:
         """Notes files as ours before the work begins; a file that is there and is not ours stays as it is."""
