@@ -8,11 +8,17 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2qa._annotations.asking import Asking
 from pt2qa._annotations.modules import module_calls
-from pt2qa._annotations.places import Place, missing_places, places_in_graph, places_in_program, value_dtypes
 from pt2qa._annotations.report import AnnotationReport
-from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow, Basis
+from pt2qa._annotations.resolving import SpecResolver
+from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow
+from pt2qa._annotations.values import (
+    AnnotatedValue,
+    missing_values,
+    value_dtypes,
+    values_in_graph,
+    values_in_program,
+)
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName
@@ -21,7 +27,7 @@ from pt2qa._report.rows import Environment
 from pt2qa._simulator.products import Read, is_quantized
 from pt2qa.errors import SelectionError
 from pt2qa.overrides import OverridePlan
-from pt2qa.overrides.annotations import Annotations, annotations_of
+from pt2qa.overrides.annotations import annotations_of
 from pt2qa.plugins import describe, resolve
 
 
@@ -75,138 +81,121 @@ def annotations(
     return _of_capture(subject, quantizer, qat, overrides)
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """What the rows of a report are about.
-
-    Attributes:
-        graph: as it was captured.
-        names: what to call each handle.
-        places: every place of the graph that is quantized.
-        annotations: what the quantizer asks for; None where it is not known.
-        converted: the pair; None before conversion.
-    """
-
-    graph: GraphModule
-    names: Mapping[int, OpName]
-    places: tuple[Place, ...]
-    annotations: Annotations | None
-    converted: QuantizedPair | None
-
-
 def _of_pair(pair: QuantizedPair) -> AnnotationReport:
     recipe, capture = pair.recipe, pair.capture
     known = None
-    notes = list(pair.notes)
+    notes = pair.notes
     if recipe is not None and capture is not None:
         known = annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat)
     else:
-        notes.append(
+        notes += (
             "the pair was not made by pt2qa.quantize: what its quantizer asked for, observers and shared scales are "
-            "not known"
+            "not known",
         )
     graph = pair.reference if pair.float_graph is None else pair.float_graph
     dtypes = {**value_dtypes(pair.reference, pair.names), **value_dtypes(graph, pair.names)}
-    model = _Model(graph, pair.names, tuple(places_in_program(pair.program, pair.names, dtypes)), known, pair)
-    return _report(model, tuple(notes), pair.quantizer, pair.model, pair.environment)
+    return _report(
+        _Graph(graph, pair.names, tuple(values_in_program(pair.program, pair.names, dtypes))),
+        SpecResolver(known, pair.sites),
+        basis="converted" if known is None else "annotated and converted",
+        notes=tuple(dict.fromkeys(notes)),
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+    )
 
 
 def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: OverridePlan | None) -> AnnotationReport:
     plugin = resolve(quantizer)
-    edits = () if overrides is None else overrides.edits
-    known = annotations_of(capture, plugin, edits, qat=qat)
+    known = annotations_of(capture, plugin, () if overrides is None else overrides.edits, qat=qat)
     graph = capture.module()
-    model = _Model(graph, capture.names, tuple(places_in_graph(known.ground.nodes)), known, None)
-    name = describe(plugin) + (" for QAT" if qat else "")
-    return _report(model, (), name, capture.model, Environment.here(fingerprint(graph)))
-
-
-def _report(
-    model: _Model, notes: tuple[str, ...], quantizer: str, called: str, environment: Environment
-) -> AnnotationReport:
-    owners = {place.name: place.owner for place in model.places}
-    missing = missing_places(model.graph, model.names, owners.values())
-    placed = _in_order(model, missing)
-    rows = tuple(row for _, row in placed)
-    quantized = {row.name for row in rows if row.quantized and row.role != "output"}
-    basis: Basis = "annotated and converted"
-    if model.converted is None or model.annotations is None:
-        basis = "annotated" if model.converted is None else "converted"
-    return AnnotationReport(
-        rows=rows,
-        modules=module_calls(model.graph, model.names, set(owners.values()), {owners[name] for name in quantized}),
-        coverage=_coverage(placed, set(missing), model.annotations is not None),
-        basis=basis,
-        notes=tuple(dict.fromkeys(notes)),
-        quantizer=quantizer,
-        model=called,
-        environment=environment,
+    return _report(
+        _Graph(graph, capture.names, tuple(values_in_graph(known.ground.nodes))),
+        SpecResolver(known, None),
+        basis="annotated",
+        notes=(),
+        quantizer=describe(plugin) + (" for QAT" if qat else ""),
+        model=capture.model,
+        environment=Environment.here(fingerprint(graph)),
     )
 
 
-def _in_order(model: _Model, missing: Mapping[str, Place]) -> list[tuple[Place, AnnotationRow]]:
-    """The places in the order of the captured graph; ops that it does not have follow what stands before them."""
-    handles = {name.name: handle for handle, name in model.names.items()}
-    known = {name.name: name for name in model.names.values()}
-    asking = Asking(model.annotations, model.converted.sites if model.converted is not None else None)
-    found: list[tuple[int, Place, AnnotationRow]] = []
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """What a report is about.
+
+    Attributes:
+        captured: the graph as it was captured.
+        names: what to call each handle.
+        values: those of the graph that is quantized.
+    """
+
+    captured: GraphModule
+    names: Mapping[int, OpName]
+    values: tuple[AnnotatedValue, ...]
+
+
+_Listed = tuple[AnnotatedValue, AnnotationRow]
+
+
+def _report(graph: _Graph, resolver: SpecResolver, **facts: Any) -> AnnotationReport:
+    owners = {value.name: value.owner for value in graph.values}
+    missing = missing_values(graph.captured, graph.names, owners.values())
+    listed = _in_order(graph, missing, resolver)
+    quantized = {owners[row.name] for _, row in listed if row.quantized and row.role != "output"}
+    return AnnotationReport(
+        rows=tuple(row for _, row in listed),
+        modules=module_calls(graph.captured, graph.names, set(owners.values()), quantized),
+        coverage=_coverage(listed, set(missing), resolver.annotations is not None),
+        **facts,
+    )
+
+
+def _in_order(graph: _Graph, missing: Mapping[str, AnnotatedValue], resolver: SpecResolver) -> list[_Listed]:
+    """The values in the order of the captured graph; ops that it does not have follow what stands before them."""
+    handles = {name.name: handle for handle, name in graph.names.items()}
+    found: list[tuple[int, AnnotatedValue, AnnotationRow]] = []
     last = -1
-    for place in (*model.places, *missing.values()):
-        last = handles.get(place.owner, last)
-        module = known[place.owner].module if place.owner in known else ""
-        note = place.note if place.owner else "put in by the quantizer, prepare or convert"
-        found.append((last, place, _row(place, module, note, asking)))
-    return [(place, row) for _, place, row in sorted(found, key=lambda item: item[0])]
+    for value in (*graph.values, *missing.values()):
+        handle = handles.get(value.owner)
+        last = last if handle is None else handle
+        module = "" if handle is None else graph.names[handle].module
+        found.append((last, value, _row(value, module, resolver)))
+    return [(value, row) for _, value, row in sorted(found, key=lambda item: item[0])]
 
 
-def _row(place: Place, module: str, note: str, asking: Asking) -> AnnotationRow:
-    answer = asking.about(place)
-    params = place.site.params if place.site is not None else None
+def _row(value: AnnotatedValue, module: str, resolver: SpecResolver) -> AnnotationRow:
+    spec = resolver.resolve(value)
+    params = value.site.params if value.site is not None else None
+    note = value.note if value.owner else "put in by the quantizer, prepare or convert"
     return AnnotationRow(
-        name=place.name,
+        name=value.name,
         module=module,
-        op=place.op,
-        role=place.role,
-        argument=place.argument,
-        of=place.of,
-        dtype=answer.dtype,
-        scheme=answer.scheme,
-        axis=answer.axis,
-        observer=answer.observer,
-        quant_min=answer.quant_min,
-        quant_max=answer.quant_max,
-        dynamic=answer.dynamic,
+        op=value.op,
+        role=value.role,
+        argument=value.argument,
+        of=value.of,
         scale=nan if params is None else params.largest_scale,
         zero_point=nan if params is None else params.single_zero_point,
-        shares=answer.shares,
-        annotated=answer.annotated,
-        quantized=answer.quantized,
-        site=-1 if place.site is None else place.site.index,
-        note="; ".join(filter(None, (note, answer.note))),
+        site=-1 if value.site is None else value.site.index,
+        **vars(spec) | {"note": "; ".join(filter(None, (note, spec.note)))},
     )
 
 
-def _coverage(
-    placed: Iterable[tuple[Place, AnnotationRow]], missing: Collection[str], known: bool
-) -> tuple[AnnotationCoverage, ...]:
+def _coverage(listed: Iterable[_Listed], missing: Collection[str], known: bool) -> tuple[AnnotationCoverage, ...]:
     """By kind of op, the most frequent first; as ``pair.coverage`` counts."""
-    ops: dict[str, dict[str, list[tuple[Place, AnnotationRow]]]] = {}
-    for place, row in placed:
-        if place.owner and row.op != "input" and row.name not in missing:
-            ops.setdefault(row.op, {}).setdefault(row.name, []).append((place, row))
+    ops: dict[str, dict[str, list[_Listed]]] = {}
+    for value, row in listed:
+        if value.owner and row.op != "input" and row.name not in missing:
+            ops.setdefault(row.op, {}).setdefault(row.name, []).append((value, row))
     found = []
-    for op, places in sorted(ops.items(), key=lambda item: -len(item[1])):
-        asked = sum(any(row.annotated for _, row in own) for own in places.values())
-        done = sum(
-            is_quantized(
-                op, [Read(row.argument, place.constant, row.quantized) for place, row in own if row.argument >= 0]
-            )
-            for own in places.values()
-        )
-        floating = sum(not any(row.quantized for _, row in own) for own in places.values())
-        found.append(AnnotationCoverage(op, len(places), asked if known else -1, done, floating))
+    for op, alike in sorted(ops.items(), key=lambda item: -len(item[1])):
+        asked = sum(any(row.annotated for _, row in own) for own in alike.values())
+        done = sum(is_quantized(op, _reads(own)) for own in alike.values())
+        floating = sum(not any(row.quantized for _, row in own) for own in alike.values())
+        found.append(AnnotationCoverage(op, len(alike), asked if known else -1, done, floating))
     return tuple(found)
 
 
-def _reads(placed: Iterable[tuple[Place, AnnotationRow]]) -> list[Read]:
-    return [Read(row.argument, place.constant, row.quantized) for place, row in placed if row.role != "output"]
+def _reads(listed: Iterable[_Listed]) -> list[Read]:
+    return [Read(row.argument, value.constant, row.quantized) for value, row in listed if row.argument >= 0]

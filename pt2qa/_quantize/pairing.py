@@ -19,7 +19,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
-from pt2qa._graph.handles import OpName, handle_of, input_handles, names_of, op_of
+from pt2qa._graph.handles import OpName, handle_of, input_handles, name_of, names_of, op_of
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
@@ -231,14 +231,14 @@ def pair(
     """
     float_graph = _as_graph_module("reference", reference)
     quantized_graph = _as_graph_module("quantized", quantized)
-    counts = [len(_handles(graph)) for graph in (float_graph, quantized_graph)]
-    for side, count in zip(("reference", "quantized"), counts, strict=True):
-        if not count:
+    sides = {"reference": _handles(float_graph), "quantized": _handles(quantized_graph)}
+    for side, handles in sides.items():
+        if not handles:
             raise PairingError(
                 f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
                 "capture.module(); handles live in node.meta['custom']['numeric_debug_handle']."
             )
-    if not _handles(float_graph).keys() & _handles(quantized_graph).keys():
+    if not sides["reference"].keys() & sides["quantized"].keys():
         raise PairingError("the two graphs have no handle in common. Expected graphs made from one capture.")
     result = QuantizedPair(
         reference=_as_prepare_leaves_it(float_graph, quantized_graph),
@@ -364,24 +364,17 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
     ]
     float_graph = pair.reference if pair.float_graph is None else pair.float_graph
     numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not _serves_quantization(node)]
-    strangers = [
-        node for node in _ops(pair.quantized) if handle_of(node) not in pair.names and not _serves_quantization(node)
-    ]
-    unpaired += [_without_name(node, "reference", "carries no handle") for node in numberless]
-    unpaired += [
-        _without_name(
-            node,
-            "quantized",
-            "carries no handle, as ops of the reference do: nothing says which of them it is"
-            if numberless and handle_of(node) is None
-            else "put in by the quantizer, prepare or convert: the captured model has no such op",
-        )
-        for node in strangers
-    ]
+    unpaired += [_nameless(node, "reference", "carries no handle") for node in numberless]
+    for node in _ops(pair.quantized):
+        if handle_of(node) not in pair.names and not _serves_quantization(node):
+            reason = "put in by the quantizer, prepare or convert: the captured model has no such op"
+            if numberless and handle_of(node) is None:
+                reason = "carries no handle, as ops of the reference do: nothing says which of them it is"
+            unpaired.append(_nameless(node, "quantized", reason))
     return Pairing(pairs, tuple(unpaired))
 
 
-def _without_name(node: Node, side: Literal["reference", "quantized"], reason: str) -> Unpaired:
+def _nameless(node: Node, side: Literal["reference", "quantized"], reason: str) -> Unpaired:
     handle = handle_of(node)
     return Unpaired(-1 if handle is None else handle, f"{op_of(node.target)} ({node.name})", side, reason)
 
@@ -397,9 +390,8 @@ def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, 
         return "inside a nested graph, which is not analysed"
     node = nodes[0]
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-    source_handle = handle_of(source) if source is not None else None
-    if op_of(node.target) in _BATCH_NORMS and source_handle is not None and source_handle in quantized:
-        return f"folded into {pair.names[source_handle].name}, which is compared after it"
+    if op_of(node.target) in _BATCH_NORMS and source is not None and handle_of(source) in quantized:
+        return f"folded into {name_of(source, pair.names)}, which is compared after it"
     if node.op == "placeholder":
         return "an input that the quantized graph does not have"
     if not node.users:
@@ -412,12 +404,11 @@ def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, 
 def _depends_on_input(node: Node) -> bool:
     seen, open_nodes = {node}, [node]
     while open_nodes:
-        for source in open_nodes.pop().all_input_nodes:
-            if source.op == "placeholder":
-                return True
-            if source not in seen:
-                seen.add(source)
-                open_nodes.append(source)
+        sources = set(open_nodes.pop().all_input_nodes) - seen
+        if any(source.op == "placeholder" for source in sources):
+            return True
+        seen |= sources
+        open_nodes += sources
     return False
 
 

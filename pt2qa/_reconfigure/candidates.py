@@ -19,10 +19,9 @@ Fallback = Literal["float", "int16", "dynamic"]
 
 def edges_by_site(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
     """By site, the edges of the annotation that ask for it."""
-    asking = annotations.asking(pair.sites)
     return {
         index: frozenset(_unspecified(edge) for point in points if (edge := annotations.edge(point)) is not None)
-        for index, points in asking.items()
+        for index, points in annotations.points_at(pair.sites).items()
     }
 
 

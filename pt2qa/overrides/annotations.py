@@ -70,7 +70,7 @@ class AnnotatedOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PointsByName:
     """The points that require rounded values.
 
     Attributes:
@@ -123,7 +123,7 @@ class Annotations:
         except QuantizeError:
             return None
 
-    def asking(self, sites: Sequence[Site]) -> dict[int, tuple[Point, ...]]:
+    def points_at(self, sites: Sequence[Site]) -> dict[int, tuple[Point, ...]]:
         """For each site of a pair, by index, the points that require it; empty if none does after some edits.
 
         An activation's site may be required by the op that produces the value and by those that read it; a weight's
@@ -137,10 +137,12 @@ class Annotations:
         for site in sites:
             if site.source == site.result:
                 points = [
-                    point for _, point in self.asked.constants.get(site.name, ()) if self._role(point) == site.kind
+                    point
+                    for _, point in self.points_by_name.constants.get(site.name, ())
+                    if self._role(point) == site.kind
                 ]
             else:
-                points = list(self.asked.values.get(site.name, ()))
+                points = list(self.points_by_name.values.get(site.name, ()))
                 if same_value[site.name] > 1:
                     points = [point for point in points if self._is_for(point, site)]
             found[site.index] = tuple(points)
@@ -162,7 +164,7 @@ class Annotations:
         return groups_of(self.specs)
 
     @functools.cached_property
-    def asked(self) -> Asked:
+    def points_by_name(self) -> PointsByName:
         """The points that require rounded values, by the names of the sites."""
         values: dict[str, list[Point]] = defaultdict(list)
         constants: dict[str, list[tuple[int, Point]]] = defaultdict(list)
@@ -178,7 +180,7 @@ class Annotations:
                     values[source.owner].append(point)
             else:
                 values[self.value_name(point)].append(point)
-        return Asked(
+        return PointsByName(
             {name: tuple(points) for name, points in values.items()},
             {name: tuple(found) for name, found in constants.items()},
         )
@@ -333,7 +335,7 @@ def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
         sites: of a pair made by the same quantizer from the same capture, such as ``pair.sites``.
         annotations: that quantizer's annotations of the capture, after edits.
     """
-    return {index for index, points in annotations.asking(sites).items() if points}
+    return {index for index, points in annotations.points_at(sites).items() if points}
 
 
 def _levels(key: str, specs: Mapping[Point, Any], ground: kinds.Ground, offered: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The places of a model: where a value is made or read, in a converted program or in a float graph."""
+"""The values of a model as its ops make and read them, in a converted program or in a float graph."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pt2qa.overrides.points import GraphNode, dtype_of, read_nodes
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value is made or read.
+class AnnotatedValue:
+    """A value as one op makes or reads it: what a row of the report is about.
 
     Attributes:
         name: the op that makes or reads it.
@@ -47,26 +47,28 @@ class Place:
     note: str = ""
 
 
-def places_in_program(program: Program, names: Mapping[int, OpName], dtypes: Mapping[str, str]) -> Iterator[Place]:
-    """The places of a converted model, each with its site.
+def values_in_program(
+    program: Program, names: Mapping[int, OpName], dtypes: Mapping[str, str]
+) -> Iterator[AnnotatedValue]:
+    """The values of a converted model, each with its site.
 
     Args:
         program: the lowered graphs.
         names: what to call each handle.
         dtypes: of the values in the float model, by the name of the op or input that makes them.
     """
-    values = _Values(program, dtypes)
+    slots = _Slots(program, dtypes)
     for slot, name in zip(program.inputs, program.input_names, strict=True):
-        yield from values.made(slot, name, "input", name)
+        yield from slots.made(slot, name, "input", name)
     for step in program.steps:
         if step.site is None:
             owner = names[step.handle].name if step.handle in names else ""
-            yield from values.read(step, owner)
-            yield from values.made(step.out, step.name, step.op, owner)
+            yield from slots.read(step, owner)
+            yield from slots.made(step.out, step.name, step.op, owner)
 
 
-def places_in_graph(nodes: Mapping[str, GraphNode]) -> Iterator[Place]:
-    """The places of a float graph; ops on constants alone are left out."""
+def values_in_graph(nodes: Mapping[str, GraphNode]) -> Iterator[AnnotatedValue]:
+    """The values of a float graph; ops on constants alone are left out."""
     for node in nodes.values():
         if node.constant:
             continue
@@ -76,17 +78,21 @@ def places_in_graph(nodes: Mapping[str, GraphNode]) -> Iterator[Place]:
             source = nodes[key]
             role = _role(node.op, argument, source.is_parameter) if source.constant else "input"
             if source.dtype or not source.constant:
-                yield Place(node.name, node.op, owner, role, argument, source.name, source.constant, source.dtype)
-        yield Place(node.name, node.op, owner, "output", -1, node.name, False, node.dtype)
+                yield AnnotatedValue(
+                    node.name, node.op, owner, role, argument, source.name, source.constant, source.dtype
+                )
+        yield AnnotatedValue(node.name, node.op, owner, "output", -1, node.name, False, node.dtype)
 
 
-def missing_places(graph: GraphModule, names: Mapping[int, OpName], present: Iterable[str]) -> dict[str, Place]:
-    """The ops of a captured model that are in no place, by name, with the reason in ``note``.
+def missing_values(
+    graph: GraphModule, names: Mapping[int, OpName], present: Iterable[str]
+) -> dict[str, AnnotatedValue]:
+    """The outputs of the ops that only the captured model has, by name, with the reason in ``note``.
 
     Args:
         graph: the captured graph.
         names: what to call each handle.
-        present: names of the ops that are in a place.
+        present: names of the ops that the quantized model has.
     """
     known, nodes = set(present), read_nodes(graph, names)
     by_name = {node.owner: node for node in nodes.values() if node.owner}
@@ -97,7 +103,9 @@ def missing_places(graph: GraphModule, names: Mapping[int, OpName], present: Ite
             node = by_name.get(name.name)
             note = "inside a nested graph, which is not analysed" if node is None else _reason(node, nodes, known)
             dtype = dtypes.get(handle, "")
-            found[name.name] = Place(name.name, name.op, name.name, "output", -1, name.name, False, dtype, note=note)
+            found[name.name] = AnnotatedValue(
+                name.name, name.op, name.name, "output", -1, name.name, False, dtype, note=note
+            )
     return found
 
 
@@ -107,7 +115,7 @@ def value_dtypes(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str, s
     return {node.owner if node.constant else node.name: node.dtype for node in nodes if node.dtype}
 
 
-class _Values:
+class _Slots:
     """What stands in the slots of a program."""
 
     def __init__(self, program: Program, dtypes: Mapping[str, str]) -> None:
@@ -125,32 +133,32 @@ class _Values:
             for slot in step.reads if step.site is None else ():
                 self.float_readers[slot].append(step.name)
 
-    def read(self, step: Step, owner: str) -> Iterator[Place]:
+    def read(self, step: Step, owner: str) -> Iterator[AnnotatedValue]:
         """The arguments of an op."""
         for argument, slot in arguments_of(step):
             yield from self._read(step, owner, argument, slot)
 
-    def made(self, slot: int, name: str, op: str, owner: str) -> Iterator[Place]:
+    def made(self, slot: int, name: str, op: str, owner: str) -> Iterator[AnnotatedValue]:
         """The output of an op, once more for each way of rounding it that no op reads."""
         sites = self.of_source[slot]
         dtype = self.dtypes.get(name, "")
         if not sites:
-            yield Place(name, op, owner, "output", -1, name, False, dtype)
+            yield AnnotatedValue(name, op, owner, "output", -1, name, False, dtype)
             return
         readers = self.float_readers[slot]
         note = f"read in float by {few(readers)}" if readers else ""
         for site in (sites[0], *(other for other in sites[1:] if not other.readers)):
-            yield Place(name, op, owner, "output", -1, name, False, dtype, site, note)
+            yield AnnotatedValue(name, op, owner, "output", -1, name, False, dtype, site, note)
 
-    def _read(self, step: Step, owner: str, argument: int, slot: int) -> Iterator[Place]:
+    def _read(self, step: Step, owner: str, argument: int, slot: int) -> Iterator[AnnotatedValue]:
         constant = self.constants.get(slot)
         if constant is None:
             of = self.names[slot]
             dtype, site = self.dtypes.get(of, ""), self.of_result.get(slot)
-            yield Place(step.name, step.op, owner, "input", argument, of, False, dtype, site)
+            yield AnnotatedValue(step.name, step.op, owner, "input", argument, of, False, dtype, site)
         elif isinstance(constant.quantized, Tensor):
             value = constant.quantized if constant.reference is None else constant.reference
-            yield Place(
+            yield AnnotatedValue(
                 step.name,
                 step.op,
                 owner,
