@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pt2qa.cli.group import DEBUG, Failure, debug_option, flow_argument, is_partial, main, quantizers_option
+from pt2qa.cli.group import DEBUG, Failure, flow_argument, main, quantizers_of, quantizers_option, say, say_wrote
+from pt2qa.cli.printing import stop_if_interrupted
 from pt2qa.errors import Pt2qaError, ReportError
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     metavar="'sqnr>=30'",
     help="Also search for a configuration whose output has this SQNR, in dB; plain 30 works too.",
 )
-@debug_option
 def analyze(
     flow: str, specs: Sequence[str], folder: Path, bad_cases: int | None, ranks_sites: bool, target: str | None
 ) -> None:
@@ -62,34 +62,16 @@ def analyze(
     written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.cli.flow import load_flow
-    from pt2qa.plugins import available, resolve
 
-    chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
-    if not chosen:
-        raise click.UsageError("no quantizer is installed and none was given with -q", click.get_current_context())
-    for spec in chosen:
-        resolve(spec)
-    wanted = Wanted(bad_cases, ranks_sites, None if target is None else _target(target))
+    chosen = quantizers_of(specs)
+    wanted = None if target is None else _target(target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
-    _analyze_each(load_flow(flow), chosen, folder, wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What analyze does in addition to layers and weights.
-
-    Args:
-        bad_cases: how many to keep; None for no search.
-        sensitivity: whether to rank sites.
-        target: the target of a reconfiguration; None for none.
-    """
-
-    bad_cases: int | None
-    sensitivity: bool
-    target: float | str | None
+    given = load_flow(flow)
+    analyses = functools.partial(_analyses, batches=given.batches, k=bad_cases, ranks_sites=ranks_sites, target=wanted)
+    _analyze_each(given, chosen, folder, analyses)
 
 
 def _target(text: str) -> float | str:
@@ -103,21 +85,23 @@ def _target(text: str) -> float | str:
         return text
 
 
-def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted) -> None:
+def _analyze_each(
+    flow: Flow, specs: Sequence[str], folder: Path, analyses: Callable[[Any], Iterable[tuple[str, Any]]]
+) -> None:
     """Analyze with one quantizer after another; if one fails, the others still run."""
     import pt2qa
 
-    capture = pt2qa.capture(flow.model, flow.args, flow.kwargs, dynamic_shapes=flow.dynamic_shapes)
+    capture = flow.capture()
     failed: list[Failure] = []
-    missed: list[str] = []
+    reasons: list[str] = []
     for spec in specs:
         try:
-            for what, report in _analyses(pt2qa.quantize(capture, spec, flow.batches), flow, wanted):
+            for what, report in analyses(pt2qa.quantize(capture, spec, flow.batches)):
                 _keep(report, what, folder, spec)
                 if what == "layers":
-                    missed += [f"{spec}: {line}" for line in _unusable(report)]
+                    reasons += [f"{spec}: {line}" for line in _unusable(report)]
                 if what == "reconfiguration" and not report.met:
-                    missed.append(f"{spec}: the target is not met: {report.verdict}")
+                    reasons.append(f"{spec}: the target is not met: {report.verdict}")
         except Pt2qaError as error:
             debug = click.get_current_context().meta[DEBUG]
             failed.append(Failure(error, f"{spec}: {error}", debug=debug))
@@ -125,14 +109,13 @@ def _analyze_each(flow: Flow, specs: Sequence[str], folder: Path, wanted: Wanted
             for failure in failed:
                 failure.show()
             raise
-    for line in missed:
-        click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
+    say(*reasons)
     for failure in failed[:-1]:
         failure.show()
     if failed:
         raise failed[-1]
-    if missed:
-        click.get_current_context().exit(1)
+    if reasons:
+        raise click.exceptions.Exit(1)
 
 
 def _unusable(report: Any) -> list[str]:
@@ -144,20 +127,21 @@ def _unusable(report: Any) -> list[str]:
     return about_faults(found, report.batches)[:1] if failures(found) or nothing_left else []
 
 
-def _analyses(pair: Any, flow: Flow, wanted: Wanted) -> Iterator[tuple[str, Any]]:
+def _analyses(
+    pair: Any, batches: Any, k: int | None, ranks_sites: bool, target: float | str | None
+) -> Iterator[tuple[str, Any]]:
     """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
     import pt2qa
 
-    yield "layers", pt2qa.compare_layers(pair, flow.batches)
+    yield "layers", pt2qa.compare_layers(pair, batches)
     yield "weights", pt2qa.compare_weights(pair)
-    if wanted.bad_cases is not None:
-        yield "bad-cases", pt2qa.find_bad_cases(pair, flow.batches, k=wanted.bad_cases)
-    ranked = None
-    if wanted.sensitivity:
-        ranked = pt2qa.sensitivity(pair, flow.batches)
+    if k is not None:
+        yield "bad-cases", pt2qa.find_bad_cases(pair, batches, k=k)
+    ranked = pt2qa.sensitivity(pair, batches) if ranks_sites else None
+    if ranked is not None:
         yield "sensitivity", ranked
-    if wanted.target is not None:
-        yield "reconfiguration", pt2qa.reconfigure(pair, flow.batches, target=wanted.target, sensitivity=ranked)
+    if target is not None:
+        yield "reconfiguration", pt2qa.reconfigure(pair, batches, target=target, sensitivity=ranked)
 
 
 def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
@@ -169,15 +153,14 @@ def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
     stem = _file_stem(spec)
     path = folder / f"{stem}-{what}.safetensors"
     report.save(path)
-    click.echo(f"wrote {path}", err=True)
+    say_wrote(path)
     if what == "reconfiguration":
         plan = folder / f"{stem}-plan.json"
         report.plan.save(plan)
-        click.echo(f"wrote {plan}", err=True)
+        say_wrote(plan)
     if what != "weights":
         click.echo(f"{report}\n")
-    if is_partial(report):
-        raise KeyboardInterrupt
+    stop_if_interrupted(report)
 
 
 def _file_stem(spec: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pt2qa._check.report import SEVERITIES
-from pt2qa.cli.group import OutputFile, debug_option, flow_argument, main, width_option
+from pt2qa.cli.group import file_option, flow_argument, main, say, say_wrote, width_option
 
 
 @main.command()
@@ -35,10 +35,9 @@ from pt2qa.cli.group import OutputFile, debug_option, flow_argument, main, width
 @click.option(
     "--silence", multiple=True, metavar="ID[:PATTERN]", help="Hide a rule's findings on these names; repeatable."
 )
-@click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the findings to a file.")
+@file_option
 @click.option("--limit", default=5, show_default=True, type=click.IntRange(0), help="Findings of a rule; 0 for all.")
 @width_option
-@debug_option
 def check(
     flow: str,
     specs: Sequence[str],
@@ -69,32 +68,25 @@ def check(
     from pt2qa.plugins import resolve
 
     if len(specs) > 1:
-        raise click.UsageError("-q: give one quantizer; check the others in separate calls", _context())
+        raise click.UsageError("-q: give one quantizer; check the others in separate calls")
     spec = specs[0] if specs else None
     if calibrate and spec is None:
-        raise click.UsageError("--calibrate needs a quantizer: -q", _context())
+        raise click.UsageError("--calibrate needs a quantizer: -q")
     if spec is not None:
         resolve(spec)
     loaded = load_flow(flow)
     options: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
-    shapes = loaded.dynamic_shapes
-    findings = pt2qa.check(
-        loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, dynamic_shapes=shapes, **options
-    )
+    shapes = {"dynamic_shapes": loaded.dynamic_shapes}
+    findings = pt2qa.check(loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, **shapes, **options)
     if calibrate and findings.error_count:
-        click.echo("pt2qa: not calibrated, because of the errors below", err=True)
+        say("not calibrated, because of the errors below")
     elif calibrate:
-        captured = pt2qa.capture(loaded.model, loaded.args, loaded.kwargs, dynamic_shapes=shapes)
-        pair = pt2qa.quantize(captured, spec, loaded.batches)
+        pair = pt2qa.quantize(loaded.capture(), spec, loaded.batches)
         findings = pt2qa.check(pair, model=loaded.model, batches=loaded.batches, **options).joined(findings)
     if file is not None:
         findings.save(file)
-        click.echo(f"wrote {file}", err=True)
+        say_wrote(file)
     click.echo(findings.text(limit=limit or None, width=width))
     worse = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
     if any(findings.count(severity) for severity in worse):
-        _context().exit(1)
-
-
-def _context() -> click.Context:
-    return click.get_current_context()
+        raise click.exceptions.Exit(1)

@@ -37,6 +37,12 @@ class Flow:
     batches: Iterable[Any]
     dynamic_shapes: Any = None
 
+    def capture(self) -> Any:
+        """The model's :class:`pt2qa.Capture`."""
+        import pt2qa
+
+        return pt2qa.capture(self.model, self.args, self.kwargs, dynamic_shapes=self.dynamic_shapes)
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:

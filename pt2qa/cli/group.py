@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -47,27 +48,36 @@ class OutputFile(click.Path):
     name = "output"
 
 
-class Flow(click.ParamType[str]):
+class FlowFile(click.ParamType[str]):
     """``FLOW.py:function``, whose file a command reads."""
 
     name = "flow"
 
 
 class Command(click.Command):
-    """A command that never overwrites a file that it reads, and never writes a file twice."""
+    """A command with ``--debug`` that never overwrites a file that it reads, and never writes a file twice."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_debug_option())
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, unless one of its outputs is one of its inputs, or another output.
 
         Raises:
             ReportError: it is; the message names the option and the file.
+            UsageError: the options do not fit each other; it knows of which command.
         """
-        taken = {_real(path): "which is read here" for _, path in self._files(ctx, (InputFile, Flow))}
+        taken = {_real(path): "which is read here" for _, path in self._files(ctx, (InputFile, FlowFile))}
         for option, path in self._files(ctx, (OutputFile,)):
             if why := taken.get(_real(path)):
                 raise ReportError(f"{option}: would overwrite {path}, {why}; give it another name")
             taken[_real(path)] = f"which {option} writes"
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def _files(self, ctx: click.Context, types: tuple[type[Any], ...]) -> Iterator[tuple[str, str]]:
         """Options and the files that they name; a pipe or a device can be written to twice."""
@@ -76,7 +86,7 @@ class Command(click.Command):
                 continue
             given = ctx.params.get(parameter.name or "")
             for value in given if isinstance(given, tuple) else (given,):
-                text = str(value).rpartition(":")[0] if isinstance(parameter.type, Flow) else str(value)
+                text = str(value).rpartition(":")[0] if isinstance(parameter.type, FlowFile) else str(value)
                 if value not in (None, "-") and (os.path.isfile(text) or not os.path.exists(text)):
                     yield parameter.opts[0], text
 
@@ -90,14 +100,16 @@ class Commands(click.Group):
 
     command_class = Command
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_debug_option())
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> click.Context:
         """Parse the arguments; errors in them become a :class:`Failure`."""
         # Looked up before parsing, because parsing itself may fail; so --debug may be anywhere on the command line.
         debug = "--debug" in args
         with _failing(debug):
-            context = super().make_context(info_name, args, parent, **extra)
+            context = super().make_context(info_name, args, *rest, **extra)
         context.meta[DEBUG] = debug
         return context
 
@@ -105,11 +117,6 @@ class Commands(click.Group):
         """Run the command; expected errors become a :class:`Failure`."""
         with _failing(ctx.meta[DEBUG]):
             return super().invoke(ctx)
-
-
-def is_partial(report: Any) -> bool:
-    """Whether an analysis was interrupted, so that its report covers only the finished part: a note begins so."""
-    return any(note.startswith("interrupted") for note in getattr(report, "notes", ()))
 
 
 @contextmanager
@@ -143,7 +150,9 @@ def _version(context: click.Context, parameter: click.Parameter, asked: bool) ->
         context.exit()
 
 
-debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+def _debug_option() -> click.Option:
+    return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
 
 width_option = click.option(
     "--width",
@@ -151,15 +160,8 @@ width_option = click.option(
     metavar="N",
     help="Columns of the screen, 40 or more.  [default: the terminal's, or 100]",
 )
-
-sort_option = click.option(
-    "--sort", default="worst", show_default=True, metavar="worst|graph|name|COLUMN", help="Order of the rows."
-)
-limit_option = click.option(
-    "--limit",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Rows of a table, or findings of a rule; 0 for all.  [default: 20 rows, 5 findings]",
+file_option = click.option(
+    "-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the report to a file."
 )
 quantizers_option = click.option(
     "-q",
@@ -169,21 +171,36 @@ quantizers_option = click.option(
     metavar="SPEC",
     help="Name, or name:option=value,...; repeatable.  [default: all installed ones]",
 )
-flow_argument = click.argument("flow", metavar="FLOW.py:function", type=Flow())
-csv_option = click.option(
-    "--csv",
-    "csv_file",
-    metavar="FILE",
-    type=OutputFile(),
-    help="Also write all rows, in graph order, as CSV; - for CSV alone.",
-)
+flow_argument = click.argument("flow", metavar="FLOW.py:function", type=FlowFile())
+
+
+def say(*lines: str) -> None:
+    """Says something on stderr, each text as one line."""
+    for line in lines:
+        click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
+
+
+def say_wrote(path: str | Path | None) -> None:
+    """Names a file that was written, on stderr: stdout is the report's."""
+    click.echo(f"wrote {path}", err=True)
+
+
+def quantizers_of(specs: Sequence[str]) -> tuple[str, ...]:
+    """The quantizers that were given, each once, or all that are installed; they are found before anything runs."""
+    from pt2qa.plugins import available, resolve
+
+    chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
+    if not chosen:
+        raise click.UsageError("no quantizer is installed and none was given with -q")
+    for spec in chosen:
+        resolve(spec)
+    return chosen
 
 
 @click.group(name="pt2qa", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show versions and exit."
 )
-@debug_option
 def main() -> None:
     """Find where a PT2E-quantized model loses accuracy.
 

@@ -8,14 +8,13 @@ from typing import Any, Final
 
 import click
 
-from pt2qa.cli.group import debug_option, main, width_option
+from pt2qa.cli.group import main, width_option
 
 _SUMMARY_WIDTH: Final = 24
 
 
 @main.command()
 @width_option
-@debug_option
 def quantizers(width: int | None) -> None:
     """List the installed quantizers, with their options and defaults.
 

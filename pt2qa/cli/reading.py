@@ -4,38 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from pt2qa.cli.group import (
-    InputFile,
-    OutputFile,
-    csv_option,
-    debug_option,
-    is_partial,
-    limit_option,
-    main,
-    sort_option,
-    width_option,
-)
+from pt2qa.cli.group import InputFile, OutputFile, file_option, main, say_wrote, width_option
+from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import ReportError
-
-if TYPE_CHECKING:
-    from pt2qa._report.base import Report
 
 
 @main.command()
 @click.argument("report", type=InputFile(path_type=Path))
-@sort_option
-@limit_option
-@csv_option
 @click.option("--open", "opened", multiple=True, metavar="OP", help="Show the steps of a recurrent op; repeatable.")
-@width_option
-@debug_option
-def show(
-    report: Path, sort: str, limit: int | None, csv_file: str | None, opened: Sequence[str], width: int | None
-) -> None:
+@prints_report
+def show(report: Path, opened: Sequence[str], printing: Printing) -> None:
     """Print a report file.
 
     \b
@@ -51,36 +32,12 @@ def show(
         if not isinstance(loaded, LayerReport):
             raise ReportError(f"{report}: --open is for layer reports, whose recurrent ops have steps")
         loaded = loaded.opened(name)
-    deliver(loaded, sort, limit, csv_file, width)
-
-
-def deliver(
-    report: Report, sort: str, limit: int | None, csv_file: str | None, width: int | None, file: Path | None = None
-) -> None:
-    """Writes a report to the requested files, then prints it as text or CSV; if printing fails, the files exist.
-
-    Raises:
-        KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
-    """
-    if csv_file not in (None, "-"):
-        report.to_csv(csv_file, extended=True)
-        click.echo(f"wrote {csv_file}", err=True)
-    if file is not None:
-        report.save(file)
-        click.echo(f"wrote {file}", err=True)
-    if csv_file == "-":
-        click.echo(report.csv(extended=True), nl=False)
-    else:
-        limited = {} if limit is None else {"limit": limit or None}
-        click.echo(report.text(sort=sort, width=width, **limited))
-    if is_partial(report):
-        raise KeyboardInterrupt
+    printing.deliver(loaded)
 
 
 @main.command()
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
 @click.option("-o", "file", required=True, metavar="FILE", type=OutputFile(path_type=Path), help="The page to write.")
-@debug_option
 def html(reports: Sequence[Path], file: Path) -> None:
     """Write report files as one HTML page that opens offline.
 
@@ -94,7 +51,7 @@ def html(reports: Sequence[Path], file: Path) -> None:
     from pt2qa.report import load
 
     write_html([load(report) for report in reports], file)
-    click.echo(f"wrote {file}", err=True)
+    say_wrote(file)
 
 
 @main.command()
@@ -109,23 +66,9 @@ def html(reports: Sequence[Path], file: Path) -> None:
     metavar="X",
     help="Changes up to this are ignored, in the column's unit.  [default: 0.1 dB; 0 if the column is not in dB]",
 )
-@sort_option
-@limit_option
-@csv_option
-@click.option("-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the diff as a report.")
-@width_option
-@debug_option
-def diff(
-    old: Path,
-    new: Path,
-    by: str | None,
-    tolerance: float | None,
-    sort: str,
-    limit: int | None,
-    csv_file: str | None,
-    file: Path | None,
-    width: int | None,
-) -> None:
+@file_option
+@prints_report
+def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Path | None, printing: Printing) -> None:
     """Show what changed between two report files of one kind.
 
     Rows are matched by name: worse, better, unchanged, new, gone. Versions, the model, the quantizer and the amount of
@@ -138,7 +81,7 @@ def diff(
     from pt2qa import report
 
     found = report.diff(report.load(old), report.load(new), by=by, tolerance=tolerance)
-    deliver(found, sort, limit, csv_file, width, file)
+    printing.deliver(found, file)
 
 
 @main.command()
@@ -160,7 +103,6 @@ def diff(
 @click.option("--junit", metavar="FILE", type=OutputFile(), help="Also write the checks as JUnit XML.")
 @click.option("--github", is_flag=True, help="Also print failed checks as annotations for GitHub Actions.")
 @width_option
-@debug_option
 def gate(
     report: Path,
     require: Sequence[str],
@@ -191,9 +133,9 @@ def gate(
     result = reports.gate(reports.load(report), require=require, baseline=old, max_drop=max_drop, by=by)
     if junit is not None:
         write_atomic(junit, result.junit().encode("utf-8"))
-        click.echo(f"wrote {junit}", err=True)
+        say_wrote(junit)
     click.echo(result.text(width=width))
     if github and not (result.passed and not result.warnings):
         click.echo(result.github())
     if not result.passed:
-        click.get_current_context().exit(1)
+        raise click.exceptions.Exit(1)
