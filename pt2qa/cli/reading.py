@@ -66,8 +66,8 @@ def html(reports: Sequence[Path], file: Path) -> None:
     metavar="X",
     help="Changes up to this are ignored, in the column's unit.  [default: 0.1 dB; 0 if the column is not in dB]",
 )
-@file_option
 @prints_report
+@file_option
 def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Path | None, printing: Printing) -> None:
     """Show what changed between two report files of one kind.
 

@@ -229,6 +229,17 @@ def test_a_mistake_is_no_miss(layers, options, error, message):
         gate(layers, **options)
 
 
+@pytest.mark.parametrize("text", ["rows.psnr.low>=30", "*:psnr.low>=30", "*:rows.psnr.low>=30"])
+def test_the_name_of_a_custom_metric_may_have_a_dot(layers, text):
+    rows = tuple(replace(row, custom={"psnr.low": 40.0}) for row in layers.rows[:2])
+    good = replace(layers, rows=rows, outputs=(), modules=())
+    bad = replace(good, rows=(rows[0], replace(rows[1], custom={"psnr.low": 5.0})))
+    assert gate(good, require=[text]).passed
+    assert not gate(bad, require=[text]).passed
+    with pytest.raises(ReportError, match=r"no number 'psnr.low': for each row write 'rows.psnr.low'"):
+        gate(good, require=["psnr.low>=30"])
+
+
 def test_a_custom_metric_drops_as_it_says(layers):
     """psnr 40 -> 5 once passed: large values of every custom metric were taken for the bad ones."""
     rows = tuple(replace(row, custom={"psnr": 40.0}) for row in layers.rows[:2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from inspect import getdoc
 from math import isnan
 
@@ -25,6 +26,9 @@ def required(report: Report, requirement: Requirement) -> GateCheck:
             so.
         SelectionError: the pattern matches no row.
     """
+    dotted = f"{requirement.table}.{requirement.metric}"
+    if requirement.table not in tables_of(type(report)) and dotted in names_in([report], "rows"):
+        requirement = replace(requirement, table="", metric=dotted)
     table = requirement.table or ("rows" if requirement.pattern else _table_of(report, requirement.metric))
     known = (
         {each.name: each for each in report.columns(table)} if table in tables_of(type(report)) else report.numbers()

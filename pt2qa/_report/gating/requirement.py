@@ -28,7 +28,7 @@ _SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
 }
 _TEXT: Final = re.compile(
     r"\s*((?P<pattern>\S|\S.*\S)\s*:\s*)?"
-    r"((?P<table>[^\W\d]\w*)\.)?(?P<metric>[^\W\d][\w-]*)"
+    r"((?P<table>[^\W\d]\w*)\.)?(?P<metric>[^\W\d][\w-]*(\.[\w-]+)*)"
     rf"\s*(?P<sign>{'|'.join(_SIGNS)})"
     r"\s*(?P<value>[-+]?(inf|\d+(\.\d+)?([eE][-+]?\d+)?))\s*(?P<unit>dB)?\s*"
 )
