@@ -31,6 +31,7 @@ from pt2qa._simulator.program import Constant, Program, Region, Site
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Graphs, Verification, bytes_of, simulated
 from pt2qa.errors import PairingError
+from pt2qa.overrides.edits import BATCH_NORMS
 
 WEIGHT_MATCH_DB = 3.0
 """How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
@@ -320,7 +321,7 @@ def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> Gra
     """The reference without observers, and with the batch norms folded that the quantized graph has folded."""
     graph_module = without(reference, is_observer)
     known = _handles(quantized)
-    folded = any(op_of(node.target) in _BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module))
+    folded = any(op_of(node.target) in BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module))
     if not folded:
         return graph_module
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
@@ -336,9 +337,6 @@ def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> Gra
             return None
 
     return prepare_pt2e(copy.deepcopy(graph_module), _Annotates_nothing())  # type: ignore[no-any-return]
-
-
-_BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
 def _ops(graph_module: GraphModule) -> Iterable[Node]:
@@ -390,7 +388,7 @@ def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, 
         return "inside a nested graph, which is not analysed"
     node = nodes[0]
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-    if op_of(node.target) in _BATCH_NORMS and source is not None and handle_of(source) in quantized:
+    if op_of(node.target) in BATCH_NORMS and source is not None and handle_of(source) in quantized:
         return f"folded into {name_of(source, pair.names)}, which is compared after it"
     if node.op == "placeholder":
         return "an input that the quantized graph does not have"

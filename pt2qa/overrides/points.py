@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2qa._graph.annotation import rounds, specs_of
-from pt2qa._graph.handles import OpName, handle_of, op_of
+from pt2qa._graph.handles import OpName, handle_of, name_of, op_of
 from pt2qa._graph.internals.nodes import ANNOTATION, VALUE
 from pt2qa._graph.internals.torch import FakeTensor, pytree
 from pt2qa._graph.internals.torchao import maker_of
@@ -245,11 +245,10 @@ def observer_class(spec: Any) -> type[Any] | None:
 
 
 def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:
-    handle = handle_of(node)
     if node.op == "get_attr":
         return str(node.target), ""
-    if handle is not None and handle in names:
-        return names[handle].name, names[handle].name
+    if name := name_of(node, names):
+        return name, name
     return (node.name if node.op == "placeholder" else f"{op_of(node.target)} (no handle, {node.name})"), ""
 
 
