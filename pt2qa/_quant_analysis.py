@@ -71,7 +71,7 @@ class QuantAnalysis:
         progress: whether to show progress bars; None: where stderr is a terminal.
 
     Raises:
-        BatchError: ``batches`` can be gone through only once.
+        BatchError: ``batches`` can be read only once.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class QuantAnalysis:
     ) -> None:
         if isinstance(batches, Iterator):
             raise BatchError(
-                f"batches is a {type(batches).__name__}, which can be gone through only once, but each step needs the "
+                f"batches is a {type(batches).__name__}, which can be read only once, but each step needs the "
                 "batches again. Pass a list, or a loader that starts over."
             )
         self.pair = pair

@@ -458,9 +458,7 @@ def test_analyze_refuses_before_it_captures(run, library, flow, plugins, tmp_pat
     assert failed_with(run("analyze", flow, "-q", "x86", "-q", "tpu", "-o", tmp_path), message)
     assert failed_with(run("analyze", "gone.py:flow", "-o", tmp_path), r"gone\.py: no such file; .*")
     once = flow.replace(":flow", ":once")
-    assert failed_with(
-        run("analyze", once, "-o", tmp_path), r".*which can be gone through only once, .*; return a list.*"
-    )
+    assert failed_with(run("analyze", once, "-o", tmp_path), r".*which can be read only once, .*; return a list.*")
     file = flow.removesuffix(":flow")
     assert failed_with(run("analyze", flow, "-o", file), rf"cannot create the folder {re.escape(file)}: .*")
     plugins.clear()

@@ -100,7 +100,7 @@ def test_loaders_that_start_over_are_taken(flow, batches):
 def test_an_iterator_that_ends_is_refused(flow, batches, kind):
     with pytest.raises(FlowError) as caught:
         flow(f"return model, x, {batches}")
-    assert f"batches: got {kind}, which can be gone through only once, but calibration and each analysis need" in str(
+    assert f"batches: got {kind}, which can be read only once, but calibration and each analysis need" in str(
         caught.value
     )
     assert "return a list, or a loader that starts over such as a DataLoader" in str(caught.value)

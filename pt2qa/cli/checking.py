@@ -50,7 +50,7 @@ def check(
     limit: int,
     width: int | None,
 ) -> None:
-    """Find what will go wrong when a model is quantized, and how to fix it.
+    """Find problems before you quantize a model, and how to fix them.
 
     FLOW.py:function is the same as for analyze. Without -q, only the model is checked; with -q, also what the quantizer
     annotates, which takes seconds; with --calibrate, also scales, weights and values.

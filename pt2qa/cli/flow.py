@@ -183,7 +183,7 @@ def _batches(batches: Any, where: str) -> Iterable[Any]:
         raise FlowError(f"{where}: batches: got {_kind(batches)}, expected a list or a DataLoader of batches{hint}")
     if isinstance(batches, Iterator):
         raise FlowError(
-            f"{where}: batches: got {_kind(batches)}, which can be gone through only once, but calibration and each "
+            f"{where}: batches: got {_kind(batches)}, which can be read only once, but calibration and each "
             "analysis need the batches again; return a list, or a loader that starts over such as a DataLoader"
         )
     if hasattr(batches, "__len__") and _length(batches) == 0:

@@ -16,7 +16,7 @@ _SUMMARY_WIDTH: Final = 24
 @main.command()
 @width_option
 def quantizers(width: int | None) -> None:
-    """List the installed quantizers, with their options and defaults.
+    """List the installed quantizers and their options.
 
     \b
     An option follows the name, in analyze's -q and in pt2qa.quantize:

@@ -22,9 +22,10 @@ from pt2qa.cli.printing import Printing, prints_report
 @click.option("--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and peaks.")
 @prints_report
 def profile(flow: str, spec: str | None, side: Any, file: Path | None, histograms: bool, printing: Printing) -> None:
-    """Print the values that every op reads and produces: range, mean, quantiles, zeros, NaN, clamped values.
+    """Print statistics of what every op reads and produces.
 
-    The function is the same as for pt2qa analyze; its batches are measured.
+    That is range, mean, quantiles, zeros, NaN and clamped values. The function is the same as for pt2qa analyze; its
+    batches are measured.
 
     \b
       pt2qa profile flow.py:flow
@@ -48,7 +49,7 @@ def profile(flow: str, spec: str | None, side: Any, file: Path | None, histogram
 @file_option
 @prints_report
 def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printing) -> None:
-    """Quantize a model in several ways and compare them, as a whole and layer by layer.
+    """Compare several quantizers on one model, as a whole and layer by layer.
 
     The function is the same as for pt2qa analyze. The float model runs once for all candidates. The exit code is 1 if
     no candidate has an SQNR, for example on data that is not finite.

@@ -60,7 +60,7 @@ def apply_edit(edit: Edit, keys: list[tuple[str, ...]], specs: Specs, ground: Gr
     """
     if ground.qat and edit.kind not in ("float", "fuse"):
         raise QuantizeError(
-            f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, as training brings its own observers"
+            f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, because training has its own observers"
         )
     if edit.kind == "fuse":
         first, second = (list(found)[-1] for found in keys)
@@ -70,7 +70,7 @@ def apply_edit(edit: Edit, keys: list[tuple[str, ...]], specs: Specs, ground: Gr
         after = _KINDS[edit.kind](edit, nodes, specs, ground)
     if after == specs:
         raise QuantizeError(
-            f"{edit}: changes nothing: {ground.quantizer} annotates none of it in a way that this edit is about"
+            f"{edit}: changes nothing: {ground.quantizer} annotates nothing there that this edit could change"
         )
     return after
 
@@ -135,12 +135,12 @@ def _fuse(edit: Edit, first: str, second: str, specs: Specs, ground: Ground) -> 
     end = _behind_batch_norm(one, ground)
     if end.key not in two.inputs:
         readers = ", ".join(ground.nodes[reader].name for reader in end.readers) or "nothing"
-        raise QuantizeError(f"{edit}: {two.name} does not read {one.name}; what reads it is {readers}")
+        raise QuantizeError(f"{edit}: {two.name} does not read {one.name}, which is read by {readers}")
     others = [ground.nodes[reader].name for reader in end.readers if reader != second]
     if others:
         raise QuantizeError(
             f"{edit}: {', '.join(others)} read{'s' if len(others) == 1 else ''} the output of {one.name}, too, so it "
-            "must be there by itself and cannot be fused away"
+            "must exist and cannot be fused away"
         )
     between = [point for point in ((end.key, ""), (end.key, second)) if point in specs]
     roots = [root for point in between if (root := root_of(specs, point)) is not None]
@@ -188,7 +188,7 @@ def _dynamic(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict
     lost += [point for node in followers for point in points_of(node, specs)]
     fixed = [point for point in inputs if observer_class(_own_spec(point, specs)) is None]
     if fixed:
-        raise QuantizeError(f"{edit}: {ground.describe(fixed[0])} has a fixed scale, which no batch can set")
+        raise QuantizeError(f"{edit}: {ground.describe(fixed[0])} has a fixed scale, which does not depend on the data")
     return remove(replace_own(specs, inputs, dynamic, ground.describe), lost, ground.describe)
 
 
