@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pt2qa._bad_cases import case_batches, labels
 from pt2qa._bad_cases.case_batches import CaseBatch
@@ -21,12 +20,13 @@ from pt2qa._bad_cases.report import BadCases, LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Standing
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_batches
 from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
 from pt2qa._simulator.outputs import output_names, structured
 from pt2qa._simulator.verification import Outputs, Verification, simulated
-from pt2qa.errors import BatchError, SelectionError
+from pt2qa.errors import SelectionError
 
 
 def find_bad_cases(
@@ -84,48 +84,19 @@ def find_bad_cases(
             raise SelectionError(f"{name} is {number}; expected {least} or more.")
     metrics = chosen_metrics(metric, with_targets=targets_of is not None)
     search = _Search(pair, metrics, k, post_process, Feedback.of(pair.quantized, feedback or {}), batch_axis)
-    notes, check = [*pair.notes, *pair.program.notes], Verification(pair.graphs)
-    bar = tqdm(
-        itertools.islice(read_batches(batches, _whole), num_steps),
-        desc="find bad cases",
-        unit="batch",
-        disable=None if progress is None else not progress,
-        leave=False,
-    )
-    reader = _read(bar, inputs_of or _whole, targets_of)
-    try:
-        while True:
-            try:
-                step = search.prepared(*next(reader))
-            except StopIteration:
-                break
-            except Exception as error:
-                if not search.found.steps:
-                    raise
-                notes.append(f"stopped at batch {search.found.steps}, {type(error).__name__}: {error}")
-                break
-            models = functools.partial(simulated, pair.simulator, step.reference, step.quantized)
-            search.add(step, check.run(models, step.reference, step.quantized))
-    except KeyboardInterrupt:
-        if not search.found.steps:
-            raise
-        notes.append(f"interrupted: covers the {search.found.steps} batches that were finished")
-    if not search.found.steps:
-        raise BatchError("no batch to search. Pass at least one; an iterator that was read before is empty.")
-    if sum(apart.what == EMPTY for apart in search.found.set_apart) == search.found.steps:
-        raise BatchError(f"every batch is empty ({search.found.steps} read). Pass batches with samples.")
-    return search.report([*notes, *check.notes])
+    items = itertools.islice(read_batches(batches, lambda item: item), num_steps)
+    steps = search.steps(_read(items, inputs_of, targets_of))
+    notes = accumulate(search, steps, title="find bad cases", purpose="search", inputs_of=None, progress=progress)
+    refuse_empty(search.batches, count_empty(search.found.set_apart))
+    return search.report([*pair.notes, *pair.program.notes, *search.stopped, *notes, *search.check.notes])
 
 
 def _read(
-    items: Iterable[Any], inputs_of: Callable[[Any], Batch], targets_of: Callable[[Any], Any] | None
+    items: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, targets_of: Callable[[Any], Any] | None
 ) -> Iterator[tuple[Batch, Tensor | None]]:
     for item in items:
-        yield plain_batch(inputs_of(item)), None if targets_of is None else labels.as_targets(targets_of(item))
-
-
-def _whole(item: Any) -> Batch:
-    return item
+        batch = plain_batch(item if inputs_of is None else inputs_of(item))
+        yield batch, None if targets_of is None else labels.as_targets(targets_of(item))
 
 
 @dataclass(frozen=True)
@@ -170,11 +141,32 @@ class _Search:
     ) -> None:
         self.pair, self.metrics, self.k, self.post_process = pair, metrics, k, post_process
         self.feedback, self.axis = feedback, axis
+        self.check = Verification(pair.graphs)
         self.found = _Found()
+        self.stopped: list[str] = []
         self.states: tuple[State, State] = ({}, {})
         self.repeats: dict[int, int] = {}
 
-    def prepared(self, batch: Batch, targets: Tensor | None) -> _Step:
+    @property
+    def batches(self) -> int:
+        """How many were searched."""
+        return self.found.steps
+
+    def steps(self, items: Iterator[tuple[Batch, Tensor | None]]) -> Iterator[_Step]:
+        """Batches ready to run, up to an error in reading one or in fitting it to the model, which is noted."""
+        while True:
+            try:
+                step = self._prepared(*next(items))
+            except StopIteration:
+                return
+            except Exception as error:
+                if not self.batches:
+                    raise
+                self.stopped.append(f"stopped at batch {self.batches}, {type(error).__name__}: {error}")
+                return
+            yield step
+
+    def _prepared(self, batch: Batch, targets: Tensor | None) -> _Step:
         """A batch as the inputs of both models.
 
         Raises:
@@ -189,14 +181,18 @@ class _Search:
             quantized = self.pair.values(self.feedback.fill(batch, self.states[1]))
         return _Step(filled, reference, quantized, targets)
 
-    def add(self, step: _Step, outputs: Outputs) -> None:
-        """Adds the results of a batch."""
+    def add(self, step: _Step) -> None:
+        """Runs both models on a batch, verified, and takes in what their outputs show."""
+        models = functools.partial(simulated, self.pair.simulator, step.reference, step.quantized)
+        self._take(step, self.check.run(models, step.reference, step.quantized))
+
+    def _take(self, step: _Step, outputs: Outputs) -> None:
         graph = self.pair.quantized
         reference, quantized = structured(graph, outputs.reference), structured(graph, outputs.quantized)
         size = case_batches.batch_size(step.reference, self.axis)
         samples = size if self.axis is not None else count_samples(step.reference)
         if is_empty(samples, reference):
-            empty = SetApart(self.found.steps, 0, -1, "batch", EMPTY)
+            empty = empty_batch(self.found.steps)
             self.found = replace(self.found, steps=self.found.steps + 1, set_apart=(*self.found.set_apart, empty))
             return
         apart = self._not_finite(step, samples, reference, quantized)

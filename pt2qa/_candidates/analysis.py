@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 from pt2qa._capture.program import Capture
@@ -19,9 +18,10 @@ from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
 from pt2qa._report.prose import counted
-from pt2qa._report.set_apart import EMPTY, SetApart
-from pt2qa._simulator.batches import Batch, count_samples, read_batches
-from pt2qa._simulator.nonfinite import first_nonfinite, is_empty
+from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
+from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.verification import Outputs, Verification
@@ -80,32 +80,15 @@ def compare_quantizers(
             failed[name] = str(error)
     if not pairs:
         raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
-    race: _Race | None = None
-    checks = {name: Verification(pair.graphs) for name, pair in pairs.items()}
-    notes: list[str] = []
-    bar = tqdm(
-        read_batches(calibration if batches is None else batches, inputs_of),
-        desc="compare quantizers",
-        unit="batch",
-        disable=None if progress is None else not progress,
-        leave=False,
+    race = _Race(pairs, failed)
+    data = calibration if batches is None else batches
+    notes = accumulate(
+        race, data, title="compare quantizers", purpose="compare on", inputs_of=inputs_of, progress=progress
     )
-    try:
-        for batch in bar:
-            race = _Race(pairs) if race is None else race
-            values = race.first.values(batch)
-            race.add(values, _verified(race, values, checks, failed))
-    except KeyboardInterrupt:
-        if race is None or not race.batches:
-            raise
-        notes.append(f"interrupted: covers the {race.batches} batches that were finished")
-    if race is None:
-        raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
-    if not race.samples and all(apart.what == EMPTY for apart in race.set_apart):
-        raise BatchError(f"every batch is empty ({race.batches} read). Pass batches with samples.")
+    refuse_empty(race.batches, count_empty(race.set_apart))
     rows = race.rows()
     failed |= _failures(race)
-    notes += [f"{name}: {note}" for name, pair in pairs.items() for note in (*pair.notes, *checks[name].notes)]
+    notes += [f"{n}: {note}" for n, pair in pairs.items() for note in (*pair.notes, *race.checks[n].notes)]
     notes += race.notes()
     first = next(iter(pairs.values()))
     return CandidateReport(
@@ -128,21 +111,6 @@ def _failures(race: _Race) -> dict[str, str]:
             found.setdefault(apart.candidate, []).append(apart)
     total = counted(race.batches, "batch", "batches")
     return {name: f"on {len(own)} of {total}: {own[0].fault} ({own[0].place})" for name, own in found.items()}
-
-
-def _verified(race: _Race, values: list[Any], checks: Mapping[str, Verification], failed: dict[str, str]) -> _Lap:
-    """Runs all models on a batch; a candidate that the simulator does not compute exactly leaves the race."""
-    lap = race.measure(values)
-    for name in list(race.pairs):
-        try:
-            while not checks[name].accepts(Outputs(lap.reference, lap.quantized[name]), values):
-                lap = race.measure(values)
-        except SimulationError as error:
-            failed[name] = str(error)
-            del race.pairs[name]
-    if not race.pairs:
-        raise SimulationError("; ".join(f"{name}: {text}" for name, text in failed.items()))
-    return lap
 
 
 def _named(quantizers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -214,10 +182,16 @@ class _Lap:
 
 
 class _Race:
-    """One float model and several quantized models that advance together, op by op."""
+    """One float model and several quantized models that advance together, op by op.
 
-    def __init__(self, pairs: dict[str, QuantizedPair]) -> None:
-        self.pairs = pairs
+    Attributes:
+        pairs: the candidates that are in the race.
+        failed: why others are not.
+    """
+
+    def __init__(self, pairs: dict[str, QuantizedPair], failed: dict[str, str]) -> None:
+        self.pairs, self.failed = pairs, failed
+        self.checks = {name: Verification(pair.graphs) for name, pair in pairs.items()}
         self.first = first = next(iter(pairs.values()))
         # The float graphs differ only in what prepare folded and rewrote, which calibration checked.
         self.reference = first.simulator
@@ -228,8 +202,32 @@ class _Race:
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
 
+    def add(self, batch: Batch) -> None:
+        """Runs all models on a batch and adds the results; an interrupted batch leaves no trace.
+
+        Raises:
+            BatchError: the batch does not fit the captured inputs.
+            SimulationError: of no candidate the simulator computes what the converted graph computes.
+        """
+        values = self.first.values(batch)
+        self._take(values, self._verified(values))
+
+    def _verified(self, values: list[Any]) -> _Lap:
+        """One lap; a candidate that the simulator does not compute exactly leaves the race."""
+        lap = self._measure(values)
+        for name in list(self.pairs):
+            try:
+                while not self.checks[name].accepts(Outputs(lap.reference, lap.quantized[name]), values):
+                    lap = self._measure(values)
+            except SimulationError as error:
+                self.failed[name] = str(error)
+                del self.pairs[name]
+        if not self.pairs:
+            raise SimulationError("; ".join(f"{name}: {text}" for name, text in self.failed.items()))
+        return lap
+
     @computes
-    def measure(self, values: list[Any]) -> _Lap:
+    def _measure(self, values: list[Any]) -> _Lap:
         """Runs all models on a batch; adds nothing yet, so that the run can be checked or repeated."""
         found: list[tuple[_Value, dict[str, NoiseSums]]] = []
         runners = {
@@ -254,8 +252,7 @@ class _Race:
             found.append((output, _noise(leaf, {name: result[number] for name, result in results.items()})))
         return _Lap(leaves, results, found)
 
-    def add(self, values: list[Any], lap: _Lap) -> None:
-        """Adds the results of a batch; an interrupted batch leaves no trace."""
+    def _take(self, values: list[Any], lap: _Lap) -> None:
         samples = count_samples(values)
         apart = self._why_apart(values, samples, lap.sums, lap.reference)
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
@@ -277,16 +274,15 @@ class _Race:
         The rules are those of ``compare_layers``.
         """
         if is_empty(samples, outputs):
-            return [SetApart(self.batches, 0, -1, "batch", EMPTY)]
+            return [empty_batch(self.batches)]
         broken = {name for _, sums in found for name, noise in sums.items() if math.isnan(noise.noise)}
         if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in outputs):
             broken = set(self.pairs)
         apart = []
         for name in (name for name in self.pairs if name in broken):
-            seen = first_nonfinite(self.pairs[name].simulator, values)
-            if seen is None:
+            own = first_fault(self.pairs[name].simulator, values, self.batches, samples)
+            if own is None:
                 continue
-            own = SetApart(self.batches, samples, seen.sample, seen.side, seen.what, seen.name, seen.origin)
             if not own.is_failure:
                 return [own]
             apart.append(replace(own, candidate=name))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from torch import Tensor
-from tqdm import tqdm
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._layers.reading import Reading
@@ -20,15 +19,15 @@ from pt2qa._layers.selection import Block
 from pt2qa._metrics import ErrorSums, Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
-from pt2qa._report.set_apart import EMPTY, SetApart
-from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
+from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.isolated_check import Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.nonfinite import first_nonfinite, is_empty
+from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import Verification
-from pt2qa.errors import BatchError
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +129,7 @@ class Comparison:
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
         self.asked = {name: _asked(metric) for name, metric in metrics.items()}
         self.empty = _Totals(custom=dict(metrics))
+        self.check = Verification(pair.graphs)
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
         self.without_tensor: dict[int, str] = {}
@@ -211,7 +211,17 @@ class Comparison:
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
-    def measure(self, values: list[Any]) -> _Measured:
+    def add(self, batch: Batch) -> None:
+        """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace.
+
+        Raises:
+            BatchError: the batch does not fit the captured inputs.
+            SimulationError: the simulator does not compute what the converted graph computes.
+        """
+        values = self.pair.values(batch)
+        self._take(values, self.check.run(functools.partial(self._measure_batch, values), values))
+
+    def _measure_batch(self, values: list[Any]) -> _Measured:
         """Runs both models on a batch; nothing is added yet, so that a batch can be checked, or run again."""
         seen: list[tuple[_Row, _Totals]] = []
 
@@ -242,8 +252,7 @@ class Comparison:
                 steps = [self.program.steps[index] for index in self.groups[row.group]]
                 yield Isolated(row.name, row.handle, row.place, steps, noise[id(row)])
 
-    def add(self, values: list[Any], measured: _Measured) -> None:
-        """Adds what was measured of a batch; one that is interrupted leaves nothing behind."""
+    def _take(self, values: list[Any], measured: _Measured) -> None:
         seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized)
         samples = count_samples(values)
         apart = self._why_apart(values, samples, measured, outputs)
@@ -269,15 +278,13 @@ class Comparison:
         Equal infinities are part of a model (masks), and so are equal NaN that reach no output.
         """
         if is_empty(samples, measured.quantized):
-            return SetApart(self.batches, 0, -1, "batch", EMPTY)
+            return empty_batch(self.batches)
         broken = [row.name for row, totals in measured.seen if totals.broken]
         broken += [row.name for row, totals, has_nan in outputs if totals.broken or has_nan]
         if not broken:
             return None
-        found = first_nonfinite(self.pair.simulator, values)
-        if found is None:
-            return SetApart(self.batches, samples, -1, "isolated", "NaN or infinite", broken[0])
-        return SetApart(self.batches, samples, found.sample, found.side, found.what, found.name, found.origin)
+        fault = first_fault(self.pair.simulator, values, self.batches, samples)
+        return fault or SetApart(self.batches, samples, -1, "isolated", "NaN or infinite", broken[0])
 
     def _measure(self, row: _Row, event: Event) -> _Totals | None:
         reference, quantized = event.reference, event.quantized
@@ -403,29 +410,12 @@ def compare(
         BatchError: there is no batch, or one does not fit the captured inputs.
         SimulationError: the simulator does not compute what the converted graph computes.
     """
-    pair = comparison.pair
-    check = Verification(pair.graphs)
-    notes = [*pair.notes, *pair.program.notes]
-    bar = tqdm(
-        read_batches(batches, inputs_of),
-        desc=f"compare {what}",
-        unit="batch",
-        disable=None if progress is None else not progress,
-        leave=False,
+    notes = accumulate(
+        comparison, batches, title=f"compare {what}", purpose="compare on", inputs_of=inputs_of, progress=progress
     )
-    try:
-        for batch in bar:
-            values = pair.values(batch)
-            comparison.add(values, check.run(functools.partial(comparison.measure, values), values))
-    except KeyboardInterrupt:
-        if not comparison.batches:
-            raise
-        notes.append(f"interrupted: covers the {comparison.batches} batches that were finished")
-    if not comparison.batches:
-        raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
-    if not comparison.samples and all(apart.what == EMPTY for apart in comparison.set_apart):
-        raise BatchError(f"every batch is empty ({comparison.batches} read). Pass batches with samples.")
-    return comparison.report([*notes, *check.notes])
+    refuse_empty(comparison.batches, count_empty(comparison.set_apart))
+    pair = comparison.pair
+    return comparison.report([*pair.notes, *pair.program.notes, *notes, *comparison.check.notes])
 
 
 _EXTRAS = ("isolated", "scale")

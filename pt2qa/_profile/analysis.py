@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from tqdm import tqdm
 
 from pt2qa._exclusion import computes
 from pt2qa._profile.plan import make_plan, parameter_names
@@ -19,15 +18,8 @@ from pt2qa._profile.subject import Side, Subject, node_names, subject_of
 from pt2qa._profile.summaries import profile_of
 from pt2qa._profile.watch import Seen, Wanted, Watch
 from pt2qa._report.prose import counted, few
-from pt2qa._simulator.batches import (
-    Batch,
-    as_batch,
-    count_samples,
-    flatten_batch,
-    read_batches,
-    restore_buffers,
-    snapshot_buffers,
-)
+from pt2qa._simulator.accumulate import accumulate, refuse_empty
+from pt2qa._simulator.batches import Batch, as_batch, count_samples, flatten_batch, restore_buffers, snapshot_buffers
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import structured
 from pt2qa.errors import BatchError, CaptureError
@@ -83,21 +75,7 @@ def profile(
         per_channel=per_channel,
         with_stack=with_stack,
     )
-    notes: list[str] = []
-    bar = tqdm(
-        read_batches(batches, inputs_of),
-        desc="profile",
-        unit="batch",
-        disable=None if progress is None else not progress,
-        leave=False,
-    )
-    try:
-        for batch in bar:
-            profiler.add(batch)
-    except KeyboardInterrupt:
-        if not profiler.batches:
-            raise
-        notes.append(f"interrupted: covers the {profiler.batches} batches that were finished")
+    notes = accumulate(profiler, batches, title="profile", purpose="profile", inputs_of=inputs_of, progress=progress)
     return profiler.profile(notes=notes)
 
 
@@ -195,8 +173,7 @@ class Profiler:
         """
         if not self.batches:
             raise BatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
-        if len(self._done.empty) == self.batches:
-            raise BatchError(f"every batch is empty ({self.batches} read). Pass batches with samples.")
+        refuse_empty(self.batches, len(self._done.empty))
         said = (*self._done.notes(), *notes)
         return profile_of(self._subject, self._plan, self._done.seen, self._wanted, self.batches, self.samples, said)
 

@@ -45,14 +45,14 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def few(names: Sequence[str]) -> str:
-    """The first :data:`LISTED` names in one sentence, and how many there are besides.
+def few(names: Sequence[str], most: int = LISTED) -> str:
+    """The first names in one sentence, and how many there are besides.
 
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e and 1 more'
     """
-    rest = len(names) - LISTED
-    return ", ".join(names[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:

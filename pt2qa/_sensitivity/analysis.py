@@ -9,8 +9,8 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.prose import counted
-from pt2qa._report.set_apart import EMPTY, SetApart, about_faults
+from pt2qa._report.prose import counted, few
+from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.gradients import WithoutGradient
@@ -25,7 +25,8 @@ from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa._sensitivity.set_apart import without_number
 from pt2qa._sensitivity.survey import Survey, survey
-from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.accumulate import accumulate, empty_batch
+from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import BatchError, SelectionError
 
@@ -100,29 +101,25 @@ def sensitivity(
     }
     if method == "projection" and projections is not None:
         expected["projections"] = projections
-    analysis = _Analysis(
-        pair=pair,
-        places=places,
-        metric=chosen,
-        post_process=post_process,
-        method=method,
-        projections=projections,
-        ledger=resumed(resume, expected),
-        verification=Verification(pair.graphs),
-        bar=tqdm(desc="sensitivity", unit="run", disable=None if progress is None else not progress, leave=False),
-    )
-    try:
-        for number, batch in enumerate(read_batches(batches, inputs_of)):
-            analysis.add(number, batch)
-    except KeyboardInterrupt:
-        if not analysis.ledger.parts:
-            raise
+    ledger = resumed(resume, expected)
+    with tqdm(desc="sensitivity", unit="run", disable=None if progress is None else not progress, leave=False) as bar:
+        analysis = _Analysis(
+            pair=pair,
+            places=places,
+            metric=chosen,
+            post_process=post_process,
+            method=method,
+            projections=projections,
+            ledger=ledger,
+            verification=Verification(pair.graphs),
+            bar=bar,
+        )
+        # A batch may take long, so that the bar counts runs.
+        interrupted = accumulate(analysis, batches, title="", purpose="measure on", inputs_of=inputs_of, progress=False)
+    if interrupted:
+        if not ledger.parts:
+            raise KeyboardInterrupt
         analysis.notes.append(_interrupted(analysis))
-    finally:
-        analysis.bar.close()
-    ledger = analysis.ledger
-    if not ledger.data:
-        raise BatchError("no batch to measure on. Pass at least one; an iterator that was read before is empty.")
     if not ledger.counted:
         faults = " ".join(about_faults(list(ledger.set_apart.values()), len(ledger.data)))
         raise BatchError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
@@ -141,6 +138,7 @@ class _Analysis:
         costs: of both methods, where they were to be compared.
         projection: what that method has learned; None for the exact method, and before a batch was seen.
         reached: sites that a gradient reached.
+        next: number of the next batch.
     """
 
     pair: QuantizedPair
@@ -158,9 +156,16 @@ class _Analysis:
     notes: list[str] = field(default_factory=list)
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
+    next: int = 0
 
-    def add(self, number: int, batch: Batch) -> None:
+    @property
+    def batches(self) -> int:
+        """How many were begun, in an earlier call or in this one."""
+        return len(self.ledger.data)
+
+    def add(self, batch: Batch) -> None:
         """Measures what the ledger lacks of a batch."""
+        number, self.next = self.next, self.next + 1
         values = self.pair.values(batch)
         known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
         if number < len(self.ledger.data):
@@ -168,7 +173,7 @@ class _Analysis:
             if number in self.ledger.set_apart:
                 return
         if not known.samples:
-            self._set_apart(number, known, SetApart(number, 0, -1, "batch", EMPTY))
+            self._set_apart(number, known, empty_batch(number))
             return
         missing = [place for place in range(len(self.places)) if not self.ledger.has(place, number)]
         if self.seen is None:
@@ -345,16 +350,16 @@ class _Analysis:
             return []
         notes = [*self._precision_notes()]
         if self.projection.mixed:
-            names = _shortened(list(self.projection.mixed))
+            names = few(list(self.projection.mixed), 3)
             notes.append(f"no axis of independent samples at {names}: projected for the whole batch at once")
         if self.projection.cleaned:
-            names = _shortened(list(self.projection.cleaned))
+            names = few(list(self.projection.cleaned), 3)
             notes.append(f"errors that are not finite count as zero at {names}")
         if self.reached:
             silent = [place.name for place in self.places if not self.reached.intersection(place.sites)]
             if silent:
                 notes.append(
-                    f"no gradient leads from {_shortened(silent)} to a floating-point output: counted without noise"
+                    f"no gradient leads from {few(silent, 3)} to a floating-point output: counted without noise"
                 )
         return notes
 
@@ -384,8 +389,3 @@ def _interrupted(analysis: _Analysis) -> str:
         batches = "batch that was" if done == 1 else "batches that were"
         return f"interrupted: covers the {done} {batches} finished; go on with resume=report"
     return "interrupted in the first batch: covers the rows that were finished; go on with resume=report"
-
-
-def _shortened(names: list[str], most: int = 3) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

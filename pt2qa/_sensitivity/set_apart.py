@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.metrics import paired_leaves
-from pt2qa._simulator.nonfinite import first_nonfinite, unlike
+from pt2qa._simulator.accumulate import empty_batch, first_fault
+from pt2qa._simulator.nonfinite import unlike
 from pt2qa._simulator.simulator import Simulator
 
 
@@ -29,12 +31,10 @@ def without_number(
     """
     pairs = paired_leaves(reference, quantized)
     if not pairs:
-        return SetApart(batch, samples, -1, "batch", EMPTY)
+        return replace(empty_batch(batch), samples=samples)
     broken = next(filter(None, (unlike(ref, quant) for ref, quant in pairs)), None)
     if broken is None:
         return None
-    found = first_nonfinite(simulator, values)
-    if found is None:
-        what, side, _ = broken
-        return SetApart(batch, samples, -1, side, what, "post_process")
-    return SetApart(batch, samples, found.sample, found.side, found.what, found.name, found.origin)
+    what, side, _ = broken
+    fault = first_fault(simulator, values, batch, samples)
+    return fault or SetApart(batch, samples, -1, side, what, "post_process")

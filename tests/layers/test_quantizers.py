@@ -146,7 +146,7 @@ def test_interrupted_it_covers_the_finished_batches(capture: pt2qa.Capture, batc
 
     report = pt2qa.compare_quantizers(capture, ["x86"], batches, interrupted(), progress=False)
     assert report.batches == 1
-    assert "interrupted: covers the 1 batches that were finished" in report.notes
+    assert "interrupted: covers the 1 batch that was finished" in report.notes
 
 
 def test_an_output_that_is_infinite_has_no_number_whichever_candidate_comes_first() -> None:

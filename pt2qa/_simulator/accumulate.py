@@ -1,0 +1,104 @@
+"""The loop of every analysis over batches: it reads them, shows progress, and says what was left out and why it ended.
+
+An analysis brings an :class:`Accumulator`, which measures a batch and adds it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from pt2qa._report.prose import counted
+from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._simulator.batches import Batch, read_batches
+from pt2qa._simulator.nonfinite import first_nonfinite
+from pt2qa._simulator.simulator import Simulator
+from pt2qa.errors import BatchError
+
+
+class Accumulator(Protocol):
+    """What an analysis has measured so far."""
+
+    @property
+    def batches(self) -> int:
+        """How many batches are in it."""
+
+    def add(self, batch: Any) -> None:
+        """Measures a batch; one that is interrupted leaves nothing behind."""
+
+
+def accumulate(
+    into: Accumulator,
+    batches: Iterable[Any],
+    *,
+    title: str,
+    purpose: str,
+    inputs_of: Callable[[Any], Batch] | None,
+    progress: bool | None,
+) -> list[str]:
+    """Adds batch after batch, until there is no more or Ctrl-C.
+
+    Args:
+        into: what adds them up.
+        batches: an iterable of batches, or of items that hold them.
+        title: of the progress bar.
+        purpose: what a batch is for, such as ``compare on``.
+        inputs_of: from an item to a batch.
+        progress: whether to show a progress bar; None: where stderr is a terminal.
+
+    Returns:
+        Notes: that it was interrupted, where it was.
+
+    Raises:
+        BatchError: there is no batch.
+        KeyboardInterrupt: before a batch was finished.
+    """
+    hidden = None if progress is None else not progress
+    bar = tqdm(read_batches(batches, inputs_of), desc=title, unit="batch", disable=hidden, leave=False)
+    try:
+        for batch in bar:
+            into.add(batch)
+    except KeyboardInterrupt:
+        if not into.batches:
+            raise
+        return [f"interrupted: covers the {counted(into.batches, 'batch that was', 'batches that were')} finished"]
+    if not into.batches:
+        raise BatchError(f"no batch to {purpose}. Pass at least one; an iterator that was read before is empty.")
+    return []
+
+
+def refuse_empty(batches: int, empty: int) -> None:
+    """Refuses data without a single sample.
+
+    Raises:
+        BatchError: all batches are empty.
+    """
+    if empty == batches:
+        raise BatchError(f"every batch is empty ({batches} read). Pass batches with samples.")
+
+
+def empty_batch(number: int) -> SetApart:
+    """A batch without samples."""
+    return SetApart(number, 0, -1, "batch", EMPTY)
+
+
+def count_empty(set_apart: Sequence[SetApart]) -> int:
+    """How many of these batches are empty."""
+    return sum(apart.what == EMPTY for apart in set_apart)
+
+
+def first_fault(simulator: Simulator, values: Sequence[Any], number: int, samples: int) -> SetApart | None:
+    """Where the first value of a batch is made that is not finite in one model or NaN in both; None where none is.
+
+    Args:
+        simulator: both models, which run once more.
+        values: the inputs, flat.
+        number: of the batch.
+        samples: how many it holds.
+    """
+    found = first_nonfinite(simulator, values)
+    if found is None:
+        return None
+    return SetApart(number, samples, found.sample, found.side, found.what, found.name, found.origin)
