@@ -6,6 +6,8 @@ Each kind of report is defined next to its analysis, such as ``pt2qa._layers.rep
 
 from __future__ import annotations
 
+import os
+
 from pt2qa._annotations.diff import AnnotationDiff
 from pt2qa._annotations.report import AnnotationReport
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls
@@ -21,13 +23,15 @@ from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
 from pt2qa._report.base import Report
+from pt2qa._report.columns import column, derived
 from pt2qa._report.diff import diff
 from pt2qa._report.diff_report import Change, DiffRow, ReportDiff
-from pt2qa._report.gating.result import GateCheck, GateResult
+from pt2qa._report.gating.checks import GateCheck
+from pt2qa._report.gating.result import GateResult
 from pt2qa._report.gating.verdict import gate
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import SetApart
-from pt2qa._report.storage import load, register, save
+from pt2qa._report.storage import read, register, save
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa._weights.report import WeightReport
@@ -93,4 +97,21 @@ __all__ = [
     # a new kind of report
     "Report",
     "register",
+    "column",
+    "derived",
 ]
+
+
+def load(path: str | os.PathLike[str]) -> Report:
+    """Read a report of whatever kind the file holds.
+
+    Raises:
+        ReportError: there is no such file, it is not a report, it is damaged, or a newer pt2qa wrote it.  The text
+            names the file and the field.
+
+    >>> load("no-such-report.safetensors")
+    Traceback (most recent call last):
+    pt2qa.errors.ReportError: no-such-report.safetensors: no such file; give a file that report.save() wrote
+    """
+    report: Report = read(path)
+    return report

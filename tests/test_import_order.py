@@ -165,7 +165,8 @@ def test_packages_of_one_layer_import_each_other_one_way() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {
-        module: {found.target for found in imports_of(path) if found.at_import and found.target in LIBRARY}
+        # In functions and for types, too: a module that needs another to say what it is has no place of its own.
+        module: {found.target for found in imports_of(path) if found.target in LIBRARY} - {FRONT_DOOR, module}
         for module, path in LIBRARY.items()
     }
     assert not circles(graph), f"modules in a circle:{listed(circles(graph))}"

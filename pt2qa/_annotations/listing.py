@@ -27,7 +27,7 @@ from pt2qa._report.rows import Environment
 from pt2qa._simulator.products import Read, is_quantized
 from pt2qa.errors import SelectionError
 from pt2qa.overrides import OverridePlan
-from pt2qa.overrides.annotations import annotations_of
+from pt2qa.overrides.edited import annotations_of
 from pt2qa.plugins import describe, resolve
 
 

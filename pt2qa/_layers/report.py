@@ -14,6 +14,7 @@ from pt2qa._layers.steps import folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
 from pt2qa._report.columns import Column, cell, check_custom, column, custom_names, derived
+from pt2qa._report.events import Event, Scalar
 from pt2qa._report.formats import cosine, decibel, number
 from pt2qa._report.prose import by_reason, counted, wrap
 from pt2qa._report.ranking import without_number
@@ -21,7 +22,6 @@ from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
 from pt2qa._report.table import table, with_column
-from pt2qa._report.tensorboard import Event, Scalar
 from pt2qa.errors import ReportError
 
 SCALARS = (

@@ -15,11 +15,11 @@ from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.rows import ProfileRow, Role
 from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Report, data_read
+from pt2qa._report.events import Event, Scalar
+from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
-from pt2qa._report.tensorboard import Event, Scalar
-from pt2qa._report.tensorboard import Histogram as Buckets
 from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]

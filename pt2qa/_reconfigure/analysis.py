@@ -24,7 +24,8 @@ from pt2qa._reconfigure.target import Budget, Target, read_target
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
-from pt2qa.overrides.annotations import Annotations, annotations_of
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.edited import annotations_of
 from pt2qa.overrides.plan import OBSERVERS, Edit
 from pt2qa.plugins.abilities import levels_of, quantizer_code
 

@@ -22,18 +22,18 @@ from pt2qa._report.columns import (
     shown_columns,
     tables_of,
 )
+from pt2qa._report.events import Event
 from pt2qa._report.export import csv_text, frame
 from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
 from pt2qa._report.ranking import ranked
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart, apart_entries, failures
+from pt2qa._report.storage import save
 from pt2qa._report.table import screen_width, table, with_column
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
     import pandas
-
-    from pt2qa._report.tensorboard import Event
 
 Grade = Literal["good", "bad", "warning", "plain"]
 ORDERS: Final = ("worst", "graph", "name")
@@ -192,9 +192,6 @@ class Report:
         Raises:
             ReportError: the folder does not exist, or the disk refuses.
         """
-        # storage knows this class, so it cannot be imported before it.
-        from pt2qa._report.storage import save
-
         save(self, path)
 
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,11 +18,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from pt2qa import __version__
-from pt2qa._report.base import Report
 from pt2qa._report.fields import Array, Source, codecs_of, decode, encode
 from pt2qa.errors import ReportError
 
-ReportType = TypeVar("ReportType", bound=Report)
+ReportType = TypeVar("ReportType", bound=type[Any])
 
 KIND: Final = "pt2qa.kind"
 SCHEMA: Final = "pt2qa.schema"
@@ -44,7 +43,7 @@ class Kind:
 
     name: str
     schema: int
-    report_type: type[Report]
+    report_type: type[Any]
     oldest: int | None = None
 
 
@@ -52,9 +51,7 @@ _KINDS: dict[str, Kind] = {}
 _FORMER: dict[str, str] = {}
 
 
-def register(
-    name: str, *, schema: int, oldest: int | None = None, was: str = ""
-) -> Callable[[type[ReportType]], type[ReportType]]:
+def register(name: str, *, schema: int, oldest: int | None = None, was: str = "") -> Callable[[ReportType], ReportType]:
     """Class decorator: files may hold reports of this class, under this kind and schema version.
 
     A field that comes later is ``column(default=..., since=schema)``; with ``oldest`` older files still load, and have
@@ -71,7 +68,7 @@ def register(
         ValueError: the kind is taken by another class.
     """
 
-    def enter(report_type: type[ReportType]) -> type[ReportType]:
+    def enter(report_type: ReportType) -> ReportType:
         codecs_of(report_type)
         taken = _KINDS.get(name)
         # The same class comes again when a notebook reloads its module.
@@ -88,7 +85,7 @@ def register(
     return enter
 
 
-def save(report: Report, path: str | os.PathLike[str]) -> None:
+def save(report: Any, path: str | os.PathLike[str]) -> None:
     """Write a report to one ``.safetensors`` file.  The old file, if there is one, stays until the new one is whole.
 
     Raises:
@@ -129,17 +126,8 @@ def _digest(digest: Any, *parts: bytes) -> None:
         digest.update(len(part).to_bytes(8, "little") + part)
 
 
-def load(path: str | os.PathLike[str]) -> Report:
-    """Read a report of whatever kind the file holds.
-
-    Raises:
-        ReportError: there is no such file, it is not a report, it is damaged, or a newer pt2qa wrote it.  The text
-            names the file and the field.
-
-    >>> load("no-such-report.safetensors")
-    Traceback (most recent call last):
-    pt2qa.errors.ReportError: no-such-report.safetensors: no such file; give a file that report.save() wrote
-    """
+def read(path: str | os.PathLike[str]) -> Any:
+    """What :func:`pt2qa.load` does, for kinds whose modules have been imported."""
     kind, source = _read(Path(path))
     report = decode(kind.report_type, source)
     # Last, since an error that names the damaged field says more.
@@ -148,7 +136,7 @@ def load(path: str | os.PathLike[str]) -> Report:
     return report
 
 
-def _full_name(report_type: type[Report]) -> str:
+def _full_name(report_type: type[Any]) -> str:
     return f"{report_type.__module__}.{report_type.__qualname__}"
 
 
@@ -157,14 +145,14 @@ def kinds() -> tuple[Kind, ...]:
     return tuple(_KINDS.values())
 
 
-def kind_of(report: Report) -> Kind:
+def kind_of(report: Any) -> Kind:
     """The kind that a report is of.
 
     Raises:
         ReportError: it is no report.
         TypeError: its class is not registered.
     """
-    if not isinstance(report, Report):
+    if not is_dataclass(report):
         raise ReportError(f"got a {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
     for kind in _KINDS.values():
         if kind.report_type is type(report):

@@ -5,51 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pt2qa._printable import clean
+from pt2qa._report.base import Report
+from pt2qa._report.events import Event, Scalar
 from pt2qa.errors import ReportError
-
-if TYPE_CHECKING:
-    from pt2qa._report.base import Report
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """One point of a curve."""
-
-    tag: str
-    step: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """One histogram.
-
-    Args:
-        tag: its name.
-        step: where on the axis it stands.
-        min, max, number, total, squares: of the values: the smallest, the largest, how many, their sum, and the sum of
-            their squares.
-        limits: the upper edge of each bucket.
-        counts: of each bucket.
-    """
-
-    tag: str
-    step: int
-    min: float
-    max: float
-    number: int
-    total: float
-    squares: float
-    limits: Sequence[float]
-    counts: Sequence[float]
-
-
-Event = Scalar | Histogram
 
 
 def write_tensorboard(

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from pt2qa._printable import clean, clean_lines
-from pt2qa.cli.program import INTERRUPTED
+from pt2qa.cli.exit_codes import INTERRUPTED
 from pt2qa.errors import Pt2qaError, ReportError
 
 DEBUG: Final = "pt2qa.debug"

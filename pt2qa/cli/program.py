@@ -15,10 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
-INTERRUPTED: Final = 130
-"""The exit code of Ctrl-C, as in shells: 128 plus the number of the signal."""
-
-FAILED: Final = 2
+from pt2qa.cli.exit_codes import FAILED, INTERRUPTED
 
 _AGAIN: Final = 0.02
 """Seconds after which an interrupt is raised again if it fell into a destructor, which cannot raise errors."""

@@ -8,9 +8,9 @@ from .annotations import (
     AnnotatedOp as AnnotatedOp,
     Annotations as Annotations,
     Edge as Edge,
-    annotations_of as annotations_of,
     sites_on as sites_on,
 )
+from .edited import annotations_of as annotations_of
 
 # what could be fused
 from .fusion import fusions as fusions, fusions_in as fusions_in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +10,6 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
-from pt2qa._capture.program import Capture
-from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Site
@@ -30,7 +27,7 @@ from pt2qa.overrides.points import (
     spec_text,
 )
 from pt2qa.overrides.sharing import groups_of, root_of, rounds_at
-from pt2qa.plugins import QuantizerPlugin, describe, resolve
+from pt2qa.plugins import QuantizerPlugin, describe
 from pt2qa.plugins.abilities import fusable_of, levels_of, unsupported_reason
 from pt2qa.plugins.options import did_you_mean
 
@@ -269,30 +266,6 @@ class Annotations:
         fits = facts.dtype == site.params.dtype and facts.dynamic == site.params.dynamic
         reader = self.ground.nodes[point[1]].name if point[1] else ""
         return fits and (not reader or not site.readers or reader in site.readers)
-
-
-@exports
-def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (), *, qat: bool = False) -> Annotations:
-    """Annotates a copy of a captured graph as ``prepare`` does, without observers and calibration.
-
-    Args:
-        capture: what :func:`pt2qa.capture` returned; it is not changed.
-        quantizer: as :func:`pt2qa.quantize` takes it.
-        edits: edits to apply, in order.
-        qat: annotate as ``prepare_qat_pt2e`` does, which does not fold batch norms first.
-
-    Raises:
-        QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
-        SelectionError: an edit names an op that the model does not have.
-        PluginError: there is no such quantizer, or the backend does not support an edit.
-    """
-    from pt2qa.overrides.edited import annotate
-
-    plugin = resolve(quantizer)
-    graph = copy.deepcopy(capture.module())
-    return read_annotations(
-        annotate(graph, plugin, tuple(edits), capture.names, qat=qat), plugin, capture.names, qat=qat
-    )
 
 
 def read_annotations(

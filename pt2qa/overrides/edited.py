@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from pt2qa._capture.program import Capture
+from pt2qa._exclusion import exports
 from pt2qa._graph.annotation import annotated_ops
 from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa.errors import Pt2qaError, QuantizeError
-from pt2qa.overrides.annotations import read_annotations
+from pt2qa.overrides.annotations import Annotations, read_annotations
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import write_specs
-from pt2qa.plugins import QuantizerPlugin
+from pt2qa.plugins import QuantizerPlugin, resolve
 
 
 class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
@@ -105,3 +108,25 @@ def annotate(
             f"{plugin.name} could not annotate the model: {type(error).__name__}: {str(error) or 'no message'}."
         ) from error
     return graph
+
+
+@exports
+def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (), *, qat: bool = False) -> Annotations:
+    """Annotates a copy of a captured graph as ``prepare`` does, without observers and calibration.
+
+    Args:
+        capture: what :func:`pt2qa.capture` returned; it is not changed.
+        quantizer: as :func:`pt2qa.quantize` takes it.
+        edits: edits to apply, in order.
+        qat: annotate as ``prepare_qat_pt2e`` does, which does not fold batch norms first.
+
+    Raises:
+        QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
+        SelectionError: an edit names an op that the model does not have.
+        PluginError: there is no such quantizer, or the backend does not support an edit.
+    """
+    plugin = resolve(quantizer)
+    graph = copy.deepcopy(capture.module())
+    return read_annotations(
+        annotate(graph, plugin, tuple(edits), capture.names, qat=qat), plugin, capture.names, qat=qat
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pt2qa._capture.program import Capture
-from pt2qa.overrides.annotations import Annotations, annotations_of
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.edited import annotations_of
 from pt2qa.overrides.plan import Edit
 
 

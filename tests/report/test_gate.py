@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pt2qa._report.gating.formats import github_commands
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import Finding, Findings, GateCheck, GateResult, gate
 from tests.report.conftest import HERE
@@ -350,7 +349,7 @@ def test_what_cannot_be_held_against_a_baseline_is_refused(layers):
 
 def test_github_annotations_escape_what_ends_them():
     check = GateCheck("a,b:c", "<= 5 %", 6.0, "", False, 2, ("x: 50 %", "y\r\n::error::z"))
-    assert github_commands(GateResult((check,), (), (), "k", "q", "M")) == (
+    assert GateResult((check,), (), (), "k", "q", "M").github() == (
         "::error title=pt2qa gate%3A a%2Cb%3Ac <= 5 %25::M q k: 2 of 2 rows miss it%0Ax: 50 %25%0Ay??::error::z"
     )
 

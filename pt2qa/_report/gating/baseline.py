@@ -8,8 +8,7 @@ from typing import Final
 
 from pt2qa._report.diff_report import DiffRow, ReportDiff
 from pt2qa._report.formats import exact
-from pt2qa._report.gating.checks import Item, check_of
-from pt2qa._report.gating.result import GateCheck, limit_text
+from pt2qa._report.gating.checks import GateCheck, Item, check_of, limit_text
 from pt2qa._report.prose import counted, few
 
 _CONDITIONS: Final = {

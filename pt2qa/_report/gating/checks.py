@@ -1,4 +1,4 @@
-"""One check of many numbers: passed if all are good, and there is one."""
+"""One check of a gate, be it of one number or of many: passed if all are good, and there is one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
-from pt2qa._report.gating.result import GateCheck
+from pt2qa._report.formats import exact
+from pt2qa._report.prose import LISTED
+
+
+@dataclass(frozen=True, slots=True)
+class GateCheck:
+    """One requirement, or one comparison with the baseline, and whether it was met.
+
+    Args:
+        what: what was measured: ``sqnr``, ``rows.isolated_sqnr``, ``layer1.*:rows.sqnr``; against a baseline ``drop of
+            rows.isolated_sqnr``.
+        limit: what it must be: ``>= 20 dB``.
+        measured: the number; of rows that of the worst one; nan where there is none.
+        unit: of ``measured``: ``dB`` or empty.
+        passed: whether all that it is about meet the limit.  Where there is no number it is missed.
+        rows: how many rows it is about; 0 for a number of the whole report.
+        where: the rows that miss it, the worst first, each with its number or why it has none; of a check that is
+            passed the row that is nearest to the limit.
+    """
+
+    what: str
+    limit: str
+    measured: float
+    unit: str
+    passed: bool
+    rows: int
+    where: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The requirement as a line."""
+        return f"{self.what} {self.limit}"
+
+    @property
+    def outcome(self) -> str:
+        """What was measured, in one sentence."""
+        if not self.rows:
+            shown = "no number" if isnan(self.measured) else exact(self.measured, self.unit)
+            return ", ".join((shown, *self.where))
+        if self.passed:
+            return self.where[0] if self.rows == 1 else f"worst of {self.rows} rows is {self.where[0]}"
+        if len(self.where) == 1:
+            return self.where[0] if self.rows == 1 else f"1 of {self.rows} rows misses it, {self.where[0]}"
+        return f"{len(self.where)} of {self.rows} rows miss it"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The first of several rows that miss it, and how many there are besides; none where the outcome says it."""
+        if len(self.where) <= 1:
+            return ()
+        rest = len(self.where) - LISTED
+        return (*self.where[:LISTED], *([f"and {rest} more"] if rest > 0 else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +96,8 @@ def check_of(what: str, limit: str, unit: str, items: Sequence[Item], *, nothing
     ordered = sorted(bad or items, key=lambda item: (isnan(item.badness), -item.badness))
     where = tuple(f"{item.place}: {item.shown}" for item in (ordered if bad else ordered[:1]))
     return GateCheck(what, limit, ordered[0].number, unit, not bad, len(items), where)
+
+
+def limit_text(value: float, unit: str) -> str:
+    """A limit as it was written, with its unit."""
+    return f"{value:.12g} {unit}".rstrip()

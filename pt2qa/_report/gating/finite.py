@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pt2qa._report.base import Report
-from pt2qa._report.gating.result import GateCheck
+from pt2qa._report.gating.checks import GateCheck
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, apart_entries, failures
 

@@ -10,9 +10,8 @@ from math import isnan
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import tables_of
 from pt2qa._report.formats import exact
-from pt2qa._report.gating.checks import Item, check_of
+from pt2qa._report.gating.checks import GateCheck, Item, check_of, limit_text
 from pt2qa._report.gating.requirement import Requirement
-from pt2qa._report.gating.result import GateCheck, limit_text
 from pt2qa._report.measures import Measure, Reading, is_number, names_in, readings
 from pt2qa._report.prose import few
 from pt2qa.errors import ReportError, SelectionError
