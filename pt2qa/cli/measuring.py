@@ -19,7 +19,9 @@ from pt2qa.cli.printing import Printing, prints_report
     "--side", type=click.Choice(["reference", "quantized"]), help="Which graph, with -q.  [default: reference]"
 )
 @file_option
-@click.option("--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and peaks.")
+@click.option(
+    "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."
+)
 @prints_report
 def profile(flow: str, spec: str | None, side: Any, file: Path | None, histograms: bool, printing: Printing) -> None:
     """Print statistics of what every op reads and produces.
