@@ -25,3 +25,24 @@ def test_a_file_of_schema_1_is_read_and_shown(path: Path, tmp_path: Path) -> Non
 
 def test_there_is_a_file_of_every_kind_that_the_version_had() -> None:
     assert len({type(pt2qa.load(path)) for path in FILES}) == 11
+
+
+RENAMED = sorted((Path(__file__).parent / "before_renames").glob("*.safetensors"))
+"""One file of every kind, from the last version that called ``outlier_ratio`` ``peak`` and ``nonfinite`` ``broken``."""
+
+
+@pytest.mark.parametrize("path", RENAMED, ids=lambda path: path.stem)
+def test_a_file_with_former_names_is_read_and_shown(path: Path, tmp_path: Path) -> None:
+    report = pt2qa.load(path)
+    assert report.kind == path.stem.replace("_", "-")
+    assert len(str(report).splitlines()) > 3
+    report.save(tmp_path / "again.safetensors")
+    assert str(pt2qa.load(tmp_path / "again.safetensors")) == str(report)
+
+
+def test_what_was_renamed_keeps_its_value() -> None:
+    read = {path.stem: pt2qa.load(path) for path in RENAMED}
+    assert {row.outlier_ratio for row in read["profile"].rows} == {0.5}
+    assert {row.nonfinite for row in read["bad-cases"].rankings} == {0}
+    assert {(row.a_nonfinite, row.b_nonfinite) for row in read["profile-diff"].rows} == {(1, 1)}
+    assert read["diff"].of == "kind"
