@@ -1,6 +1,6 @@
-"""The loop of every analysis over batches: it reads them, shows progress, and says what was left out and why it ended.
+"""The loop over batches of every analysis: reads them, shows progress, and notes what was excluded and why it ended.
 
-An analysis brings an :class:`Accumulator`, which measures a batch and adds it up.
+An analysis provides an :class:`Accumulator`, which measures each batch and adds it up.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pt2qa.errors import BatchError
 
 
 class Accumulator(Protocol):
-    """What an analysis has measured so far."""
+    """The measurements of an analysis so far."""
 
     @property
     def batches(self) -> int:
         """How many batches are in it."""
 
     def add(self, batch: Any) -> None:
-        """Measures a batch; one that is interrupted leaves nothing behind."""
+        """Measures a batch; an interrupted batch leaves no trace."""
 
 
 def accumulate(
@@ -38,18 +38,18 @@ def accumulate(
     inputs_of: Callable[[Any], Batch] | None,
     progress: bool | None,
 ) -> list[str]:
-    """Adds batch after batch, until there is no more or Ctrl-C.
+    """Adds batch after batch, until the last one or Ctrl-C.
 
     Args:
-        into: what adds them up.
-        batches: an iterable of batches, or of items that hold them.
+        into: the accumulator.
+        batches: an iterable of batches, or of items that contain them.
         title: of the progress bar.
-        purpose: what a batch is for, such as ``compare on``.
-        inputs_of: from an item to a batch.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        purpose: the use of a batch, for errors, such as ``compare on``.
+        inputs_of: returns the batch in an item.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
-        Notes: that it was interrupted, where it was.
+        Notes; if it was interrupted, one that says so.
 
     Raises:
         BatchError: there is no batch.
@@ -90,13 +90,13 @@ def count_empty(set_apart: Sequence[SetApart]) -> int:
 
 
 def first_fault(simulator: Simulator, values: Sequence[Any], number: int, samples: int) -> SetApart | None:
-    """Where the first value of a batch is made that is not finite in one model or NaN in both; None where none is.
+    """Finds the first value of a batch that is not finite in one model, or NaN in both; None if there is none.
 
     Args:
-        simulator: both models, which run once more.
+        simulator: both models, which run again.
         values: the inputs, flat.
-        number: of the batch.
-        samples: how many it holds.
+        number: number of the batch.
+        samples: number of samples in it.
     """
     found = first_nonfinite(simulator, values)
     if found is None:
