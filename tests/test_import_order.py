@@ -19,6 +19,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "pt2qa._printable",
         "pt2qa.errors",
         "pt2qa._decibels",
+        "pt2qa._near_names",
         "pt2qa._exclusion",
         "pt2qa._metrics",
         "pt2qa.metrics",
@@ -44,7 +45,14 @@ PLUGINS = sorted(
     path.name for path in (ROOT / "quantizers").iterdir() if path.is_dir() and path.name.startswith("pt2qa")
 )
 TORCH_FREE = (
-    *("pt2qa._printable", "pt2qa.errors", "pt2qa._decibels", "pt2qa._report", "pt2qa.overrides.plan"),
+    *(
+        "pt2qa._printable",
+        "pt2qa.errors",
+        "pt2qa._decibels",
+        "pt2qa._near_names",
+        "pt2qa._report",
+        "pt2qa.overrides.plan",
+    ),
     *("pt2qa.report", "pt2qa.plugins", "pt2qa.cli", "pt2qa.__main__", FRONT_DOOR),
 )
 """What ``pt2qa show`` and ``pt2qa quantizers`` load: these import torch only inside functions or for types."""

@@ -14,13 +14,13 @@ from pt2qa._check.cpu import cpu_features
 from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
+from pt2qa._near_names import did_you_mean
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._report.rows import Environment
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import PluginError, Pt2qaError, SelectionError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
-from pt2qa.plugins.options import did_you_mean
 
 
 @exports

@@ -18,9 +18,9 @@ from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa._conformance.trial import Failure, Trial
 from pt2qa._exclusion import exports
+from pt2qa._near_names import did_you_mean
 from pt2qa._report.rows import Environment
 from pt2qa.errors import CaptureError, SelectionError
-from pt2qa.plugins.options import did_you_mean
 
 Named = TypeVar("Named", ConformanceModel, Property)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pt2qa._graph.handles import OpName
+from pt2qa._near_names import near_names
 from pt2qa._simulator.program import Program, Step
 from pt2qa.errors import SelectionError
 
@@ -92,5 +92,4 @@ def _is_under(label: Labelled, prefix: str) -> bool:
 
 def _no_match(what: str, given: str, known: Iterable[str]) -> SelectionError:
     names = sorted({name for name in known if name})
-    near = difflib.get_close_matches(given, names, n=5, cutoff=0.4) or names[:8]
-    return SelectionError(f"no {what} is called {given!r}. Near names: {', '.join(near)}.")
+    return SelectionError(f"no {what} is called {given!r}. Near names: {near_names(given, names, 5)}.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 
 from pt2qa._layers.rows import LayerRow
+from pt2qa._near_names import near_names
 from pt2qa._report.prose import counted
 from pt2qa.errors import ReportError
 
@@ -52,6 +52,6 @@ def opened(rows: Sequence[LayerRow], name: str) -> tuple[LayerRow, ...]:
     """
     known = dict.fromkeys(row.part_of for row in rows if row.part_of)
     if name not in known:
-        near = get_close_matches(name, known, n=3, cutoff=0) or ["none: capture took no recurrent op apart"]
-        raise ReportError(f"cannot open {name!r}: expected an op that was taken apart, {', '.join(near)}")
+        near = near_names(name, known) or "none: capture took no recurrent op apart"
+        raise ReportError(f"cannot open {name!r}: expected an op that was taken apart, {near}")
     return tuple(replace(row, part_of="") if row.part_of == name else row for row in rows)

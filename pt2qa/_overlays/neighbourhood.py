@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from difflib import get_close_matches
 from pathlib import Path
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from pt2qa._capture.program import Capture
+from pt2qa._near_names import near_names
 from pt2qa._overlays.colours import TEXT, colour_of
 from pt2qa._overlays.marks import Marks, NodeReport, marks_of
 from pt2qa._printable import clean
@@ -59,8 +59,7 @@ def write_neighbourhood(
 def _handle(marks: Marks, name: str) -> int:
     handles = {each: handle for handle, each in marks.names.items()}
     if name not in handles:
-        near = get_close_matches(name, handles, n=3, cutoff=0.4) or list(handles)[:3]
-        raise SelectionError(f"the graph has no op {name!r}; near names: {', '.join(near)}")
+        raise SelectionError(f"the graph has no op {name!r}; near names: {near_names(name, handles)}")
     return handles[name]
 
 

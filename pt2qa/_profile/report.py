@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pt2qa._near_names import near_names
 from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.rows import ProfileRow, Role
 from pt2qa._profile.verdict import summary_of
@@ -108,8 +108,7 @@ class Profile(Report):
         here = [row for row in self.rows if row.name == name]
         if not here:
             names = list(dict.fromkeys(row.name for row in self.rows))
-            near = get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
-            raise ReportError(f"the profile has no op {name!r}; near names: {', '.join(near)}")
+            raise ReportError(f"the profile has no op {name!r}; near names: {near_names(name, names)}")
         for row in here:
             if row.role == role and argument in (None, row.argument):
                 return row

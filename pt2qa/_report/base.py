@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
+from pt2qa._near_names import question
 from pt2qa._printable import clean, clean_lines
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.columns import (
@@ -380,8 +380,7 @@ def check_name(what: str, name: str, names: Iterable[str], hint: str = "") -> No
     """
     known = tuple(names)
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
+        meant = f"{question(name, known)} ".lstrip()
         raise ReportError(f"{what} {name!r}: {meant}{hint}expected {', '.join(known) or 'nothing: there is none'}")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from math import isnan
 from typing import Any, TypeVar
 
+from pt2qa._near_names import question
 from pt2qa._report.columns import Column, cell, columns_of, derived_of
 from pt2qa.errors import ReportError
 
@@ -44,8 +44,7 @@ def check_column(columns: Iterable[Column], name: str) -> None:
     """
     names = [each.name for each in columns if each.type != "shape"]
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"{question(name, names)} ".lstrip()
         raise ReportError(f"cannot sort by {name!r}: {hint}expected worst, graph, or one of {', '.join(names)}")
 
 

@@ -8,11 +8,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from pt2qa._near_names import question
 from pt2qa.errors import FlowError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
@@ -126,8 +126,7 @@ def _function(module: ModuleType, path: Path, name: str) -> Callable[[], Any]:
     function = getattr(module, name, None)
     if function is None:
         here = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        near = get_close_matches(name, here, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(here) or 'no functions'}"
+        hint = question(name, here) or f"it has {', '.join(here) or 'no functions'}"
         raise FlowError(f"{path.name} has no function {name!r}; {hint}")
     try:
         inspect.signature(function).bind()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from pt2qa._graph.handles import OpName
+from pt2qa._near_names import did_you_mean
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Site
 from pt2qa.errors import QuantizeError, SelectionError
@@ -29,7 +30,6 @@ from pt2qa.overrides.points import (
 from pt2qa.overrides.sharing import groups_of, root_of, rounds_at
 from pt2qa.plugins import QuantizerPlugin, describe
 from pt2qa.plugins.abilities import fusable_of, levels_of, unsupported_reason
-from pt2qa.plugins.options import did_you_mean
 
 EdgeKind = Literal["activation", "weight", "bias"]
 

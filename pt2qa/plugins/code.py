@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pt2qa._near_names import did_you_mean
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import OBSERVERS
 from pt2qa.plugins.code_template import IMPORTS, SOURCE
-from pt2qa.plugins.options import did_you_mean
 from pt2qa.plugins.scopes import called_modules, modules_of, op_type
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
 
 _P = TypeVar("_P")
@@ -100,18 +100,6 @@ def describe(plugin: object) -> str:
         if default is not dataclasses.MISSING and value != default:
             changed.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
     return name_of(plugin) + (":" + ",".join(changed) if changed else "")
-
-
-def did_you_mean(got: object, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: similar names as a question, or a full stop.
-
-    >>> did_you_mean("per_chanel", ["mode", "per_channel"])
-    "; did you mean 'per_channel'?"
-    >>> did_you_mean("x", ["mode"])
-    '.'
-    """
-    near = get_close_matches(str(got), list(known), n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 
 def name_of(plugin: object) -> str:

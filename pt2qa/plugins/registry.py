@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from importlib.metadata import EntryPoint, entry_points
 
+from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
 from pt2qa.plugins.generic import GenericPlugin
-from pt2qa.plugins.options import did_you_mean, options_of, parse_options, with_options
+from pt2qa.plugins.options import options_of, parse_options, with_options
 from pt2qa.plugins.protocol import QuantizerPlugin
 
 GROUP = "pt2qa.quantizers"

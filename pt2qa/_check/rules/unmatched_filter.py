@@ -10,9 +10,9 @@ from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
 from pt2qa._graph.internals.nodes import module_stack
+from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
 from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, called_modules, modules_of
-from pt2qa.plugins.options import did_you_mean
 
 _SETTING = re.compile(r"(module_name|module_type|operator_type)\w*config")
 """What quantizers of torchao and executorch call the dicts of their settings: ``module_name_config`` and the like."""
