@@ -14,9 +14,9 @@ from torch.fx import GraphModule
 from pt2qa._exclusion import computes
 from pt2qa._profile.plan import make_plan, parameter_names
 from pt2qa._profile.report import Profile
-from pt2qa._profile.subject import Side, Subject, node_names, subject_of
 from pt2qa._profile.summaries import profile_of
-from pt2qa._profile.watch import Seen, Wanted, Watch
+from pt2qa._profile.target import ProfileTarget, Side, node_names, target_of
+from pt2qa._profile.watch import ValueStatistics, Wanted, Watch
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
 from pt2qa._simulator.batches import Batch, as_batch, count_samples, flatten_batch, restore_buffers, snapshot_buffers
@@ -108,13 +108,13 @@ class Profiler:
         per_channel: bool = False,
         with_stack: bool = False,
     ) -> None:
-        self._subject: Subject = subject_of(subject, side)
-        self.graph: GraphModule = self._subject.graph
-        floats = self._subject.floats
+        self._target: ProfileTarget = target_of(subject, side)
+        self.graph: GraphModule = self._target.graph
+        floats = self._target.floats
         parameters = parameter_names(floats, node_names(floats, subject.names)) if floats is not self.graph else None
         self._plan = make_plan(
             self.graph,
-            self._subject.names,
+            self._target.names,
             prefixes=prefixes,
             ops=ops,
             parameters=parameters,
@@ -139,7 +139,7 @@ class Profiler:
         Raises:
             BatchError: the batch does not fit the graph.
         """
-        values = self._subject.values(batch)
+        values = self._target.values(batch)
         saved = snapshot_buffers(self.graph) if self._plan.writes else {}
         if self._plan.writes:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
@@ -175,7 +175,7 @@ class Profiler:
             raise BatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
         refuse_empty(self.batches, len(self._done.empty))
         said = (*self._done.notes(), *notes)
-        return profile_of(self._subject, self._plan, self._done.seen, self._wanted, self.batches, self.samples, said)
+        return profile_of(self._target, self._plan, self._done.seen, self._wanted, self.batches, self.samples, said)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         values = flatten_batch(self.graph, as_batch(args, kwargs, self.graph))
@@ -206,7 +206,7 @@ class Profiler:
 class _Done:
     """What was measured so far; ``empty`` and ``with_nan`` are numbers of batches, from 0."""
 
-    seen: dict[int, Seen] = field(default_factory=dict)
+    seen: dict[int, ValueStatistics] = field(default_factory=dict)
     batches: int = 0
     samples: int = 0
     empty: tuple[int, ...] = ()

@@ -47,7 +47,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProfiledValue:
     """A row of the report: a value at an op."""
 
     name: OpName
@@ -70,7 +70,7 @@ class Plan:
     """
 
     values: tuple[Value, ...]
-    places: tuple[Place, ...]
+    places: tuple[ProfiledValue, ...]
     writes: bool
 
 
@@ -127,7 +127,7 @@ class _Planner:
         self.channels = self._channels()
         self.values: list[Value] = []
         self.numbers: dict[tuple[Node, Node | None], int] = {}
-        self.places: list[Place] = []
+        self.places: list[ProfiledValue] = []
 
     def plan(self, prefixes: Sequence[str], ops: Collection[str]) -> Plan:
         nodes = [node for node in self.order if self._is_op(node)]
@@ -163,7 +163,7 @@ class _Planner:
 
     def _place(self, node: Node, role: Role, argument: str, of: str, value: int) -> None:
         source = source_line(node, code=True) if self.with_stack else ""
-        self.places.append(Place(self.names[node], _handle(node), role, argument, of, source, value))
+        self.places.append(ProfiledValue(self.names[node], _handle(node), role, argument, of, source, value))
 
     def _value(self, read: ReadValue, actual: Node, reader: Node | None) -> int:
         """The number of a value; one that was written to since it was made is another one for its reader."""

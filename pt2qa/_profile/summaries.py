@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.histogram import Histogram
-from pt2qa._profile.plan import Place, Plan
+from pt2qa._profile.plan import Plan, ProfiledValue
 from pt2qa._profile.report import CHANNELS, HISTOGRAM, Profile, packed
 from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
 from pt2qa._profile.statistics import Statistics
-from pt2qa._profile.subject import Subject
-from pt2qa._profile.watch import Seen, Wanted
+from pt2qa._profile.target import ProfileTarget
+from pt2qa._profile.watch import ValueStatistics, Wanted
 from pt2qa._simulator.program import QuantParams
 
 
 def profile_of(
-    subject: Subject,
+    subject: ProfileTarget,
     plan: Plan,
-    seen: Mapping[int, Seen],
+    seen: Mapping[int, ValueStatistics],
     wanted: Wanted,
     batches: int,
     samples: int,
@@ -51,7 +51,7 @@ def profile_of(
     )
 
 
-def _row(place: Place, numbers: Mapping[str, Any], value: int) -> ProfileRow:
+def _row(place: ProfiledValue, numbers: Mapping[str, Any], value: int) -> ProfileRow:
     return ProfileRow(
         name=place.name.name,
         module=place.name.module,
@@ -66,7 +66,7 @@ def _row(place: Place, numbers: Mapping[str, Any], value: int) -> ProfileRow:
     )
 
 
-def _numbers(seen: Seen, params: QuantParams | None) -> dict[str, Any]:
+def _numbers(seen: ValueStatistics, params: QuantParams | None) -> dict[str, Any]:
     """The columns of a row that depend on the value alone."""
     of = seen.statistics
     some = of.moments.count > 0
@@ -125,5 +125,5 @@ def _range_use(of: Statistics, params: QuantParams | None) -> float:
     return round((of.largest - of.smallest) / params.largest_scale) / (params.quant_max - params.quant_min)
 
 
-def _is_uneven(seen: Seen) -> bool:
+def _is_uneven(seen: ValueStatistics) -> bool:
     return seen.channels is not None and seen.channels.uneven

@@ -22,7 +22,7 @@ from pt2qa._simulator.program import QuantParams
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ValueStatistics:
     """What is known of one value after some batches.
 
     Attributes:
@@ -41,10 +41,10 @@ class Seen:
     channels: ChannelStatistics | None = None
     axis: int = -1
 
-    def merge(self, later: Seen) -> Seen:
+    def merge(self, later: ValueStatistics) -> ValueStatistics:
         """What is known after the batches of both; dtype and shape are the earlier ones."""
         both = self.channels is not None and later.channels is not None
-        return Seen(
+        return ValueStatistics(
             self.statistics.merge(later.statistics),
             self.dtype,
             self.shape,
@@ -78,7 +78,7 @@ class Watch(Interpreter):
     ) -> None:
         super().__init__(graph)
         self.wanted, self.observes = wanted, observes
-        self.found: dict[int, Seen] = {}
+        self.found: dict[int, ValueStatistics] = {}
         self._values = plan.values
         self._before: dict[Node, list[int]] = defaultdict(list)
         self._after: dict[Node, list[int]] = defaultdict(list)
@@ -128,7 +128,7 @@ class Watch(Interpreter):
             axis = 0
         if self.wanted.per_channel and result.dim() > max(axis, 1) and not result.is_complex():
             channels = ChannelStatistics.of(result, axis)
-        self.found[number] = Seen(
+        self.found[number] = ValueStatistics(
             Statistics.of(result, histogram=self.wanted.histograms),
             str(result.dtype).removeprefix("torch."),
             tuple(result.shape),

@@ -18,12 +18,12 @@ from pt2qa._sensitivity.ledger import Ledger, covered, make_rows, resumed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
-from pt2qa._sensitivity.places import Group, Place, find_places
 from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, needed, reached_by_most
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa._sensitivity.set_apart import without_number
+from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
@@ -90,7 +90,7 @@ def sensitivity(
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
     if method == "auto" and resume is not None and resume.method in METHODS:
         method = resume.method  # type: ignore[assignment]
-    places = find_places(pair.program, group)
+    places = find_site_groups(pair.program, group)
     expected: dict[str, object] = {
         "quantizer": pair.quantizer,
         "fingerprint": pair.environment.fingerprint,
@@ -142,7 +142,7 @@ class _Analysis:
     """
 
     pair: QuantizedPair
-    places: tuple[Place, ...]
+    places: tuple[SiteGroup, ...]
     metric: OutputMetric
     post_process: PostProcess | None
     method: Method
@@ -349,8 +349,8 @@ class _Analysis:
                 return ["in-place ops write to values that others share, so every row was a run of the whole model"]
             return []
         notes = [*self._precision_notes()]
-        if self.projection.mixed:
-            names = few(list(self.projection.mixed), 3)
+        if self.projection.dependent:
+            names = few(list(self.projection.dependent), 3)
             notes.append(f"no axis of independent samples at {names}: projected for the whole batch at once")
         if self.projection.cleaned:
             names = few(list(self.projection.cleaned), 3)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pt2qa._sensitivity.gradients import tracked_slots
 from pt2qa._sensitivity.paths import Path
-from pt2qa._sensitivity.places import Place
+from pt2qa._sensitivity.site_groups import SiteGroup
 from pt2qa._sensitivity.survey import Survey
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Program
@@ -61,7 +61,7 @@ class Costs:
         return cost / self.forward
 
 
-def estimate(program: Program, places: Sequence[Place], paths: Sequence[Path], seen: Survey) -> Costs:
+def estimate(program: Program, places: Sequence[SiteGroup], paths: Sequence[Path], seen: Survey) -> Costs:
     """Adds up what either method has to run.
 
     Args:
@@ -98,7 +98,7 @@ def estimate(program: Program, places: Sequence[Place], paths: Sequence[Path], s
     return Costs(forward, two_runs + forward + exact, once, each)
 
 
-def _reached(program: Program, places: Sequence[Place]) -> Iterator[npt.NDArray[np.bool_]]:
+def _reached(program: Program, places: Sequence[SiteGroup]) -> Iterator[npt.NDArray[np.bool_]]:
     """By place, which steps read something that it changes."""
     readers: dict[int, list[int]] = defaultdict(list)
     for step in program.steps:

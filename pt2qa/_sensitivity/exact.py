@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2qa._sensitivity.places import Place
 from pt2qa._sensitivity.rows import ALL_SITES
+from pt2qa._sensitivity.site_groups import SiteGroup
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Program, Step
@@ -25,7 +25,7 @@ Finish = Callable[[int, Any], None]
 
 
 def walk_places(
-    simulator: Simulator, values: Sequence[Any], places: Sequence[Place], wanted: Collection[int], finish: Finish
+    simulator: Simulator, values: Sequence[Any], places: Sequence[SiteGroup], wanted: Collection[int], finish: Finish
 ) -> Any:
     """Runs each wanted place alone.
 
@@ -68,7 +68,7 @@ class _Walk:
         self.constant_of = {c.site: c for c in self.program.constants if c.site is not None}
         self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
 
-    def run(self, places: Sequence[Place], wanted: Collection[int], finish: Finish) -> Any:
+    def run(self, places: Sequence[SiteGroup], wanted: Collection[int], finish: Finish) -> Any:
         on = {number: None if number == ALL_SITES else frozenset(places[number].sites) for number in wanted}
         starts: dict[int, list[int]] = {}
         for number in sorted(wanted):
@@ -85,7 +85,7 @@ class _Walk:
                     finish(number, self._fork(len(self.program.steps), on[number]))
         return bind(self.program.outputs, self.reference)
 
-    def _start(self, place: Place) -> int:
+    def _start(self, place: SiteGroup) -> int:
         """The first step that a place changes."""
         return min(
             self.step_of[site]

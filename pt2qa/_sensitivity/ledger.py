@@ -10,9 +10,9 @@ from itertools import pairwise
 
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.metrics import OutputMetric
-from pt2qa._sensitivity.places import Place
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa._sensitivity.site_groups import SiteGroup
 from pt2qa.errors import SelectionError
 
 
@@ -94,7 +94,7 @@ def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) ->
 
 
 def make_rows(
-    places: Sequence[Place], ledger: Ledger, metric: OutputMetric, flops: Mapping[int, float]
+    places: Sequence[SiteGroup], ledger: Ledger, metric: OutputMetric, flops: Mapping[int, float]
 ) -> tuple[SensitivityRow, ...]:
     """The rows of all places that were measured on every finished batch; before that, of those done on the first one.
 

@@ -29,7 +29,7 @@ from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, 
 from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, errors_at_end
-from pt2qa._sensitivity.samples import is_apart, marks
+from pt2qa._sensitivity.samples import is_independent, marks
 from pt2qa._sensitivity.survey import Survey
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
@@ -59,16 +59,16 @@ class Projection:
         pair: the pair.
         post_process: the user's function of the outputs.
         paths: of all sites.
-        apart: slots at which each sample's error reaches that sample's output alone; None before the first batch.
-        mixed: names of the ops at whose output paths end that are not so; empty for batches of one sample.
+        independent: slots at which each sample's error reaches that sample's output alone; None before the first batch.
+        dependent: names of the ops at whose output paths end that are not so; empty for batches of one sample.
         cleaned: names of ops with errors that are not finite, which count as zero.
     """
 
     pair: QuantizedPair
     post_process: PostProcess | None
     paths: tuple[Path, ...]
-    apart: frozenset[int] | None = None
-    mixed: tuple[str, ...] = ()
+    independent: frozenset[int] | None = None
+    dependent: tuple[str, ...] = ()
     cleaned: dict[str, None] = field(default_factory=dict)
 
     def start(self, values: Sequence[Any], batch: int, seen: Survey) -> ProjectedBatch:
@@ -84,7 +84,7 @@ class Projection:
             WithoutGradient: an op cannot.
         """
         started = ProjectedBatch(self, values, batch)
-        if self.apart is None:
+        if self.independent is None:
             self._compare_samples(started, seen)
         return started
 
@@ -95,13 +95,15 @@ class Projection:
             others = float_leaves(finished(self.pair, seen.outputs, self.post_process))
         own = float_leaves(started.reference)
         same = len(own) == len(others) and all(
-            is_apart(marks(leaf, samples), marks(other, samples)) for leaf, other in zip(own, others, strict=True)
+            is_independent(marks(leaf, samples), marks(other, samples)) for leaf, other in zip(own, others, strict=True)
         )
-        apart = {slot for slot in ends if same and is_apart(marks(env[slot], samples), seen.marks.get(slot))}
+        independent = {
+            slot for slot in ends if same and is_independent(marks(env[slot], samples), seen.marks.get(slot))
+        }
         program = self.pair.program
-        self.apart = frozenset(apart)
-        names = (program.steps[program.producers[slot]].name for slot in sorted(ends - apart))
-        self.mixed = tuple(dict.fromkeys(names))
+        self.independent = frozenset(independent)
+        names = (program.steps[program.producers[slot]].name for slot in sorted(ends - independent))
+        self.dependent = tuple(dict.fromkeys(names))
 
 
 class ProjectedBatch:
@@ -200,7 +202,7 @@ class _Meter:
 
     def __init__(self, batch: ProjectedBatch) -> None:
         self.projection, self.run, self.samples = batch.projection, batch.run, batch.samples
-        self.apart = batch.projection.apart or frozenset()
+        self.independent = batch.projection.independent or frozenset()
         self.dots: dict[int, Tensor] = {}
         self.paths: dict[int, list[Path]] = defaultdict(list)
         for path in self.projection.paths:
@@ -214,7 +216,7 @@ class _Meter:
 
     def _add(self, path: Path, gradients: Gradients, errors: list[Tensor]) -> None:
         """Adds dot products: float64 of shape (projections, samples or 1)."""
-        rows = self.samples if path.end.out in self.apart else 1
+        rows = self.samples if path.end.out in self.independent else 1
         for leaf, error in zip(gradients, errors, strict=True):
             if leaf is None:
                 continue

@@ -11,7 +11,7 @@ from torch import Tensor
 from pt2qa._simulator.batches import count_samples
 
 
-def with_other_first(values: Sequence[Any]) -> list[Any]:
+def with_other_first_sample(values: Sequence[Any]) -> list[Any]:
     """The inputs with the second sample, backwards, in the place of the first; other samples as they are."""
     samples = count_samples(list(values))
     return [_with_other_first(value) if _has_samples(value, samples) else value for value in values]
@@ -28,7 +28,7 @@ def marks(value: Any, samples: int) -> Tensor | None:
     return torch.hash_tensor(value.detach().unsqueeze(-1), tuple(range(1, value.dim() + 1)))
 
 
-def is_apart(mark: Tensor | None, other: Tensor | None) -> bool:
+def is_independent(mark: Tensor | None, other: Tensor | None) -> bool:
     """Whether a value has an axis of samples of which the first alone changed.
 
     A first sample that did not change tells nothing, so it counts as not apart.

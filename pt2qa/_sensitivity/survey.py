@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.flops import count_flops
-from pt2qa._sensitivity.samples import marks, with_other_first
+from pt2qa._sensitivity.samples import marks, with_other_first_sample
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
@@ -56,5 +56,5 @@ def survey(simulator: Simulator, values: Sequence[Any], marked: Collection[int])
         if step.out in marked:
             found[step.out] = marks(value, samples)
 
-    flops, outputs = count_flops(simulator, with_other_first(values), visit)
+    flops, outputs = count_flops(simulator, with_other_first_sample(values), visit)
     return Survey(samples, flops, elements, found, outputs)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import pt2qa
-from pt2qa._sensitivity.places import find_places
+from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.outputs import structured
 
 
@@ -31,5 +31,5 @@ def noises(
             for batch in batches
             for ref, alone in zip(outputs(batch, False), outputs(batch, place.sites), strict=True)
         )
-        for place in find_places(pair.program, group)
+        for place in find_site_groups(pair.program, group)
     ]

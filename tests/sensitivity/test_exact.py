@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import pt2qa
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.gradients import GradientRun
-from pt2qa._sensitivity.places import find_places
+from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.errors import SimulationError
 from tests import models
@@ -49,7 +49,7 @@ def check(pair: pt2qa.QuantizedPair, batches: Any, group: Any = None) -> pt2qa.S
     assert len(report.rows) == report.planned == len(expected)
     for row, noise in zip(report.rows, expected, strict=True):
         assert row.noise == pytest.approx(noise, rel=1e-6, abs=0.0), row.name
-    places = find_places(pair.program, group)
+    places = find_site_groups(pair.program, group)
     for batch in batches:
         values = pair.values(batch)
 

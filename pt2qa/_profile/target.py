@@ -24,7 +24,7 @@ Side = Literal["reference", "quantized"]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ProfileTarget:
     """A graph to profile, and what a report says about it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Subject:
     environment: Environment
 
 
-def subject_of(given: Any, side: Side | None) -> Subject:
+def target_of(given: Any, side: Side | None) -> ProfileTarget:
     """The graph that a user means.
 
     Args:
@@ -82,10 +82,10 @@ def subject_of(given: Any, side: Side | None) -> Subject:
     )
 
 
-def _of_pair(pair: QuantizedPair, side: Side) -> Subject:
+def _of_pair(pair: QuantizedPair, side: Side) -> ProfileTarget:
     graph = pair.reference if side == "reference" else pair.quantized
     names = node_names(graph, pair.names)
-    return Subject(
+    return ProfileTarget(
         graph, names, pair.values, side, pair.reference, pair.quantizer, pair.model, pair.notes, pair.environment
     )
 
@@ -97,9 +97,9 @@ def _of_graph(
     model: str,
     notes: tuple[str, ...],
     values: Callable[[Batch], list[Any]],
-) -> Subject:
+) -> ProfileTarget:
     environment = Environment.here(fingerprint(graph))
-    return Subject(graph, node_names(graph, names), values, side, graph, "", model, notes, environment)
+    return ProfileTarget(graph, node_names(graph, names), values, side, graph, "", model, notes, environment)
 
 
 def _flat(graph: GraphModule) -> Callable[[Batch], list[Any]]:

@@ -16,7 +16,7 @@ GROUPS = ("region", "module")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SiteGroup:
     """Sites that are quantized together, and what people read about them.
 
     Attributes:
@@ -38,7 +38,7 @@ class Place:
     single: bool = True
 
 
-def find_places(program: Program, group: Group | None) -> tuple[Place, ...]:
+def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, ...]:
     """The places of a program in the order of their first site.
 
     An activation belongs to the op that makes it, a weight to the op that reads it first, so that each site is in one
@@ -54,7 +54,7 @@ def find_places(program: Program, group: Group | None) -> tuple[Place, ...]:
     single = _single_places(program)
     if group is None:
         return single
-    members: dict[object, list[Place]] = defaultdict(list)
+    members: dict[object, list[SiteGroup]] = defaultdict(list)
     for place in single:
         if not place.steps:
             members[place.name].append(place)  # an input of the model belongs to nothing
@@ -63,7 +63,7 @@ def find_places(program: Program, group: Group | None) -> tuple[Place, ...]:
     return tuple(_together(program, places, group) for places in members.values())
 
 
-def _single_places(program: Program) -> tuple[Place, ...]:
+def _single_places(program: Program) -> tuple[SiteGroup, ...]:
     duplicates = _duplicates(program)
     readers = _constant_readers(program)
     places = []
@@ -73,7 +73,7 @@ def _single_places(program: Program) -> tuple[Place, ...]:
         copies = tuple(copy for copy, first in duplicates.items() if first == site.index)
         step = _home(program, site, readers)
         places.append(
-            Place(
+            SiteGroup(
                 name=site.name,
                 kind="activation" if site.kind == "activation" else "weight",
                 op=site.op,
@@ -115,7 +115,7 @@ def _home(program: Program, site: Site, readers: dict[int, Step]) -> Step | None
     return None if producer is None else program.steps[producer]
 
 
-def _together(program: Program, places: list[Place], group: Group) -> Place:
+def _together(program: Program, places: list[SiteGroup], group: Group) -> SiteGroup:
     first = places[0]
     kind: Literal["activation", "weight"] = "activation" if any(p.kind == "activation" for p in places) else "weight"
     merged = replace(
