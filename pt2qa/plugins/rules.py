@@ -63,3 +63,10 @@ class Rule:
     fix: str
     find: Callable[[Any], Iterable[Found]] = field(repr=False)
     needs: tuple[Need, ...] = ()
+
+
+def rule(
+    *, severity: Severity, title: str, why: str, fix: str, needs: tuple[Need, ...] = ()
+) -> Callable[[Callable[[Any], Iterable[Found]]], Rule]:
+    """Makes a :class:`Rule` of the function below, whose name with dashes is the rule's id."""
+    return lambda find: Rule(find.__name__.replace("_", "-"), severity, title, why, fix, find, needs)

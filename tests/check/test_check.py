@@ -14,7 +14,8 @@ import pt2qa
 from pt2qa._check import analysis
 from pt2qa._check.context import CheckContext
 from pt2qa._check.cpu import cpu_features
-from pt2qa._check.rules import RULES, train_mode
+from pt2qa._check.rules import RULES
+from pt2qa._check.rules.modes import train_mode
 from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, available
 from tests.flows import residual_pair
 from tests.models import images, residual
@@ -187,7 +188,7 @@ def test_training_is_found_in_exported_graphs_too() -> None:
     model[1].train()
     program = torch.export.export(model, (torch.zeros(2, 4),))
     assert [row.why for row in pt2qa.check(program, rules=["train-mode"])] == ["dropout was exported in training mode"]
-    assert train_mode.RULE.id in RULES
+    assert train_mode.id in RULES
 
 
 def test_the_cpu_is_this_machine_or_the_one_that_is_named() -> None:

@@ -1,4 +1,4 @@
-"""The rules, one a file."""
+"""The rules, in files by what they look at."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ _ORDER = (
     "never_calibrated nonfinite_observed degenerate_scale dead_channel channel_range saturation range_outliers "
     "unused_range requantize_mismatch bias_overflow"
 )
-"""The files in the order in which the screen shows what they find, within one severity."""
+"""The rules in the order in which the screen shows what they find, within one severity."""
 
-_FOUND: list[Rule] = [import_module(f"{__name__}.{name}").RULE for name in _ORDER.split()]
+_FILES = "batch_norms calibration capturing coverage modes modules opaque programs quantizers sites specs weights"
 
-RULES: dict[str, Rule] = {rule.id: rule for rule in _FOUND}
+_FOUND: dict[str, Rule] = {
+    name: value
+    for file in _FILES.split()
+    for name, value in vars(import_module(f"{__name__}.{file}")).items()
+    if isinstance(value, Rule)
+}
+
+RULES: dict[str, Rule] = {rule.id: rule for rule in map(_FOUND.__getitem__, _ORDER.split())}
 """Every rule of pt2qa by id; a plug-in may bring more for its own backend."""

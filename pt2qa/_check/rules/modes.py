@@ -1,23 +1,33 @@
-"""Dropout and batch norm that work as in training."""
+"""Models that work as in training, or draw random numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Node
 
 from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import op_of
-from pt2qa._graph.internals.torch import BatchNorm, Dropout, InstanceNorm, arguments_of
+from pt2qa._graph.internals.torch import BatchNorm, Dropout, InstanceNorm, OpOverload, arguments_of
 from pt2qa._simulator.products import RECURRENT
-from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins.rules import rule
 
 _MODE_DEPENDENT = (Dropout, BatchNorm, nn.RReLU)
 
 
-def find(context: CheckContext) -> Iterator[Found]:
+@rule(
+    severity="error",
+    title="dropout or batch norm in training mode",
+    why="Dropout draws random numbers and batch norm uses the statistics of each batch: the reference and the "
+    "quantized model then differ by chance, and batch norms cannot be folded.",
+    fix="call model.eval() before export; for quantization-aware training too, pt2qa.quantize(..., qat=True) trains "
+    "the exported graph",
+)
+def train_mode(context: CheckContext) -> Iterator[Found]:
     """Modules of the model, or ops of the graph, that behave as in training."""
     if context.given == "model":
         for name, module in context.model.named_modules():
@@ -71,13 +81,26 @@ _FIX_EXPORTED = (
     "pt2qa.check(..., qat=True)"
 )
 
-RULE = Rule(
-    id="train-mode",
-    severity="error",
-    title="dropout or batch norm in training mode",
-    why="Dropout draws random numbers and batch norm uses the statistics of each batch: the reference and the "
-    "quantized model then differ by chance, and batch norms cannot be folded.",
-    fix="call model.eval() before export; for quantization-aware training too, pt2qa.quantize(..., qat=True) trains "
-    "the exported graph",
-    find=find,
+_TRAINING_ARGUMENTS = ("train", "training", "dropout_p")
+"""Arguments by which an op draws random numbers or not; train-mode looks at them."""
+
+
+@rule(
+    severity="warning",
+    title="ops that draw random numbers in eval mode",
+    why="The reference and the quantized model draw different numbers, so that the difference of their outputs says "
+    "nothing about int8, and observers see values that do not come again.",
+    fix="take the random numbers as an input of forward, or leave them out in eval mode: if self.training",
+    needs=("graph",),
 )
+def random_op(context: CheckContext) -> Iterator[Found]:
+    """Ops of the graph that draw random numbers whatever the mode."""
+    for name, node in context.nodes.items():
+        if _is_random(node):
+            yield Found(name, f"{op_of(node.target)} draws new random numbers in each run")
+
+
+def _is_random(node: Node) -> bool:
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    return argument_of(node, *_TRAINING_ARGUMENTS) is None

@@ -1,0 +1,182 @@
+"""What the data does at each site: clamping, ranges that do not fit, second roundings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from pt2qa._check.context import CheckContext
+from pt2qa._check.rules.specs import VALUE_PRESERVING, mixed_parameters
+from pt2qa._check.site_rows import DB_PER_BIT, VISIBLE_NOISE, clamp_cost, site_rows
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.formats import decibel, number, share
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.program import QuantParams, Site
+from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins.rules import rule
+
+
+@rule(
+    severity="warning",
+    title="values beyond the range that calibration chose",
+    why="Values outside the range are clamped to its ends. Listed where the noise of that is more than a bit (6 dB) "
+    f"above the noise of rounding, and the two leave less than {VISIBLE_NOISE:.0f} dB.",
+    fix="if calibration did not reach such values, calibrate on data like this; if it did, its observer cut them off, "
+    'and one that keeps them costs finer steps: pt2qa.Edit("observer", (name,), observer="minmax")',
+    needs=("pair", "layers"),
+)
+def saturation(context: CheckContext) -> Iterator[Found]:
+    """Sites below 30 dB whose noise is more than a bit above that of rounding alone, because values are clamped."""
+    for row in site_rows(context):
+        cost = clamp_cost(row)
+        if row.saturation > 0 and cost > DB_PER_BIT and row.rounding_sqnr < VISIBLE_NOISE:
+            beyond = f"{row.ref_min:.3g}..{row.ref_max:.3g}, up to {number(row.excess_lsb)} steps beyond its range"
+            yield Found(
+                row.name,
+                f"{share(row.saturation)} % of its values are clamped ({beyond}), which takes it from "
+                f"{decibel(row.rounding_sqnr + cost)} to {decibel(row.rounding_sqnr)} dB",
+                value=cost,
+            )
+
+
+@rule(
+    severity="warning",
+    title="ranges that a few values need and the others do not",
+    why="The range fits the data, but most values are so much smaller than the largest that they have a handful of "
+    f"integers. Listed below {LOW_SQNR:.0f} dB, where the noise of rounding has more than 1 % of the signal's power.",
+    fix='keep the ops that read it in float or give them more bits (pt2qa.Edit("float", (name,)), "int16" where the '
+    "backend has it), or cut the outliers off in the model before it is trained",
+    needs=("pair", "layers"),
+)
+def range_outliers(context: CheckContext) -> Iterator[Found]:
+    """Sites below 20 dB though the data reaches across their range and the clamp costs less than a bit."""
+    for row in site_rows(context):
+        if row.range_use >= LEAST_RANGE_USE and row.rounding_sqnr < LOW_SQNR and not clamp_cost(row) > DB_PER_BIT:
+            # Of rounding alone: signal / (scale**2 / 12) is the ratio that the dB state.
+            steps = (10 ** (row.rounding_sqnr / 10) / 12) ** 0.5
+            yield Found(
+                row.name,
+                f"the data spans {share(row.range_use)} % of its range, and its root mean square is "
+                f"{steps:.1f} steps: rounding leaves {decibel(row.rounding_sqnr)} dB",
+                value=-row.rounding_sqnr,
+            )
+
+
+LEAST_RANGE_USE = 0.45
+"""Share of the range below which more than one bit is lost: one-sided values under a symmetric scale use 127/255."""
+
+
+@rule(
+    severity="warning",
+    title="ranges that are too wide for the data",
+    why="Integers that no value reaches are lost: each halving of the range that is used costs a bit, 6 dB. Listed "
+    f"where more than one bit is lost and rounding leaves less than {VISIBLE_NOISE:.0f} dB.",
+    fix="look for what made the range wide: an outlier among the calibration data, a scale shared with the input of "
+    "the op, or an activation that is rounded before its ReLU6 instead of with it",
+    needs=("pair", "layers"),
+)
+def unused_range(context: CheckContext) -> Iterator[Found]:
+    """Sites below 30 dB that use well under half of their integers."""
+    for row in site_rows(context):
+        if 0 < row.range_use < LEAST_RANGE_USE and row.rounding_sqnr < VISIBLE_NOISE:
+            bits = -math.log2(row.range_use)
+            yield Found(
+                row.name,
+                f"the data spans {share(row.range_use)} % of its range, which costs {bits:.1f} bits and leaves "
+                f"{decibel(row.rounding_sqnr)} dB",
+                value=bits,
+            )
+
+
+SAME = 1e-6
+"""Relative difference of two scales that are one: float32 has seven digits."""
+
+_ATTRIBUTES = ("dtype", "quant_min", "quant_max", "axis", "scale", "zero_point")
+
+
+@rule(
+    severity="warning",
+    title="values rounded twice with different parameters",
+    why="Two observers chose two scales for one value: the second rounding adds its own error, costs a kernel, and "
+    "kernels that only move data refuse parameters that differ (executorch#19836, executorch#22238).",
+    fix="let the two share one observer: a SharedQuantizationSpec in the quantizer, or no annotation of the op between",
+    needs=("pair",),
+)
+def requantize_mismatch(context: CheckContext) -> Iterator[Found]:
+    """Sites that round what another site has rounded, and values dequantized otherwise than they were quantized."""
+    pair = context.pair
+    yield from _dequantized_otherwise(context)
+    annotations = context.known_annotations
+    # What the rule mixed-parameters says already, where the annotation is known.
+    told = {found.name for found in mixed_parameters.find(context)} if annotations and annotations.edges else set()
+    static = [site for site in pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
+    if not static:
+        raise DoesNotApplyError("to models without scales from calibration")
+    for site in static:
+        if site.name in told:
+            continue
+        for before, through in _rounded_before(pair, site.source):
+            if names := _differing(before.params, site.params):
+                what = f"is rounded before {through[0]} and again{_after(through)}" if through else "is rounded twice"
+                ratio = site.params.largest_scale / before.params.largest_scale
+                how = ", ".join(f"{name} {_of(before, name)} then {_of(site, name)}" for name in names)
+                yield Found(site.name, f"{what}: {how}", value=abs(math.log2(ratio)))
+
+
+def _differing(one: QuantParams, other: QuantParams) -> tuple[str, ...]:
+    """The attributes in which two ways of rounding differ."""
+    return tuple(name for name in _ATTRIBUTES if not _equal(getattr(one, name), getattr(other, name)))
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        left, right = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+        return left.shape == right.shape and bool(torch.allclose(left, right, rtol=SAME, atol=0))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=SAME)
+    return one == other
+
+
+def _rounded_before(pair: QuantizedPair, slot: int) -> Iterator[tuple[Site, tuple[str, ...]]]:
+    """The sites whose values reach a slot unchanged, with the ops that handed them on."""
+    producer = pair.program.producers.get(slot)
+    if producer is None:
+        return
+    step = pair.program.steps[producer]
+    if step.site is not None:
+        yield pair.sites[step.site], ()
+    elif step.op in VALUE_PRESERVING or step.op == "getitem":
+        for source in step.reads:
+            for site, through in _rounded_before(pair, source):
+                yield site, (*through, step.op) if step.op != "getitem" else through
+
+
+def _after(through: tuple[str, ...]) -> str:
+    return " after" if len(through) == 1 else f" after {through[-1]}, and nothing between changes it"
+
+
+def _dequantized_otherwise(context: CheckContext) -> Iterator[Found]:
+    graph_module = context.pair.quantized
+    for node in graph_module.graph.nodes:
+        source = node.args[0] if node.args else None
+        if not quant_ops.is_dequantize(node) or not isinstance(source, torch.fx.Node):
+            continue
+        if not quant_ops.is_quantize(source) or not quant_ops.is_static_per_tensor(source):
+            continue
+        before, after = (quant_ops.read_params(one, lambda constant: None) for one in (source, node))
+        if names := _differing(before, after):
+            made = source.args[0]
+            name = context.name_of(made) if isinstance(made, torch.fx.Node) else ""
+            how = ", ".join(f"{name} {getattr(before, name)} and {getattr(after, name)}" for name in names)
+            yield Found(name, f"is quantized and dequantized with different parameters: {how}", "error", _OTHERWISE_FIX)
+
+
+_OTHERWISE_FIX = "a pass over the converted graph has changed one of the two; run it on both or on neither"
+
+
+def _of(site: Site, attribute: str) -> str:
+    value = getattr(site.params, attribute)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
