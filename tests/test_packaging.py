@@ -69,7 +69,7 @@ def test_the_folder_of_the_plugins_is_no_package() -> None:
     assert not (ROOT / "quantizers" / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("goal", ["demo", "check", "test", "zoo", "bench", "all"])
+@pytest.mark.parametrize("goal", ["demo", "check", "test", "zoo", "conformance", "bench", "all"])
 def test_make_knows_its_goals_from_anywhere(goal: str, tmp_path: Path) -> None:
     command = ["make", "--dry-run", "-f", str(ROOT / "Makefile"), f"VENV={tmp_path}", goal]
     steps = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 
 def cadence() -> Any:
@@ -25,8 +29,9 @@ def samsung() -> Any:
 def coreml() -> Any:
     """Core ML: fake quantization, so it needs ``qat=True``."""
     from coremltools.optimize.torch.quantization.quantization_config import LinearQuantizerConfig
-    from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer
+    from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer, _coreml_quantizer_utils
 
+    _export_patterns_once(_coreml_quantizer_utils)
     settings = {
         "quantization_scheme": "symmetric",
         "activation_dtype": torch.quint8,
@@ -34,6 +39,19 @@ def coreml() -> Any:
         "weight_per_channel": True,
     }
     return CoreMLQuantizer(LinearQuantizerConfig.from_dict({"global_config": settings}))
+
+
+@functools.cache
+def _export_patterns_once(utils: ModuleType) -> None:
+    """Core ML's quantizer exports hundreds of patterns at each ``annotate``, which takes minutes."""
+
+    def once(pattern: Callable[..., GraphModule]) -> Callable[..., GraphModule]:
+        exported = functools.cache(pattern)
+        return lambda *args, **options: copy.deepcopy(exported(*args, **options))  # matching edits its pattern
+
+    for name in ("conv", "conv_bn", "linear", "linear_bn", "binary_op_act"):
+        function = f"get_{name}_pattern"
+        setattr(utils, function, once(getattr(utils, function)))
 
 
 STRANGERS: dict[str, tuple[Callable[[], Any], bool]] = {
