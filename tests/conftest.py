@@ -1,9 +1,12 @@
-"""What holds for every test: the same random numbers in each, and no chatter from third parties."""
+"""What holds for every test: the same random numbers in each, no chatter from third parties, no export done twice."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import pytest
 
@@ -18,3 +21,34 @@ def _seed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patterns_exported_once() -> Iterator[None]:
+    """Quantization-aware training finds convolutions with batch norms by a hundred patterns, the same each time.
+
+    torchao exports them in each prepare and convert, which takes 20 seconds.
+    """
+    users = ("torchao.quantization.pt2e.qat_utils", "executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils")
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:
+            for user in users:
+                patch.setattr(f"{user}._get_aten_graph_module_for_pattern", _once())
+        yield
+
+
+def _once() -> Callable[..., Any]:
+    from torchao.quantization.pt2e.utils import _get_aten_graph_module_for_pattern as export
+
+    exported: dict[Hashable, Any] = {}
+
+    def once(pattern: Any, inputs: tuple[Any, ...], is_cuda: bool = False, **options: Any) -> Any:
+        function = pattern.fn
+        enclosed = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        shapes = tuple((name, getattr(each, "shape", each)) for name, each in [*enumerate(inputs), *options.items()])
+        key = (function.__code__, enclosed, shapes, is_cuda)
+        if key not in exported:
+            exported[key] = export(pattern, inputs, is_cuda, **options)
+        return copy.deepcopy(exported[key])  # a match edits its pattern
+
+    return once

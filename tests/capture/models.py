@@ -62,7 +62,9 @@ def quantizer(name: str, *, qat: bool = False) -> Any:
         return x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config(is_qat=qat))
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
 
-    return xnnpack.XNNPACKQuantizer().set_global(xnnpack.get_symmetric_quantization_config(is_qat=qat))
+    from pt2qa_xnnpack.regions import LeanXNNPACKQuantizer
+
+    return LeanXNNPACKQuantizer().set_global(xnnpack.get_symmetric_quantization_config(is_qat=qat))
 
 
 def prepared(graph: GraphModule, name: str, *batches: Any) -> GraphModule:
