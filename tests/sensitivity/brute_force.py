@@ -1,16 +1,24 @@
-"""Sensitivity written out: the whole model once for each place, with float64 sums."""
+"""Sensitivity written out: for each place a copy of the converted graph that quantizes there alone, run as it is.
+
+Copies are made by plain ``torch.fx``: a dequantize whose quantization is off gives way to what was quantized, and an
+integer constant to the reference graph's.  pt2qa says which nodes a place has, and computes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import operator
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch.fx import GraphModule, Node
 
 import pt2qa
+from pt2qa._graph.handles import handle_of
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.site_groups import find_site_groups
-from pt2qa._simulator.outputs import structured
 
 
 def noises(
@@ -21,15 +29,57 @@ def noises(
 ) -> list[float]:
     """Squared output error of each place, summed over batches."""
 
-    def outputs(batch: Any, on: Any) -> list[Tensor]:
-        result = post_process(structured(pair.quantized, pair.simulator.run(pair.values(batch), on=on)))
+    def outputs(graph: GraphModule, batch: Any) -> list[Tensor]:
+        args = tuple(value.clone() for value in (batch if isinstance(batch, tuple) else (batch,)))
+        with torch.no_grad():
+            result = post_process(copy.deepcopy(graph)(*args))
         return [leaf.double() for leaf in pytree.tree_leaves(result) if leaf.is_floating_point()]
 
+    references = [outputs(pair.reference, batch) for batch in batches]
     return [
         sum(
             float(((ref - alone) ** 2).sum())
-            for batch in batches
-            for ref, alone in zip(outputs(batch, False), outputs(batch, place.sites), strict=True)
+            for batch, reference in zip(batches, references, strict=True)
+            for ref, alone in zip(reference, outputs(quantized_at(pair, place.sites), batch), strict=True)
         )
         for place in find_site_groups(pair.program, group)
     ]
+
+
+def quantized_at(pair: pt2qa.QuantizedPair, sites: Collection[int]) -> GraphModule:
+    """A copy of the converted graph in which these sites alone quantize."""
+    graph = copy.deepcopy(pair.quantized)
+    on = {step.node for step in pair.program.steps if step.site in sites}
+    on_constants = {(c.handle, c.argument) for c in pair.program.constants if c.site in sites}
+    floats = {handle_of(node): node for node in pair.reference.graph.nodes if node.op == "call_function"}
+    nodes = {node.name: node for node in graph.graph.nodes}
+    kept = {nodes[name].args[0] for name in on}
+    for node in nodes.values():
+        if not _dequantizes(node):
+            continue
+        source = node.args[0]
+        if source.op != "get_attr" and source.args[0].op != "get_attr":
+            if source not in kept:
+                node.replace_all_uses_with(source.args[0])
+            continue
+        for user in list(node.users):
+            for position, argument in enumerate(user.args):
+                if argument is node and (handle_of(user), position) not in on_constants:
+                    user.update_arg(position, _constant(graph, floats[handle_of(user)].args[position], pair.reference))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _dequantizes(node: Node) -> bool:
+    from_float16 = ".convert_element_type" in str(node.target) and node.args[1] == torch.float32
+    return from_float16 or ".dequantize_per_" in str(node.target)
+
+
+def _constant(graph: GraphModule, read: Any, reference: GraphModule) -> Node:
+    """A constant of the reference, as a node of another graph."""
+    name = f"float_{str(read.target).replace('.', '_')}"
+    value: Tensor = operator.attrgetter(read.target)(reference)
+    graph.register_buffer(name, value.detach().clone())
+    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+        return graph.graph.get_attr(name)
