@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa._simulator.lockstep import Event, lockstep
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Counter, Linears, NestedOutputs, Recurrent, images, residual
+from tests.recomputation import Recomputation
 
 BATCHES = [images(seed=seed) for seed in (1, 2, 3)]
 
@@ -26,32 +26,14 @@ def layers(pair: pt2qa.QuantizedPair, batches: Any, **options: Any) -> pt2qa.Lay
     return pt2qa.compare_layers(pair, batches, progress=False, **options)
 
 
-def recorded(pair: pt2qa.QuantizedPair, batches: list[Tensor]) -> dict[str, list[tuple[Tensor, ...]]]:
-    """(reference, quantized, isolated, rounded) of every row and batch, kept for an independent computation."""
-    values: dict[str, list[tuple[Tensor, ...]]] = {}
-    groups = [region.steps for region in pair.regions if region.sites]
-
-    def visit(event: Event) -> None:
-        isolated = next(iter(event.isolated.values()), event.rounded)
-        rounded = event.rounded if event.rounded is not None else event.reference
-        kept = (event.reference, event.quantized, event.reference if isolated is None else isolated, rounded)
-        values.setdefault(f"{event.step.name}{'' if event.step.site is None else ' dq'}", []).append(
-            tuple(value.clone() for value in kept)
-        )
-
-    for batch in batches:
-        lockstep(pair.simulator, [batch], visit, groups=groups, rounding=True)
-    return values
-
-
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
 def test_every_column_equals_numpy_in_float64(quantizer: str) -> None:
     pair = residual_pair(quantizer)
-    values = recorded(pair, BATCHES)
+    values = [Recomputation(pair, batch) for batch in BATCHES]
     report = layers(pair, BATCHES)
     assert len(report.rows) == 8
     for row in report.rows:
-        kept = values[row.name + (" dq" if row.observed_at == "dq" else "")]
+        kept = [batch.of(row) for batch in values]
         ref, quant, isolated, rounded = (
             np.concatenate([batch[side].double().numpy().ravel() for batch in kept]) for side in range(4)
         )
@@ -233,9 +215,9 @@ def test_a_users_metric_is_a_column() -> None:
     report = layers(pair, BATCHES, metrics={"share_off": empty})
     assert empty == ShareOff(0.01)
     assert list(report.to_pandas().columns)[-1] == "share_off"
-    values = recorded(pair, BATCHES)
-    ref, quant = (torch.cat([batch[side].flatten() for batch in values["fc/linear dq"]]) for side in (0, 1))
     row = next(row for row in report.rows if row.name == "fc/linear")
+    values = [Recomputation(pair, batch).of(row) for batch in BATCHES]
+    ref, quant = (torch.cat([batch[side].flatten() for batch in values]) for side in (0, 1))
     assert row.custom["share_off"] == pytest.approx(float(((ref - quant).abs() > 0.01).double().mean()))
     with pytest.raises(pt2qa.SelectionError, match=r"the metric names \['sqnr'\] are columns"):
         layers(pair, BATCHES, metrics={"sqnr": empty})

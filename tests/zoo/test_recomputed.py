@@ -1,28 +1,24 @@
 """Every row of the layer table against an independent computation, on models that nobody here wrote.
 
-``torch.fx.Interpreter`` runs the reference and the converted graph, sums are made in float64, and isolated values come
-from the converted graph's own nodes on the reference graph's values.  Nothing of pt2qa's engine takes part, but for the
-regions, which say what is run together.  The second batch has the strides of a picture that was read with its channels
-last.
+The values are those of ``tests/recomputation.py``, and sums are made in float64.  The second batch has the strides of a
+picture that was read with its channels last.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter, Node
 from torch.nn import functional as F
 
 import pt2qa
+from tests.recomputation import Recomputation, Values
 from tests.zoo import models
-from tests.zoo.pairs import handle
 
 pytestmark = pytest.mark.zoo
 
@@ -141,92 +137,10 @@ class Columns:
     isolated_sqnr: Sums = field(default_factory=Sums)
     rounding_sqnr: Sums = field(default_factory=Sums)
 
-
-class Recording(Interpreter):
-    """Runs a graph and keeps a copy of every value as it was made."""
-
-    def __init__(self, graph: GraphModule) -> None:
-        super().__init__(graph)
-        self.values: dict[Node, Any] = {}
-
-    def run_node(self, node: Node) -> Any:
-        if node.target == "_guards_fn":
-            return None
-        result = super().run_node(node)
-        self.values[node] = result.clone() if isinstance(result, Tensor) else result
-        return result
-
-    @classmethod
-    def of(cls, graph: GraphModule, batch: Tensor) -> dict[Node, Any]:
-        recording = cls(graph)
-        with torch.no_grad():
-            recording.run(batch, enable_io_processing=False)
-        return recording.values
-
-
-def is_quantization(node: Node) -> bool:
-    return str(node.target).startswith("quantized_decomposed.")
-
-
-def by_handle(graph: GraphModule) -> dict[int, Node]:
-    """The node of each handle; where an op became several, the last one."""
-    found = {}
-    for node in graph.graph.nodes:
-        if node.op in ("call_function", "placeholder") and not is_quantization(node) and "custom" in node.meta:
-            found[handle(node)] = node
-    return found
-
-
-class Recomputation:
-    """All rows of a pair, from its two graphs."""
-
-    def __init__(self, pair: pt2qa.QuantizedPair, rows: Iterable[pt2qa.LayerRow]) -> None:
-        self.pair = pair
-        self.reference, self.quantized = by_handle(pair.reference), by_handle(pair.quantized)
-        handles = {name.name: number for number, name in pair.names.items()}
-        self.region = {
-            op: {self.quantized[handles[other]] for other in region.ops} for region in pair.regions for op in region.ops
-        }
-        self.columns = {(row.handle, row.observed_at, row.scale): Columns() for row in rows}
-
-    def add(self, batch: Tensor) -> None:
-        reference = Recording.of(self.pair.reference, batch)
-        quantized = Recording.of(self.pair.quantized, batch)
-        floats = {
-            self.quantized[number]: reference[node]
-            for number, node in self.reference.items()
-            if number in self.quantized
-        }
-        for (number, observed_at, scale), columns in self.columns.items():
-            op, ideal = self.quantized[number], reference[self.reference[number]]
-            seen = op if observed_at == "raw" else self.dequantized(op, scale)
-            columns.sqnr.add(ideal, quantized[seen])
-            inside = self.region.get(self.pair.names[number].name, set())
-            columns.isolated_sqnr.add(ideal, self.evaluated(seen, inside, floats, {}))
-            columns.rounding_sqnr.add(ideal, self.evaluated(seen, set(), floats, {}))
-
-    def dequantized(self, op: Node, scale: float) -> Node:
-        """The dequantize node behind an op with this scale."""
-        for quantize in op.users:
-            if is_quantization(quantize) and (math.isnan(scale) or quantize.args[1] == scale):
-                return next(iter(quantize.users))
-        raise AssertionError(f"no site of scale {scale} reads {op}")
-
-    def evaluated(self, node: Node, inside: set[Node], floats: dict[Node, Any], known: dict[Node, Any]) -> Any:
-        """A node on the reference's values: nodes inside and quantization are run, all others are looked up."""
-        if node not in known:
-            if node.op == "get_attr":
-                known[node] = functools.reduce(getattr, str(node.target).split("."), self.pair.quantized)
-            elif node in floats and node not in inside:
-                known[node] = floats[node]
-            else:
-                args, kwargs = torch.fx.map_arg(
-                    (node.args, node.kwargs), lambda each: self.evaluated(each, inside, floats, known)
-                )
-                args = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
-                with torch.no_grad():
-                    known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return known[node]
+    def add(self, values: Values) -> None:
+        self.sqnr.add(values.reference, values.quantized)
+        self.isolated_sqnr.add(values.reference, values.isolated)
+        self.rounding_sqnr.add(values.reference, values.rounded)
 
 
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
@@ -237,12 +151,12 @@ def test_every_row_agrees_with_an_independent_computation(name: str, quantizer: 
         batches[1] = batches[1][0].permute(1, 2, 0).contiguous().permute(2, 0, 1)[None]
     pair = pt2qa.quantize(pt2qa.capture(model, batches[0]), quantizer, batches, progress=False)
     report = pt2qa.compare_layers(pair, batches[:2], progress=False)
-    again = Recomputation(pair, report.rows)
-    for batch in batches[:2]:
-        again.add(batch)
+    expected = [Columns() for _ in report.rows]
+    for recomputed in (Recomputation(pair, batch) for batch in batches[:2]):
+        for columns, row in zip(expected, report.rows, strict=True):
+            columns.add(recomputed.of(row))
     assert len(report.rows) > 5
-    for row in report.rows:
-        columns = again.columns[row.handle, row.observed_at, row.scale]
+    for columns, row in zip(expected, report.rows, strict=True):
         assert row.sqnr == pytest.approx(columns.sqnr.sqnr, abs=AGREE_DB, nan_ok=True), row.name
         if not math.isnan(row.isolated_sqnr):
             assert row.isolated_sqnr == pytest.approx(columns.isolated_sqnr.sqnr, abs=AGREE_DB), row.name

@@ -1,0 +1,108 @@
+"""The values of the layer table by an independent computation.
+
+``torch.fx.Interpreter`` runs the reference and the converted graph, and isolated values come from the converted graph's
+own nodes on the reference graph's values.  Nothing of pt2qa's engine takes part, but for the regions, which say what is
+run together.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+import pt2qa
+
+
+class Values(NamedTuple):
+    """What one row compares, on one batch."""
+
+    reference: Tensor
+    quantized: Tensor
+    isolated: Tensor
+    rounded: Tensor
+
+
+class Recording(Interpreter):
+    """Runs a graph and keeps a copy of every value as it was made."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__(graph)
+        self.values: dict[Node, Any] = {}
+
+    def run_node(self, node: Node) -> Any:
+        if node.target == "_guards_fn":
+            return None
+        result = super().run_node(node)
+        self.values[node] = result.clone() if isinstance(result, Tensor) else result
+        return result
+
+    @classmethod
+    def of(cls, graph: GraphModule, batch: Tensor) -> dict[Node, Any]:
+        recording = cls(graph)
+        with torch.no_grad():
+            recording.run(batch, enable_io_processing=False)
+        return recording.values
+
+
+def is_quantization(node: Node) -> bool:
+    return str(node.target).startswith("quantized_decomposed.")
+
+
+def by_handle(graph: GraphModule) -> dict[int, Node]:
+    """The node of each handle; where an op became several, the last one."""
+    found = {}
+    for node in graph.graph.nodes:
+        if node.op in ("call_function", "placeholder") and not is_quantization(node) and "custom" in node.meta:
+            found[node.meta["custom"]["numeric_debug_handle"]] = node
+    return found
+
+
+class Recomputation:
+    """The values of all rows of a pair on one batch, from its two graphs."""
+
+    def __init__(self, pair: pt2qa.QuantizedPair, batch: Tensor) -> None:
+        self.pair = pair
+        self.nodes, self.quantized = by_handle(pair.quantized), Recording.of(pair.quantized, batch)
+        reference, values = by_handle(pair.reference), Recording.of(pair.reference, batch)
+        self.reference = {number: values[node] for number, node in reference.items()}
+        self.floats = {self.nodes[number]: value for number, value in self.reference.items() if number in self.nodes}
+        handles = {name.name: number for number, name in pair.names.items()}
+        self.region = {
+            op: {self.nodes[handles[other]] for other in region.ops} for region in pair.regions for op in region.ops
+        }
+
+    def of(self, row: pt2qa.LayerRow) -> Values:
+        """The values of a row; where nothing is rounded, the rounded one is the reference."""
+        op = self.nodes[row.handle]
+        seen = op if row.observed_at == "raw" else self._dequantized(op, row.scale)
+        inside = self.region.get(self.pair.names[row.handle].name, set())
+        isolated, rounded = self._evaluated(seen, inside, {}), self._evaluated(seen, set(), {})
+        return Values(self.reference[row.handle], self.quantized[seen], isolated, rounded)
+
+    def _dequantized(self, op: Node, scale: float) -> Node:
+        """The dequantize node behind an op with this scale."""
+        for quantize in op.users:
+            if is_quantization(quantize) and (math.isnan(scale) or quantize.args[1] == scale):
+                return next(iter(quantize.users))
+        raise AssertionError(f"no site of scale {scale} reads {op}")
+
+    def _evaluated(self, node: Node, inside: set[Node], known: dict[Node, Any]) -> Any:
+        """A node on the reference's values: nodes inside and quantization are run, all others are looked up."""
+        if node not in known:
+            if node.op == "get_attr":
+                known[node] = functools.reduce(getattr, str(node.target).split("."), self.pair.quantized)
+            elif node in self.floats and node not in inside:
+                known[node] = self.floats[node]
+            else:
+                args, kwargs = torch.fx.map_arg(
+                    (node.args, node.kwargs), lambda each: self._evaluated(each, inside, known)
+                )
+                args = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+                with torch.no_grad():
+                    known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return known[node]
