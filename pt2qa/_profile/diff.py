@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
+from operator import attrgetter
 from typing import ClassVar
 
-from pt2qa._profile.diff_verdict import summary_of, worst_by
 from pt2qa._profile.histogram import Histogram, transport
 from pt2qa._profile.report import Profile
-from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, place_of
+from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
+from pt2qa._profile.verdict import difference_of, worst_by
 from pt2qa._report.base import Block, Listing, Report, data_read
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
@@ -57,10 +58,7 @@ class ProfileDiff(Report):
     @property
     def values(self) -> tuple[ProfileShift, ...]:
         """One row for each pair of values, in graph order: that of the op that makes it, else of the first reader."""
-        keys = {id(row): (row.a_value, row.b_value) for row in self.rows}
-        made = {keys[id(row)]: row for row in reversed(self.rows)}
-        made |= {keys[id(row)]: row for row in reversed(self.rows) if row.role == "output"}
-        return tuple(row for row in self.rows if made[keys[id(row)]] is row)
+        return each_once(self.rows, attrgetter("a_value", "b_value"))
 
     def _headline(self) -> str:
         return f"<ProfileDiff of {self.a} and {self.b}: {len(self.rows)} rows, {len(self.only)} in one only>"
@@ -89,7 +87,7 @@ class ProfileDiff(Report):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        return summary_of(self.values)
+        return difference_of(self.values)
 
 
 def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
@@ -153,7 +151,12 @@ def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
 def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> ProfileShift:
     # A value without a range has no unit to measure by.
     span = left.max - left.min if left.max > left.min else nan
-    shifts = {name: (getattr(right, name) - getattr(left, name)) / span for name in ("min", "max", "mean", "std")}
+    shifts = {f"{of}_shift": (getattr(right, of) - getattr(left, of)) / span for of in ("min", "max", "mean", "std")}
+    sides = {
+        f"{side}_{of}": getattr(row, of)
+        for side, row in (("a", left), ("b", right))
+        for of in ("dtype", "min", "max", "mean", "std", "nonfinite", "value")
+    }
     counted = (a.counted(left), b.counted(right)) if a.histograms and b.histograms else None
     return ProfileShift(
         name=right.name,
@@ -161,29 +164,13 @@ def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> Profi
         op=right.op,
         role=right.role,
         argument=right.argument,
-        a_dtype=left.dtype,
-        b_dtype=right.dtype,
         distance=nan if counted is None else _distance(*counted, left.std),
         outside=_outside(left, right, None if counted is None else counted[1]),
-        min_shift=shifts["min"],
-        max_shift=shifts["max"],
-        mean_shift=shifts["mean"],
-        std_shift=shifts["std"],
         largest_shift=max((abs(shift) for shift in shifts.values() if not isnan(shift)), default=nan),
         range_ratio=(right.max - right.min) / span,
-        a_min=left.min,
-        b_min=right.min,
-        a_max=left.max,
-        b_max=right.max,
-        a_mean=left.mean,
-        b_mean=right.mean,
-        a_std=left.std,
-        b_std=right.std,
-        a_nonfinite=left.nonfinite,
-        b_nonfinite=right.nonfinite,
-        a_value=left.value,
-        b_value=right.value,
         handle=left.handle,
+        **shifts,
+        **sides,
     )
 
 

@@ -83,18 +83,9 @@ def make_plan(
     parameters: Mapping[tuple[int, str], str] | None = None,
     with_stack: bool = False,
 ) -> Plan:
-    """Plans the profile of a graph, which is not changed.
+    """Plans the profile of a graph, which is not changed; options as for :func:`pt2qa.profile`.
 
-    Args:
-        graph: captured, prepared or converted.
-        names: what to call its inputs and ops.
-        prefixes: module paths or op names; only ops under them get rows.
-        ops: kinds of op; only they get rows.
-        parameters: what to call the parameters that an op reads, by its handle and the name of its argument.
-        with_stack: whether to look up source lines.
-
-    Raises:
-        SelectionError: a prefix or a kind matches nothing.
+    ``parameters`` says what to call those that an op reads, by its handle and the name of its argument.
     """
     return _Planner(graph, names, {} if parameters is None else parameters, with_stack).plan(prefixes, ops)
 
@@ -154,7 +145,8 @@ class _Planner:
             origin = self._origin(read.node)
             role = self._role(argument, read.node, origin)
             of = self.parameters.get((_handle(node), argument)) if role != "input" else None
-            of = self._called(origin) if of is None else of
+            if of is None:
+                of = self.names[origin].name if origin in self.names else str(origin.target)
             self._place(node, role, argument, of, self._value(read, self.sites.behind_observers(leaf), node))
 
     def _makes(self, node: Node) -> None:
@@ -193,9 +185,6 @@ class _Planner:
                 return node
             node = source
         return node
-
-    def _called(self, origin: Node) -> str:
-        return self.names[origin].name if origin in self.names else str(origin.target)
 
     # -- properties of nodes -------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from pt2qa._near_names import near_names
 from pt2qa._profile.histogram import BINS, Histogram
-from pt2qa._profile.rows import ProfileRow, Role
+from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Report, data_read
 from pt2qa._report.events import Event, Scalar
@@ -95,9 +96,7 @@ class Profile(Report):
     @property
     def values(self) -> tuple[ProfileRow, ...]:
         """One row for each value, in graph order: that of the op that makes it, else of the first that reads it."""
-        made = {row.value: row for row in reversed(self.rows)}
-        made |= {row.value: row for row in reversed(self.rows) if row.role == "output"}
-        return tuple(row for row in self.rows if made[row.value] is row)
+        return each_once(self.rows, attrgetter("value"))
 
     def find(self, name: str, role: Role = "output", argument: str | None = None) -> ProfileRow:
         """The first row of an op with a role, and with an argument where one is given.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pt2qa._report.columns import column, derived
 from pt2qa._report.formats import share
@@ -189,6 +190,16 @@ class ProfileOnly:
     name: Annotated[str, column(key=True)]
     role: Annotated[Role, column(key=True)]
     argument: Annotated[str, column(key=True)]
+
+
+_Row = TypeVar("_Row", ProfileRow, ProfileShift)
+
+
+def each_once(rows: Sequence[_Row], value: Callable[[_Row], object]) -> tuple[_Row, ...]:
+    """The rows of the ops that make the values, in graph order; where none does, that of the first that reads it."""
+    made = {value(row): row for row in reversed(rows)}
+    made |= {value(row): row for row in reversed(rows) if row.role == "output"}
+    return tuple(row for row in rows if made[value(row)] is row)
 
 
 def place_of(role: str, argument: str) -> str:

@@ -67,7 +67,11 @@ class Sites:
         if self.fake_quantizes(node):
             return ReadValue(node, node, _params_of(self.module_of(node)))
         if quant_ops.is_dequantize(node):
-            return self._dequantized(self._first[self._identity(node)])
+            node = self._first[self._identity(node)]
+            quantize = _source(node)
+            is_pair = quant_ops.is_quantize(quantize)
+            params = quant_ops.read_params(quantize if is_pair else node, self._constant)
+            return ReadValue(node, quantize if is_pair else None, params)
         return ReadValue(node)
 
     def readings(self, node: Node) -> list[ReadValue]:
@@ -83,13 +87,6 @@ class Sites:
             elif reads_it and (quant_ops.is_quantize(user) or self.is_observer(user)):
                 waiting += [(user, reader) for reader in user.users]
         return list(found.values()) or [ReadValue(node)]
-
-    def _dequantized(self, node: Node) -> ReadValue:
-        quantize = _source(node)
-        is_pair = quant_ops.is_quantize(quantize)
-        return ReadValue(
-            node, quantize if is_pair else None, quant_ops.read_params(quantize if is_pair else node, self._constant)
-        )
 
     def _identity(self, node: Node) -> tuple[Any, ...]:
         """What two dequantize nodes of one value agree in."""

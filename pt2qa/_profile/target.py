@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -64,7 +65,18 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
     if side not in (None, "reference", "quantized"):
         raise SelectionError(f"side: got {side!r}, expected 'reference' or 'quantized'")
     if isinstance(given, QuantizedPair):
-        return _of_pair(given, side or "reference")
+        graph = given.quantized if side == "quantized" else given.reference
+        return ProfileTarget(
+            graph=graph,
+            names=node_names(graph, given.names),
+            values=given.values,
+            side=side or "reference",
+            floats=given.reference,
+            quantizer=given.quantizer,
+            model=given.model,
+            notes=given.notes,
+            environment=given.environment,
+        )
     if side is not None:
         raise SelectionError(f"side: got {side!r}, but a {type(given).__name__} has no sides; give a QuantizedPair")
     if isinstance(given, Capture):
@@ -74,19 +86,12 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
     if isinstance(given, ExportedProgram):
         given = given.module(check_guards=False)
     if isinstance(given, GraphModule):
-        return _of_graph(given, names_of(given), "graph", type(given).__name__, (), _flat(given))
+        values = functools.partial(flatten_batch, given)
+        return _of_graph(given, names_of(given), "graph", type(given).__name__, (), values)
     kind = "an eager module" if isinstance(given, nn.Module) else "no graph"
     raise CaptureError(
         f"got a {type(given).__name__}, which is {kind}; expected a QuantizedPair, a Capture or a GraphModule. "
         "Capture a model first: pt2qa.profile(pt2qa.capture(model, example_inputs), batches)."
-    )
-
-
-def _of_pair(pair: QuantizedPair, side: Side) -> ProfileTarget:
-    graph = pair.reference if side == "reference" else pair.quantized
-    names = node_names(graph, pair.names)
-    return ProfileTarget(
-        graph, names, pair.values, side, pair.reference, pair.quantizer, pair.model, pair.notes, pair.environment
     )
 
 
@@ -102,10 +107,6 @@ def _of_graph(
     return ProfileTarget(graph, node_names(graph, names), values, side, graph, "", model, notes, environment)
 
 
-def _flat(graph: GraphModule) -> Callable[[Batch], list[Any]]:
-    return lambda batch: flatten_batch(graph, batch)
-
-
 def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any]]:
     def values(batch: Batch) -> list[Any]:
         capture.check_batch(*as_call(batch, graph))
@@ -115,12 +116,7 @@ def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any
 
 
 def node_names(graph: GraphModule, known: Mapping[int, OpName]) -> dict[Node, OpName]:
-    """A name for every input and op of a graph: by its handle, and in the same style for nodes without one.
-
-    Args:
-        graph: the graph.
-        known: the names by handle.
-    """
+    """A name for every input and op of a graph: by its handle, and in the same style for nodes without one."""
     found: dict[Node, OpName] = {}
     uses: Counter[int] = Counter()
     taken = {name.name for name in known.values()}
@@ -133,15 +129,15 @@ def node_names(graph: GraphModule, known: Mapping[int, OpName]) -> dict[Node, Op
             again = uses[handle]
             uses[handle] += 1
             # A decomposed op hands its handle to all its parts.
-            found[node] = name if not again else OpName(f"{name.name}:{op_of(node.target)}{again}", *_rest(name))
+            found[node] = (
+                name
+                if not again
+                else OpName(f"{name.name}:{op_of(node.target)}{again}", name.module, name.module_type, name.op)
+            )
         else:
             found[node] = _unknown(node, found, taken)
             taken.add(found[node].name)
     return found
-
-
-def _rest(name: OpName) -> tuple[str, str, str]:
-    return name.module, name.module_type, name.op
 
 
 def _unknown(node: Node, found: Mapping[Node, OpName], taken: set[str]) -> OpName:

@@ -147,12 +147,7 @@ class Watch(Interpreter):
 
 
 def count_clamped(x: Tensor, params: QuantParams) -> int | None:
-    """How many values lie outside the integer range after rounding; None where the parameters do not say.
-
-    Args:
-        x: the values before they are quantized.
-        params: how they are quantized.
-    """
+    """How many values lie outside the integer range after rounding; None where the parameters do not say."""
     x = x.detach()
     scale, zero_point = params.scale, params.zero_point
     if scale is None or zero_point is None or params.quant_min >= params.quant_max:
