@@ -64,7 +64,7 @@ test: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m "not zoo and not conformance"
 
 zoo: $(VENV)/.zoo
-	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m zoo
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadgroup -m zoo
 
 conformance: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist load -m conformance

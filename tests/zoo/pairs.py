@@ -16,7 +16,7 @@ from tests.zoo import models
 
 QUANTIZERS = ("xnnpack", "x86")
 
-_MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "mobilenet_v2": lambda: (models.mobilenet_v2(), models.pictures()),
     "efficientnet_lite0": lambda: (models.efficientnet_lite0(), models.pictures(models.LITE)),
     "resnet18": lambda: (models.healthy_resnet("resnet18"), models.pictures()[:8]),
@@ -41,7 +41,7 @@ class Captured:
 @functools.cache
 def captured(name: str) -> Captured:
     """The model under a name of the table above."""
-    model, data = _MODELS[name]()
+    model, data = MODELS[name]()
     batches = data.split(_BATCH.get(name, 8))
     return Captured(model, pt2qa.capture(model, (batches[0],)), batches)
 

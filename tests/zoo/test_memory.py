@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 import pt2qa
 from tests.zoo.pairs import captured, pair_of
 
-pytestmark = pytest.mark.zoo
+pytestmark = [pytest.mark.zoo, pytest.mark.xdist_group("mobilenet_v2")]
 
 
 def peak_bytes(pair: pt2qa.QuantizedPair, batches: list[Tensor]) -> int:

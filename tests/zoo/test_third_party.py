@@ -13,6 +13,7 @@ from tests.zoo.pairs import captured
 
 pytestmark = [
     pytest.mark.zoo,
+    pytest.mark.xdist_group("mobilenet_v2"),
     # coremltools and its parts speak about versions of scikit-learn, of torch, and of pkg_resources.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

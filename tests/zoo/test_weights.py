@@ -12,7 +12,7 @@ import torch
 import pt2qa
 from tests.zoo.pairs import captured, pair_of
 
-pytestmark = pytest.mark.zoo
+pytestmark = [pytest.mark.zoo, pytest.mark.xdist_group("mobilenet_v2")]
 
 PER_CHANNEL, PER_TENSOR = "xnnpack", "xnnpack:per_channel=false"
 LAYERS = [("features.1.conv.0.0", "features.1.conv.0.1"), ("features.3.conv.1.0", "features.3.conv.1.1"),
