@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,22 +56,6 @@ def cut(batch: Batch, sample: int, axis: int) -> Batch:
 def copied(batch: Batch) -> Batch:
     """A copy of a batch: a view would keep the whole batch alive, and loaders may reuse their tensors."""
     return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, batch)
-
-
-def repeats_for(batch: Batch, axis: int, size: int, check: Callable[[Batch], object]) -> int:
-    """How often a single sample must be repeated: once, or the captured batch size if that is fixed.
-
-    Args:
-        batch: one sample.
-        axis: the batch axis.
-        size: the size of the batch that it comes from.
-        check: raises a BatchError for a batch that does not fit the model.
-    """
-    try:
-        check(batch)
-    except BatchError:
-        return size
-    return 1
 
 
 def stored(case: CaseBatch, key: tuple[int, int]) -> tuple[StoredCase, dict[str, Array]]:

@@ -90,30 +90,26 @@ def rebuild(
         repeats: how often the sample is repeated along ``axis`` to fit the model.
         axis: the batch axis.
     """
-    return _built(json.loads(text), prefix, arrays, repeats, axis)  # type: ignore[no-any-return]
-
-
-def _built(node: dict[str, Any], prefix: tuple[int, int], arrays: Mapping[str, Array], repeats: int, axis: int) -> Any:
     # Imported here: reports are loaded and shown without torch.
     import torch
 
-    def built(item: dict[str, Any]) -> Any:
-        return _built(item, prefix, arrays, repeats, axis)
+    def built(node: dict[str, Any]) -> Any:
+        if "tensor" in node:
+            # A copy, so that changes by the user do not affect the report.
+            tensor = torch.from_numpy(np.array(arrays[key_of(*prefix, node["tensor"])]))
+            if node["dtype"] in AS_REAL:
+                tensor = torch.view_as_complex(tensor)
+            tensor = tensor.to(getattr(torch, node["dtype"]))
+            return tensor.repeat_interleave(repeats, axis) if repeats > 1 and tensor.dim() > axis else tensor
+        if "tuple" in node:
+            return tuple(map(built, node["tuple"]))
+        if "list" in node:
+            return list(map(built, node["list"]))
+        if "dict" in node:
+            return {key: built(item) for key, item in node["dict"]}
+        return node["value"]
 
-    if "tensor" in node:
-        # A copy, so that changes by the user do not affect the report.
-        tensor = torch.from_numpy(np.array(arrays[key_of(*prefix, node["tensor"])]))
-        if node["dtype"] in AS_REAL:
-            tensor = torch.view_as_complex(tensor)
-        tensor = tensor.to(getattr(torch, node["dtype"]))
-        return tensor.repeat_interleave(repeats, axis) if repeats > 1 and tensor.dim() > axis else tensor
-    if "tuple" in node:
-        return tuple(built(item) for item in node["tuple"])
-    if "list" in node:
-        return [built(item) for item in node["list"]]
-    if "dict" in node:
-        return {key: built(item) for key, item in node["dict"]}
-    return node["value"]
+    return built(json.loads(text))  # type: ignore[no-any-return]
 
 
 def _tensors(node: Any, depth: int = 0) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -52,14 +54,7 @@ def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scor
 
 def merged(one: LabelCounts, other: LabelCounts) -> LabelCounts:
     """The counts over both."""
-    return LabelCounts(
-        one.output,
-        one.targets + other.targets,
-        one.ref_right + other.ref_right,
-        one.quant_right + other.quant_right,
-        one.lost + other.lost,
-        one.gained + other.gained,
-    )
+    return LabelCounts(one.output, *map(operator.add, astuple(one)[1:], astuple(other)[1:]))
 
 
 def _classes(value: Any, targets: Tensor) -> Tensor | None:

@@ -73,21 +73,13 @@ class OutputPair:
 
 
 def output_pairs(reference: Any, quantized: Any, axis: int | None, size: int) -> Iterator[OutputPair]:
-    """The outputs of both models, leaf by leaf.
-
-    Args:
-        reference: the reference's result, nested as the model or the post-processing returns it.
-        quantized: the quantized model's.
-        axis: the batch axis; None to treat each batch as a whole.
-        size: samples in the batch.
-    """
+    """The outputs of both models on a batch of this size, leaf by leaf; without a batch axis, each as a whole."""
     names, left = leaf_names(reference), pytree.tree_leaves(reference)
-    right, same = pytree.tree_leaves(quantized), leaf_names(quantized) == names
-    for number, (name, ref) in enumerate(zip(names, left, strict=True)):
-        quant = right[number] if same else None
-        if not same:
+    if leaf_names(quantized) != names:
+        for name, ref in zip(names, left, strict=True):
             yield OutputPair(name, ref, None, None, "reference and quantized results are nested differently")
-            continue
+        return
+    for name, ref, quant in zip(names, left, pytree.tree_leaves(quantized), strict=True):
         ref, quant = _as_tensor(ref), _as_tensor(quant)
         if not isinstance(ref, Tensor) or not isinstance(quant, Tensor):
             yield OutputPair(name, ref, quant, None, f"{type(ref).__name__} is not a tensor")

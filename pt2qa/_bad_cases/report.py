@@ -273,17 +273,16 @@ class BadCases(Report):
 
     def _summary(self) -> Sequence[str]:
         advice = "Look where they lose accuracy: pt2qa.compare_layers(pair, report.batches())."
-        found = [self._about(ranking) for ranking in self.rankings]
-        return [
-            *about_faults(self.set_apart, self.steps),
-            *found,
-            advice if self.cases else "No case was kept.",
-        ]
+        faults, found = about_faults(self.set_apart, self.steps), map(self._about, self.rankings)
+        return [*faults, *found, advice if self.cases else "No case was kept."]
 
     def _about(self, ranking: Ranking) -> str:
         which = f"{ranking.metric} of {ranking.output}"
-        rows = [row for row in self.rows if (row.metric, row.output) == (ranking.metric, ranking.output)]
-        missing = "".join(f" {what}." for what in (_nonfinite(ranking), _without_number(ranking)) if what)
+        rows, missing = self.worst(ranking.metric, ranking.output), ""
+        if ranking.nonfinite:
+            missing += f" {ranking.nonfinite} NaN or infinite in the quantized model only, ranked worst of all."
+        if ranking.without_number:
+            missing += f" {ranking.without_number} without a number ({ranking.reason or 'nan'}), ranked last."
         if not rows:
             return f"{which}: no bad case.{missing}"
         worst = rows[0]
@@ -307,15 +306,3 @@ def _place(row: CaseRow) -> str:
     if row.sample < 0:
         return f"batch {row.batch} as a whole"
     return f"sample {row.index} (batch {row.batch}, place {row.sample})"
-
-
-def _nonfinite(ranking: Ranking) -> str:
-    if not ranking.nonfinite:
-        return ""
-    return f"{ranking.nonfinite} NaN or infinite in the quantized model only, ranked worst of all"
-
-
-def _without_number(ranking: Ranking) -> str:
-    if not ranking.without_number:
-        return ""
-    return f"{ranking.without_number} without a number ({ranking.reason or 'nan'}), ranked last"

@@ -26,7 +26,7 @@ from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_bat
 from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
 from pt2qa._simulator.outputs import output_names, structured
 from pt2qa._simulator.verification import Outputs, Verification, simulated
-from pt2qa.errors import SelectionError
+from pt2qa.errors import BatchError, SelectionError
 
 
 def find_bad_cases(
@@ -288,8 +288,13 @@ class _Search:
         return cases
 
     def _repeats(self, own: Batch, size: int) -> int:
+        """How often a sample must be repeated to fit the model: once, or the captured batch size if that is fixed."""
         if size not in self.repeats:
-            self.repeats[size] = case_batches.repeats_for(own, self.axis or 0, size, self.pair.values)
+            try:
+                self.pair.values(own)
+                self.repeats[size] = 1
+            except BatchError:
+                self.repeats[size] = size
         return self.repeats[size]
 
     def report(self, notes: Sequence[str]) -> BadCases:

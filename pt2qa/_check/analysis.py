@@ -116,7 +116,7 @@ def check(
         rows=errors_first(rows, chosen),
         rules=tuple(outcomes),
         checked=_checked(context, every, outcomes),
-        notes=(*_notes(context), *_unheard(quiet, outcomes)),
+        notes=(*(subject.notes if kind == "pair" else ()), *_unheard(quiet, outcomes)),
         quantizer=_quantizer(context),
         model=_model_name(context),
         environment=_environment(context),
@@ -192,7 +192,8 @@ def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) ->
     # nan, which orders nothing, is unequal to itself.
     found.sort(key=lambda one: -one.value if one.value == one.value else 0.0)
     rows = [_finding(rule, one, context) for one in found]
-    shown = [row for row in rows if not _is_silenced(row, quiet)]
+    patterns = [pattern for silenced, pattern in quiet if silenced == rule.id]
+    shown = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in patterns)]
     outcome = RuleOutcome(rule.id, rule.title, "found" if rows else "clear", len(shown), len(rows) - len(shown), "")
     return shown, outcome
 
@@ -209,18 +210,10 @@ def _finding(rule: Rule, found: Found, context: CheckContext) -> Finding:
     )
 
 
-def _is_silenced(row: Finding, quiet: Iterable[tuple[str, str]]) -> bool:
-    return any(row.rule == rule and fnmatchcase(row.name, pattern) for rule, pattern in quiet)
-
-
 def _checked(context: CheckContext, every: Mapping[str, Rule], outcomes: Iterable[RuleOutcome]) -> tuple[str, ...]:
     """What was given, and what the rules that ran have looked at beside it."""
     ran = [every[outcome.rule].needs for outcome in outcomes if outcome.outcome != "not applied"]
     return tuple(dict.fromkeys((context.given, *(need for needs in ran for need in needs))))
-
-
-def _notes(context: CheckContext) -> tuple[str, ...]:
-    return context.pair.notes if context.given == "pair" else ()
 
 
 def _quantizer(context: CheckContext) -> str:

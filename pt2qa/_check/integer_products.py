@@ -94,7 +94,7 @@ def integer_products(pair: QuantizedPair) -> tuple[IntegerProduct, ...]:
     for step in pair.program.steps:
         for slot in step.reads:
             readers.setdefault(slot, []).append(step)
-    found = (_product(pair, step, constants, readers) for step in pair.program.steps if _is_product(step))
+    found = (_product(pair, step, constants, readers) for step in pair.program.steps if step.op in WEIGHTED)
     return tuple(product for product in found if product is not None)
 
 
@@ -106,7 +106,8 @@ def _product(
     params = _params(pair, weight)
     if weight is None or params is None or params.scale is None or not isinstance(weight.reference, Tensor):
         return None
-    axis = int("transpose" in step.op or _is_transposed(step))
+    # The one op for all convolutions is told whether to transpose.
+    axis = int("transpose" in step.op or (step.op == "convolution" and bool(step.args[6])))
     if params.axis not in (None, axis):
         return None
     inputs = {site.result: site.params for site in pair.sites}
@@ -122,11 +123,6 @@ def _product(
     )
 
 
-def _is_transposed(step: Step) -> bool:
-    """Whether it is the one op for all convolutions, told to transpose."""
-    return step.op == "convolution" and bool(step.args[6])
-
-
 def _params(pair: QuantizedPair, constant: Constant | None) -> QuantParams | None:
     return None if constant is None or constant.site is None else pair.sites[constant.site].params
 
@@ -138,11 +134,7 @@ def _output_scale(step: Step, readers: Mapping[int, list[Step]], sites: Sequence
         for reader in readers.get(open_slots.pop(), []):
             if reader.site is not None:
                 scales.append(sites[reader.site].params.largest_scale)
-            elif not _is_product(reader) and reader.out not in seen:
+            elif reader.op not in WEIGHTED and reader.out not in seen:
                 seen.add(reader.out)
                 open_slots.append(reader.out)
     return max((scale for scale in scales if not math.isnan(scale)), default=math.nan)
-
-
-def _is_product(step: Step) -> bool:
-    return step.op in WEIGHTED

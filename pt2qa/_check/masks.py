@@ -41,11 +41,7 @@ class Mask:
 
 
 def masks_in(graph_module: GraphModule) -> dict[Node, Mask]:
-    """The nodes whose value may hold a mask value, with the largest of them.
-
-    Args:
-        graph_module: a float graph, with observers or without.  Masks that are inputs are unknown here.
-    """
+    """The nodes of a float graph whose value may hold a mask value, with the largest; masks in inputs are unknown."""
     found: dict[Node, Mask] = {}
     for node in graph_module.graph.nodes:
         held = [found[source] for source in node.all_input_nodes if source in found] if _passes_on(node) else []

@@ -50,11 +50,7 @@ def products_of(
 ) -> tuple[Product, ...]:
     """The ops of a float graph and its nested graphs that multiply something by an activation, in graph order.
 
-    Args:
-        graph: the float graph, with handles and traced values.
-        names: what to call each handle.
-        annotations: what the quantizer annotates in it, where it is known.
-        converted: what became of it, where it is converted already; it has the last word on what is rounded.
+    What is rounded is known from the annotations, or where it is converted already from what became of it.
     """
     states = states_of(annotations) if converted is None and annotations is not None else {}
     if converted is not None:

@@ -228,9 +228,7 @@ def _place(row: Finding) -> str:
 def errors_first(rows: Iterable[Finding], rules: Sequence[str]) -> tuple[Finding, ...]:
     """Findings in the order of a report: rules with an error first, within one severity as the rules stand.
 
-    Args:
-        rows: the findings; those of one rule keep their order.
-        rules: ids of the rules, in their order; findings of others come after theirs.
+    The findings of one rule keep their order; those of rules that are not listed come after the others.
     """
     rows = tuple(rows)
     worst: dict[str, int] = {}

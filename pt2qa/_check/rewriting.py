@@ -53,13 +53,7 @@ class Rewritten:
 
 
 def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Sequence[Pass] = EVERY_PASS) -> Rewritten:
-    """Runs passes of capture on a copy of a program.
-
-    Args:
-        program: with handles; it is not changed.
-        names: what to call them.
-        passes: those to run, in their order.
-    """
+    """Runs passes of capture, in this order, on a copy of a program that has handles."""
     program = copy.deepcopy(program)
     for placed in walk(program.graph_module):
         handle = handle_of(placed.node)

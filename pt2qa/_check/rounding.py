@@ -19,16 +19,11 @@ def own_spec(annotations: Annotations, point: Point) -> Any | None:
 
 
 def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
-    """The spec with which an op reads a value; None where it reads it in float.
-
-    Args:
-        annotations: the annotated graph.
-        source: fx name of the node that makes the value; a constant may be rounded before it is reshaped.
-        reader: fx name of the op.
-    """
+    """The spec with which an op reads a value; None where it reads it in float.  Both are named as fx does."""
     for point in ((source, reader), (source, "")):
         if (spec := own_spec(annotations, point)) is not None:
             return spec
+    # A constant may be rounded before it is reshaped.
     node = annotations.ground.nodes[source]
     deeper = node.inputs if node.constant else ()
     return next((spec for one in deeper if (spec := spec_read(annotations, one, source)) is not None), None)

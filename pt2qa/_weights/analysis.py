@@ -147,10 +147,9 @@ def _max_lsb(float_value: Tensor, dequantized: Tensor, params: QuantParams | Non
     if params is None or params.scale is None or not float_value.numel():
         return math.nan
     difference = (float_value.double() - dequantized.double()).abs()
-    scale = params.scale
-    if isinstance(scale, Tensor) and scale.numel() > 1:
+    scale = torch.as_tensor(params.scale, dtype=torch.float64)
+    if scale.numel() > 1:
         if params.axis is None:
             return math.nan
         difference = difference.movedim(params.axis, -1)
-        return float((difference / scale.double()).max())
-    return float(difference.max() / float(scale))
+    return float((difference / scale).max())

@@ -38,18 +38,19 @@ def invalid_fold(context: CheckContext) -> Iterator[Found]:
     norms = [node for node in graph.graph.nodes if _folds(node)]
     if not norms:
         raise DoesNotApplyError("to models without a batch norm behind a convolution or linear")
-    normed = {norm.args[0]: _parameters(norm) for norm in norms}
+    normed = {norm.args[0] for norm in norms}
     for constants in constants_by_memory(graph).values():
         readers = [reader for constant in constants for reader in constant.users if _reads_weight(reader, constant)]
         folded = [reader for reader in readers if reader in normed]
         if not folded:
             continue
         others = [reader for reader in readers if reader not in normed]
-        bypassed = [user for reader in folded for user in reader.users if not _folds(user)]
+        behind = [user for reader in folded for user in reader.users]
+        own, bypassed = [user for user in behind if _folds(user)], [user for user in behind if not _folds(user)]
         weight = str(constants[0].target)
         name = context.name_of(folded[0])
-        if len({norm for reader in folded for norm in _norms_behind(reader)}) > 1:
-            listed = _listed(context, [user for reader in folded for user in reader.users if _folds(user)])
+        if len({tuple(map(str, norm.args[1:5])) for norm in own}) > 1:
+            listed = _listed(context, own)
             yield Found(name, f"{weight} is one weight behind which different batch norms stand: {listed}")
         elif why := _bias_at_fault(folded):
             yield Found(name, f"{weight} is used {len(folded)} times, and {why}")
@@ -82,14 +83,6 @@ def _bias_at_fault(folded: list[Node]) -> str:
 
 def _reads_weight(reader: Node, constant: Node) -> bool:
     return reader.op == "call_function" and op_of(reader.target) in _FOLDING and reader.args[1] is constant
-
-
-def _norms_behind(node: Node) -> set[tuple[str, ...]]:
-    return {_parameters(user) for user in node.users if _folds(user)}
-
-
-def _parameters(norm: Node) -> tuple[str, ...]:
-    return tuple(str(argument) for argument in norm.args[1:5])
 
 
 def _listed(context: CheckContext, nodes: list[Node]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.aliases import Aliases, memory_of
@@ -46,11 +46,7 @@ def module_never_called(context: CheckContext) -> Iterator[Found]:
             continue
         reported.append(path)
         count = sum(parameter.numel() for parameter in own)
-        yield Found(path, f"{_kind(module)} with {count:,} parameters that forward never reads", value=count)
-
-
-def _kind(module: nn.Module) -> str:
-    return type(module).__name__
+        yield Found(path, f"{type(module).__name__} with {count:,} parameters that forward never reads", value=count)
 
 
 @rule(

@@ -154,13 +154,8 @@ def _rounded_twice(annotations: Annotations) -> Iterator[Found]:
         if names:
             node = annotations.ground.nodes[source]
             how = " and ".join(names)
-            yield Found(
-                node.name, f"is rounded as its output and again for the {_op(annotations, reader)}: {how} differ"
-            )
-
-
-def _op(annotations: Annotations, key: str) -> str:
-    return annotations.ground.nodes[key].op
+            op = annotations.ground.nodes[reader].op
+            yield Found(node.name, f"is rounded as its output and again for the {op}: {how} differ")
 
 
 def _differing(annotations: Annotations, one: Point, other: Point) -> tuple[str, ...]:
