@@ -81,14 +81,9 @@ def check_structure(text: str, prefix: tuple[int, int], arrays: Mapping[str, Arr
 def rebuild(
     text: str, prefix: tuple[int, int], arrays: Mapping[str, Array], repeats: int, axis: int
 ) -> torch.Tensor | tuple[Any, ...] | list[Any] | dict[str, Any]:
-    """The batch of a case as torch tensors with their original dtypes.
+    """The batch of a case, given its structure, as torch tensors with their original dtypes.
 
-    Args:
-        text: its structure.
-        prefix: number of the batch and of the sample.
-        arrays: the arrays of the report.
-        repeats: how often the sample is repeated along ``axis`` to fit the model.
-        axis: the batch axis.
+    ``prefix`` is the number of the batch and of the sample, which is repeated along the batch axis to fit the model.
     """
     # Imported here: reports are loaded and shown without torch.
     import torch

@@ -63,14 +63,10 @@ class Standing:
     def update(
         self, scores: Scores, broken: Callable[[int], bool], batch: int, first: int, *, only_positive: bool = False
     ) -> Standing:
-        """The standing after one more batch.
+        """The standing after one more batch, whose first sample has the running number ``first``.
 
-        Args:
-            scores: the metric's values for it.
-            broken: whether the sample at a place is NaN or infinite in the quantized model only.
-            batch: its number.
-            first: running number of its first sample.
-            only_positive: keep no sample whose number is zero.
+        ``broken`` tells whether the sample at a place is NaN or infinite in the quantized model only; with
+        ``only_positive`` no sample is kept whose number is zero.
         """
         if scores.problem:
             return replace(self, without_number=self.without_number + 1, reason=self.reason or scores.problem)

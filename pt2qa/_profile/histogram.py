@@ -95,22 +95,14 @@ class Histogram:
         return np.where(self.bins == 0, 0.0, np.sign(self.bins) * middle)
 
     def quantile(self, share: float) -> float:
-        """The middle of the bin that holds the value of rank ``ceil(share * count)``; nan where there is none.
-
-        Args:
-            share: 0..1, what part of the values is not larger.
-        """
+        """The middle of the bin that holds the value of rank ``ceil(share * count)``; nan where there is none."""
         if not self.total:
             return nan
         rank = max(1, ceil(share * self.total))
         return float(self.centres[np.searchsorted(np.cumsum(self.counts), rank)])
 
     def contiguous(self) -> tuple[Array, Array]:
-        """Edges and counts without gaps: what lies between two bins is an empty bin.
-
-        Returns:
-            edges, float64, ascending; counts, int64, one less.
-        """
+        """Edges (float64, ascending) and counts (int64, one less): what lies between two bins is an empty bin."""
         lower, upper = self._edges()
         edges = np.column_stack([lower, upper]).ravel()
         counts = np.column_stack([self.counts, np.zeros_like(self.counts)]).ravel()[:-1]
@@ -118,15 +110,10 @@ class Histogram:
         return edges[np.concatenate([[True], wide])] if len(edges) else np.zeros(1), counts[wide]
 
     def spread(self, edges: Sequence[float] | Array, low: float, high: float) -> Array:
-        """Counts in other bins: each bin's values are taken to lie evenly between its edges.
+        """Counts in other bins, float64: each bin's values are taken to lie evenly between its edges.
 
-        Args:
-            edges: ascending; a bin holds its lower edge, the last one its upper edge too.
-            low: smallest of the values.
-            high: largest of the values.
-
-        Returns:
-            float64, one number for each new bin.
+        The new edges ascend; a bin holds its lower edge, the last one its upper edge too.  ``low`` and ``high`` are the
+        smallest and the largest of the values.
         """
         lower, upper = self._edges()
         lower, upper = np.clip(lower, low, high), np.clip(upper, low, high)

@@ -81,12 +81,7 @@ class Statistics:
 
     @classmethod
     def of(cls, x: Tensor, *, histogram: bool) -> Statistics:
-        """Those of a tensor of any dtype, shape and strides; a complex value counts as its two parts.
-
-        Args:
-            x: the tensor.
-            histogram: whether to make the histogram.
-        """
+        """Those of a tensor of any dtype, shape and strides; a complex value counts as its two parts."""
         total, prefixes, rest = cls(), np.zeros(_PREFIXES, np.int64), Histogram()
         for chunk in flat_chunks(x):
             found = _fast(chunk)

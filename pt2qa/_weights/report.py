@@ -80,9 +80,9 @@ class WeightReport(Report):
             f"{counted(len(without_number(quantized, BY)), 'row')} without a number, {len(self.unpaired)} unpaired, "
             f"{counted(len(self.notes), 'note')}."
         )
+        sentences = [_about_nan(quantized), _about_worst(self.ranked(quantized, BY))]
         dead = _about_dead(self.ranked([row for row in quantized if row.dead_channels > 0], "dead_channels"))
-        worst = _about_worst(self.ranked(quantized, BY))
-        return [sentence for sentence in (_about_nan(quantized), worst, *dead, counts) if sentence]
+        return [*filter(None, sentences), *dead, counts]
 
 
 def _float_line(row: WeightRow) -> str:

@@ -3,19 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
 
 from pt2qa._check.context import CheckContext
 from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct, limits
 from pt2qa._check.masks import Mask, masks_in
-from pt2qa._check.observers import Observed, observed
 from pt2qa._check.site_rows import given_rows, is_nonfinite
 from pt2qa._graph.handles import handle_of
+from pt2qa._graph.internals.torchao import range_keeper
+from pt2qa._quantize.observers import find_observers
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.plugins import DoesNotApplyError, Found
 from pt2qa.plugins.rules import rule
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one observer has seen, at one of the places where it looks.
+
+    Attributes:
+        source: the node whose value it observes.
+        low, high: the smallest and largest value, one for each channel where it observes channels: float64 of shape
+            (channels,); empty where it never saw a value.
+        integers: how many integers its scale has to cover the range with.
+    """
+
+    source: Node
+    low: Tensor
+    high: Tensor
+    integers: int
+
+    @property
+    def saw(self) -> bool:
+        """Whether it saw a value."""
+        return self.low.numel() > 0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it observes a weight, or another constant."""
+        return self.source.op == "get_attr"
+
+
+def observed(prepared: GraphModule) -> tuple[Observed, ...]:
+    """The observers of a prepared graph that keep a range, in graph order; of a fake-quantize op its observer.
+
+    Those with a fixed scale, and those that choose one for each batch, keep none.
+    """
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+    found = []
+    for target, node in find_observers(prepared).items():
+        observer, source = range_keeper(modules[target]), node.args[0]
+        if observer is None or not isinstance(source, Node) or getattr(observer, "is_dynamic", False):
+            continue
+        ends = torch.stack([end.detach().double().flatten() for end in (observer.min_val, observer.max_val)])
+        # Before the first value an observer holds +inf and -inf, or nothing at all.
+        if bool(((ends[0] == torch.inf) & (ends[1] == -torch.inf)).all()):
+            ends = ends[:, :0]
+        integers = int(getattr(observer, "quant_max", 255)) - int(getattr(observer, "quant_min", 0)) + 1
+        found.append(Observed(source, ends[0], ends[1], integers))
+    return tuple(found)
+
+
+def _either(
+    context: CheckContext,
+    in_prepared: Callable[[CheckContext], Iterator[Found]],
+    in_pair: Callable[[CheckContext], Iterator[Found]],
+    step: str,
+) -> Iterator[Found]:
+    """What is found in a graph with observers, or in a pair; neither is there before this step."""
+    if context.given == "prepared":
+        return in_prepared(context)
+    if context.given == "pair":
+        return in_pair(context)
+    raise DoesNotApplyError(f"before {step}: give a graph with observers, or a pair")
 
 
 @rule(
@@ -28,11 +93,7 @@ from pt2qa.plugins.rules import rule
 )
 def never_calibrated(context: CheckContext) -> Iterator[Found]:
     """Observers of a prepared graph without a value; in a pair made elsewhere, scales as such observers give them."""
-    if context.given == "prepared":
-        return _uncalibrated_observers(context)
-    if context.given == "pair":
-        return _uncalibrated_sites(context)
-    raise DoesNotApplyError("before prepare: give a graph with observers, or a pair")
+    return _either(context, _uncalibrated_observers, _uncalibrated_sites, "prepare")
 
 
 def _uncalibrated_observers(context: CheckContext) -> Iterator[Found]:
@@ -83,11 +144,7 @@ LARGEST_ACTIVATION = 1e9
 )
 def nonfinite_observed(context: CheckContext) -> Iterator[Found]:
     """Observers, or sites of a pair, that such a value reaches: from constants, from ops, or with the data."""
-    if context.given == "prepared":
-        return _nonfinite_observers(context)
-    if context.given == "pair":
-        return _nonfinite_sites(context)
-    raise DoesNotApplyError("before calibration: give a graph with observers, or a pair")
+    return _either(context, _nonfinite_observers, _nonfinite_sites, "calibration")
 
 
 def _nonfinite_observers(context: CheckContext) -> Iterator[Found]:
@@ -107,7 +164,7 @@ def _observed(context: CheckContext, observer: Observed, mask: Mask | None) -> s
     if not math.isfinite(reach):
         return f"its observer saw values from {low:.3g} to {high:.3g}"
     if reach >= LARGEST_ACTIVATION or (mask is not None and reach >= abs(mask.value) / 2):
-        return _immense((high - low) / (observer.integers - 1), _from(context, mask))
+        return _immense(context, (high - low) / (observer.integers - 1), mask)
     return ""
 
 
@@ -131,7 +188,7 @@ def _at_site(
     context: CheckContext, name: str, params: QuantParams, mask: Mask | None, nonfinite: bool
 ) -> Iterator[Found]:
     low, high = limits(params)
-    reach, scale = max(abs(low), abs(high)), params.largest_scale
+    reach = max(abs(low), abs(high))
     if mask is not None and not math.isfinite(mask.value):
         becomes = "" if math.isnan(mask.value) else f": it becomes {low if mask.value < 0 else high:.3g}"
         yield Found(name, _nonfinite(context, mask) + becomes, value=math.inf)
@@ -139,7 +196,7 @@ def _at_site(
         why = "infinite or NaN values reach it, which no integer can hold"
         yield Found(name, why, fix="look for NaN and infinity in the weights and in the data", value=math.inf)
     elif reach >= LARGEST_ACTIVATION or (mask is not None and reach >= abs(mask.value) / 2):
-        yield Found(name, _immense(scale, _from(context, mask)), value=reach)
+        yield Found(name, _immense(context, params.largest_scale, mask), value=reach)
     elif mask is not None:
         why = f"{mask.value:.3g} from {context.name_of(mask.origin)} is clamped to {low:.3g}"
         yield Found(name, why, "warning", value=0.0)
@@ -149,12 +206,9 @@ def _nonfinite(context: CheckContext, mask: Mask) -> str:
     return f"{mask.value} from {context.name_of(mask.origin)} reaches it, which no integer can hold"
 
 
-def _immense(scale: float, cause: str) -> str:
+def _immense(context: CheckContext, scale: float, mask: Mask | None) -> str:
+    cause = "" if mask is None else f", for {mask.value:.3g} from {context.name_of(mask.origin)}"
     return f"one step is {scale:.3g}{cause}: every other value becomes 0"
-
-
-def _from(context: CheckContext, mask: Mask | None) -> str:
-    return "" if mask is None else f", for {mask.value:.3g} from {context.name_of(mask.origin)}"
 
 
 OBSERVER_EPS = (2.0**-12, float(torch.finfo(torch.float32).eps))
@@ -175,11 +229,7 @@ FEWEST_STEPS = 8
 )
 def degenerate_scale(context: CheckContext) -> Iterator[Found]:
     """Observers that saw nothing but zeros; in a pair, scales that no data can have asked for."""
-    if context.given == "prepared":
-        return _zero_observers(context)
-    if context.given == "pair":
-        return _degenerate_sites(context)
-    raise DoesNotApplyError("before calibration: give a graph with observers, or a pair")
+    return _either(context, _zero_observers, _degenerate_sites, "calibration")
 
 
 def _zero_observers(context: CheckContext) -> Iterator[Found]:

@@ -271,7 +271,10 @@ def unfused_pair(context: CheckContext) -> Iterator[Found]:
     for edit in fusions_in(annotations):
         first, second = (nodes[name] for name in edit.ops)
         declared.add(first.name)
-        yield Found(first.name, f"is rounded before the {_label(second, context)} that reads it; {_KERNEL}")
+        yield Found(
+            first.name,
+            f"is rounded before the {_label(second, context)} that reads it; the backend runs the two as one kernel",
+        )
     for first, second, elsewhere in _fused_elsewhere(annotations):
         if first.name not in declared:
             times = f"at {elsewhere} other place{'' if elsewhere == 1 else 's'}"
@@ -310,6 +313,3 @@ def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, boo
             # Between two ops in float nothing is rounded, either.
             if rounded or own_spec(annotations, (second.key, "")) is not None:
                 yield first, second, rounded
-
-
-_KERNEL = "the backend runs the two as one kernel"
