@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.histogram import Histogram
-from pt2qa._profile.plan import Plan, ProfiledValue
+from pt2qa._profile.plan import Plan
 from pt2qa._profile.report import CHANNELS, HISTOGRAM, Profile, packed
 from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
 from pt2qa._profile.statistics import Statistics
@@ -30,7 +30,20 @@ def profile_of(
     numbers = {number: position for position, number in enumerate(sorted(seen))}
     columns = {number: _numbers(seen[number], plan.values[number].params) for number in seen}
     rows = tuple(
-        _row(place, columns[place.value], numbers[place.value]) for place in plan.places if place.value in seen
+        ProfileRow(
+            name=place.name.name,
+            module=place.name.module,
+            op=place.name.op,
+            role=place.role,
+            argument=place.argument,
+            of=place.of,
+            source=place.source,
+            value=numbers[place.value],
+            handle=place.handle,
+            **columns[place.value],
+        )
+        for place in plan.places
+        if place.value in seen
     )
     ordered = [seen[number] for number in sorted(seen)]
     histograms = [each.statistics.histogram or Histogram() for each in ordered] if wanted.histograms else []
@@ -48,21 +61,6 @@ def profile_of(
         notes=tuple(dict.fromkeys((*subject.notes, *extra, *notes))),
         model=subject.model,
         environment=subject.environment,
-    )
-
-
-def _row(place: ProfiledValue, numbers: Mapping[str, Any], value: int) -> ProfileRow:
-    return ProfileRow(
-        name=place.name.name,
-        module=place.name.module,
-        op=place.name.op,
-        role=place.role,
-        argument=place.argument,
-        of=place.of,
-        source=place.source,
-        value=value,
-        handle=place.handle,
-        **numbers,
     )
 
 

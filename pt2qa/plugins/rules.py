@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
 """``error``: fails, stays in float, or gives wrong numbers; ``warning``: costs accuracy or speed; ``note``: know it."""
 
 Need = Literal["model", "program", "capture", "graph", "annotations", "prepared", "pair", "layers"]
 """What a rule looks at; see :class:`pt2qa._check.context.CheckContext`."""
-
-SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)

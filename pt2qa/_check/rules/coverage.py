@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from torch.fx import Node
-
 from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._check.products import Product
 from pt2qa._check.rounding import own_spec, spec_read
@@ -118,18 +116,15 @@ def float_op(context: CheckContext) -> Iterator[Found]:
     callers = {name.name: name.module_type for name in context.names.values()}
     groups: dict[tuple[str, str], list[Product]] = defaultdict(list)
     for product in products:
-        if product.state == "float" and not _has_a_rule(product) and product.name not in passed:
+        # Why these stay in float is said by opaque-recurrent, opaque-attention and nested-graph.
+        has_a_rule = product.owner or product.op in OPAQUE
+        if product.state == "float" and not has_a_rule and product.name not in passed:
             groups[_reason(product, products, callers[product.name])].append(product)
     for (why, fix), alike in groups.items():
         share = sum(product.share for product in alike)
         count = f"{len(alike)} {alike[0].op} with {share:.1%} of the model's multiply-adds"
         for product in alike:
             yield Found(product.name, f"{why}: {count}", "warning" if share >= NOTABLE else "note", fix, value=share)
-
-
-def _has_a_rule(product: Product) -> bool:
-    """Whether opaque-recurrent, opaque-attention or nested-graph says why a product stays in float."""
-    return bool(product.owner) or product.op in OPAQUE
 
 
 def _reason(product: Product, products: Collection[Product], caller: str) -> tuple[str, str]:
@@ -142,7 +137,7 @@ def _reason(product: Product, products: Collection[Product], caller: str) -> tup
     taken = sum(other.state == "quantized" for other in alike)
     if not taken:
         return f"the quantizer takes no {op} {by}".rstrip(), ""
-    if _readers_of_weight(product.node) > 1:
+    if any(len(source.users) > 1 for source in product.node.all_input_nodes if source.op == "get_attr"):
         return f"the quantizer takes {taken} of {len(alike)} {op}, not every one that shares a weight", _FIX_SHARED
     return f"the quantizer takes {taken} of {len(alike)} {op}, not {f'one {by}' if by else 'this one'}", ""
 
@@ -170,11 +165,6 @@ def _left_on_purpose(context: CheckContext, products: Collection[Product]) -> fr
     return frozenset(asked) | {
         product.name for product in products if product.op in kinds or modules.intersection(modules_of(product.node))
     }
-
-
-def _readers_of_weight(node: Node) -> int:
-    constants = [source for source in node.all_input_nodes if source.op == "get_attr"]
-    return max((len(source.users) for source in constants), default=0)
 
 
 _FIX_SHARED = "give each call weights of its own (copy.deepcopy of the module), or count on its time in float"

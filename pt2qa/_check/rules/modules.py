@@ -116,7 +116,9 @@ def shared_weight(context: CheckContext) -> Iterator[Found]:
     """Weights with two readers or more in different modules; calls of one module are shared-module's."""
     for constants in constants_by_memory(context.graph).values():
         readers = [reader for constant in constants for reader in _readers(constant)]
-        if not _is_weight(constants[0]) or len(readers) < 2 or len({_place(reader) for reader in readers}) < 2:
+        # An op that no module called is a place of its own.
+        places = {module_of(reader)[0] or reader.name for reader in readers}
+        if not _is_weight(constants[0]) or len(places) < 2:
             continue
         names = ", ".join(dict.fromkeys(context.name_of(reader) for reader in readers))
         also = ", ".join(dict.fromkeys(str(constant.target) for constant in constants[1:]))
@@ -127,11 +129,6 @@ def shared_weight(context: CheckContext) -> Iterator[Found]:
 def _is_weight(constant: Node) -> bool:
     value = constant.meta.get(VALUE)
     return value is not None and value.dim() > 1 and value.is_floating_point()
-
-
-def _place(reader: Node) -> str:
-    """The module that an op belongs to; an op that none called is a place of its own."""
-    return module_of(reader)[0] or reader.name
 
 
 def constants_by_memory(graph: GraphModule) -> dict[int, list[Node]]:

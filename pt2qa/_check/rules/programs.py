@@ -49,7 +49,9 @@ def plain_program(context: CheckContext) -> Iterator[Found]:
             continue
         shared = [change for change in changes if change.rule == "shared module"]
         for change in shared or changes:
-            what = f"{change.rule}: capture would have it {change.what}" if not shared else _called(change.what)
+            what = f"{change.rule}: capture would have it {change.what}"
+            if shared:
+                what = change.what.replace("are matched one by one", "make one partition with several outputs")
             yield Found(change.name, f"{what}, and the quantizer fails: {error}")
         if not changes:
             yield Found("", f"the quantizer fails on the sources that torch.export wrote: {error}")
@@ -68,10 +70,6 @@ def plain_program(context: CheckContext) -> Iterator[Found]:
         node = context.nodes.get(name)
         if node is not None:  # else it stands in a nested graph, which has a rule of its own
             yield Found(name, reasons.of(name, node))
-
-
-def _called(what: str) -> str:
-    return what.replace("are matched one by one", "make one partition with several outputs")
 
 
 _DECOMPOSED = ("convolution", "native_batch_norm_legit_no_training", "native_batch_norm_legit")
