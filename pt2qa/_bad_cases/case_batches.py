@@ -59,11 +59,7 @@ def copied(batch: Batch) -> Batch:
 
 
 def stored(case: CaseBatch, key: tuple[int, int]) -> tuple[StoredCase, dict[str, Array]]:
-    """A case for the report.
-
-    Raises:
-        BatchError: an input is neither a tensor that NumPy can hold nor a plain value.
-    """
+    """A case for the report; raises a BatchError where an input is no tensor that NumPy can hold and no plain value."""
     arrays: dict[str, Array] = {}
     structure = _node(case.batch, key, arrays)
     return StoredCase(*key, case.index, case.repeats, json.dumps(structure)), arrays

@@ -146,11 +146,7 @@ AnyMetric: TypeAlias = SumsMetric | KlMetric | CaseMetric
 
 
 def chosen_metrics(metric: str | CaseMetric | Sequence[str | CaseMetric], *, with_targets: bool) -> list[AnyMetric]:
-    """The metrics that the user chose, without ``flips``, which is computed whenever there are targets.
-
-    Raises:
-        SelectionError: a name is unknown, given twice or taken, or ``flips`` was chosen without targets.
-    """
+    """The metrics that the user chose, without ``flips``, which is computed whenever there are targets."""
     asked = [metric] if isinstance(metric, (str, CaseMetric)) else list(metric)
     names = [entry if isinstance(entry, str) else entry.name for entry in asked]
     known = [*BUILT_IN, FLIPS]

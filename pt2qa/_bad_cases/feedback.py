@@ -30,11 +30,7 @@ class Feedback:
 
     @classmethod
     def of(cls, graph_module: GraphModule, sources: Mapping[str, str]) -> Feedback:
-        """The feedback of a model.
-
-        Raises:
-            SelectionError: an input does not exist.
-        """
+        """The feedback of a model; raises a SelectionError where it has no such input."""
         inputs = tuple(input_names(graph_module))
         unknown = sorted(sources.keys() - set(inputs))
         if unknown:
@@ -44,8 +40,7 @@ class Feedback:
     def fill(self, batch: Batch, state: State) -> Batch:
         """A batch, with the state filled in for fed inputs that it omits or gives as None.
 
-        Raises:
-            BatchError: the batch omits them and there is no previous step.
+        Raises a BatchError where there is no previous step.
         """
         if not self.sources:
             return batch
@@ -68,14 +63,7 @@ class Feedback:
         return given if given is not None else tuple(values)
 
     def state(self, outputs: Any) -> State:
-        """The state for the next step.
-
-        Args:
-            outputs: a run's result, nested as the model returns it.
-
-        Raises:
-            SelectionError: an output does not exist.
-        """
+        """The state for the next step, from a run's result; raises a SelectionError where an output does not exist."""
         if not self.sources:
             return {}
         parts = dict(named_parts(outputs))

@@ -55,8 +55,7 @@ def key_of(batch: int, sample: int, number: int) -> str:
 def check_structure(text: str, prefix: tuple[int, int], arrays: Mapping[str, Array]) -> set[str]:
     """The names of the arrays that a case consists of.
 
-    Raises:
-        ReportError: the text is not what this module describes, or an array is missing or of another dtype.
+    Raises a ReportError where the text is not what this module describes, or an array is missing or of another dtype.
     """
     try:
         node = json.loads(text)

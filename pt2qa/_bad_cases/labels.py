@@ -16,11 +16,7 @@ from pt2qa.errors import BatchError
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Class targets as an integer tensor.
-
-    Raises:
-        BatchError: they are not integers.
-    """
+    """Class targets as an integer tensor; raises a BatchError where they are not integers."""
     tensor = torch.as_tensor(targets)
     if tensor.is_floating_point() or tensor.is_complex():
         raise BatchError(
@@ -33,10 +29,7 @@ def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scor
     """How often each model is right, and the number of labels that each sample loses.
 
     The output must hold integers in the shape of the targets, or have an additional last axis with the score of each
-    class.  Negative targets are ignored, as in losses that ignore -100.
-
-    Returns:
-        None if the output does not give a class for each target.
+    class; else nothing is counted.  Negative targets are ignored, as in losses that ignore -100.
     """
     reference, quantized = (_classes(value, targets) for value in (output.reference, output.quantized))
     if output.problem or reference is None or quantized is None:

@@ -167,11 +167,7 @@ class _Search:
             yield step
 
     def _prepared(self, batch: Batch, targets: Tensor | None) -> _Step:
-        """A batch as the inputs of both models.
-
-        Raises:
-            BatchError: it does not fit the captured inputs, or a report cannot hold it.
-        """
+        """A batch as the inputs of both models; raises a BatchError where it does not fit or cannot be reported."""
         filled = self.feedback.fill(batch, self.states[0])
         reference = quantized = self.pair.values(filled)
         if not self.found.steps:

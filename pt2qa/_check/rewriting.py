@@ -67,11 +67,7 @@ def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Seque
 
 
 def as_program(graph: GraphModule) -> ExportedProgram:
-    """Exports a graph of ops once more, for what only a program can tell.  Dynamic sizes become fixed.
-
-    Raises:
-        CaptureError: ``torch.export`` cannot.
-    """
+    """Exports a graph of ops once more, for what only a program can tell.  Dynamic sizes become fixed."""
     graph = copy.deepcopy(graph)
     inputs = []
     for node in list(graph.graph.nodes):

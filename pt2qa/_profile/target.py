@@ -52,15 +52,9 @@ class ProfileTarget:
 
 
 def target_of(given: Any, side: Side | None) -> ProfileTarget:
-    """The graph that a user means.
+    """The graph that a user means: a captured, prepared or converted one, or a side of a pair (None: its reference).
 
-    Args:
-        given: a QuantizedPair, a Capture, an ExportedProgram or a GraphModule: captured, prepared or converted.
-        side: which graph of a pair; None for its reference.
-
-    Raises:
-        CaptureError: it is something else.
-        SelectionError: there is no such side, or what was given has none.
+    Raises a CaptureError for anything else, and a SelectionError where there is no such side.
     """
     if side not in (None, "reference", "quantized"):
         raise SelectionError(f"side: got {side!r}, expected 'reference' or 'quantized'")
