@@ -106,8 +106,7 @@ class QuantAnalysis:
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        data = {"batches": self.batches, "inputs_of": self.inputs_of}
-        return self._written("findings", check, **data, progress=self.progress, **options)
+        return self._written("findings", check, **self._every_batch(), **options)
 
     # -- bad cases -----------------------------------------------------------------------------------------------
 
@@ -223,7 +222,7 @@ class QuantAnalysis:
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        return self._written("layers", compare_layers, **self._data(), progress=self.progress, **options)
+        return self._written("layers", compare_layers, **self._data(), **options)
 
     def compare_weights(self) -> WeightReport:
         """Compares all weights: :func:`pt2qa.compare_weights`.
@@ -243,7 +242,7 @@ class QuantAnalysis:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         options = {"post_process": self.post_process, **options}
-        return self._written("sensitivity", sensitivity, **self._data(), progress=self.progress, **options)
+        return self._written("sensitivity", sensitivity, **self._data(), **options)
 
     def reconfigure(self, *, target: Target | float | str | None = None, **options: Any) -> Reconfiguration:
         """Searches a configuration that meets a target on all batches: :func:`pt2qa.reconfigure`.
@@ -258,8 +257,7 @@ class QuantAnalysis:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         self._claim(PLAN)
-        data = {"batches": self.batches, "inputs_of": self.inputs_of}
-        report = self._written("reconfiguration", reconfigure, **data, target=target, progress=self.progress, **options)
+        report = self._written("reconfiguration", reconfigure, **self._every_batch(), target=target, **options)
         with self._noted(PLAN):
             report.plan.save(self.out_dir / PLAN)
         return report
@@ -274,11 +272,8 @@ class QuantAnalysis:
         """
         written = self._contents()
         files = {what: _files_of(what)[0] for what in REPORTS}
-        return {
-            what: load(self.out_dir / name)
-            for what, name in files.items()
-            if name in written and (self.out_dir / name).exists()
-        }
+        paths = {what: self.out_dir / name for what, name in files.items() if name in written}
+        return {what: load(path) for what, path in paths.items() if path.exists()}
 
     def clean(self) -> tuple[Path, ...]:
         """Removes what was written to the folder, here or by an earlier session, and no other file.
@@ -303,11 +298,14 @@ class QuantAnalysis:
                 remove_abandoned(self.out_dir / name)
         return tuple(files)
 
+    def _every_batch(self) -> dict[str, Any]:
+        return {"batches": self.batches, "inputs_of": self.inputs_of, "progress": self.progress}
+
     def _data(self) -> dict[str, Any]:
         """The bad cases, or all batches where none is set."""
-        if self.bad_case is not None:
-            return {"batches": self.bad_case.batches()}
-        return {"batches": self.batches, "inputs_of": self.inputs_of}
+        if self.bad_case is None:
+            return self._every_batch()
+        return {"batches": self.bad_case.batches(), "progress": self.progress}
 
     def _written(self, what: str, analysis: Callable[..., ReportType], **options: Any) -> ReportType:
         self._claim(*_files_of(what))

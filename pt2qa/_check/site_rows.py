@@ -28,11 +28,6 @@ def site_rows(context: CheckContext) -> tuple[LayerRow, ...]:
     return tuple(found.values())
 
 
-def is_nonfinite(row: LayerRow) -> bool:
-    """Whether the values of a row were NaN or infinite; its note counts them."""
-    return "NaN or infinite" in row.note
-
-
 def given_rows(context: CheckContext) -> tuple[LayerRow, ...]:
     """The rows of :func:`site_rows`; none where no data was given, or it could not be run."""
     try:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._check.context import CheckContext
 from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct, limits
 from pt2qa._check.masks import Mask, masks_in
-from pt2qa._check.site_rows import given_rows, is_nonfinite
+from pt2qa._check.site_rows import given_rows
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.torchao import range_keeper
 from pt2qa._quantize.observers import find_observers
@@ -180,7 +180,7 @@ def _nonfinite_sites(context: CheckContext) -> Iterator[Found]:
             nonfinite = not bool(constant.reference.isfinite().all())
             yield from _at_site(context, constant.attribute or site.name, site.params, None, nonfinite)
         else:
-            nonfinite = row is not None and is_nonfinite(row)
+            nonfinite = row is not None and "NaN or infinite" in row.note
             yield from _at_site(context, site.name, site.params, masks.get(site.handle), nonfinite)
 
 
