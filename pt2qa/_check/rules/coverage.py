@@ -265,8 +265,11 @@ def unfused_pair(context: CheckContext) -> Iterator[Found]:
             first.name,
             f"is rounded before the {_label(second, context)} that reads it; the backend runs the two as one kernel",
         )
-    for first, second, elsewhere in _fused_elsewhere(annotations):
-        if first.name not in declared:
+    pairs = list(_pairs(annotations))
+    fused = Counter((first.op, second.op) for first, second, rounded in pairs if not rounded)
+    for first, second, rounded in pairs:
+        elsewhere = fused[first.op, second.op]
+        if rounded and elsewhere and first.name not in declared:
             times = f"at {elsewhere} other place{'' if elsewhere == 1 else 's'}"
             yield Found(
                 first.name,
@@ -280,15 +283,6 @@ def _label(node: GraphNode, context: CheckContext) -> str:
     found = context.nodes.get(node.name)
     is_relu6 = found is not None and node.op == "hardtanh" and list(found.args[1:]) == [0.0, 6.0]
     return "ReLU6" if is_relu6 else node.op
-
-
-def _fused_elsewhere(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, int]]:
-    """Pairs with a rounding in between of a kind that the quantizer takes as one elsewhere, and how many times."""
-    pairs = list(_pairs(annotations))
-    fused = Counter((first.op, second.op) for first, second, rounded in pairs if not rounded)
-    for first, second, rounded in pairs:
-        if rounded and fused[first.op, second.op]:
-            yield first, second, fused[first.op, second.op]
 
 
 def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, bool]]:

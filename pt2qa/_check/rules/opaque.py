@@ -44,7 +44,7 @@ def opaque_recurrent(context: CheckContext) -> Iterator[Found]:
             f"{len(matrices)} matrices with {held:,} of the model's {total:,} parameters ({share:.0%}) stay in float: "
             f"{op} is one op to every quantizer",
             "error" if share >= HALF else "warning",
-            _FIX_CELL if op in CELLS else _fix_recurrent(_KINDS[op]),
+            _FIX_CELL if op in CELLS else _FIX_RECURRENT.format(_KINDS[op]),
             value=share,
         )
 
@@ -55,13 +55,10 @@ def _matrices(node: Node) -> list[int]:
     return [value.numel() for value in values if isinstance(value, Tensor) and value.dim() == 2]
 
 
-def _fix_recurrent(kind: str) -> str:
-    return (
-        f'pt2qa.capture(model, args, decompose=("{kind}",)) writes it out as linears, step by step; the length of the '
-        "sequence is fixed then"
-    )
-
-
+_FIX_RECURRENT = (
+    'pt2qa.capture(model, args, decompose=("{}",)) writes it out as linears, step by step; the length of the sequence '
+    "is fixed then"
+)
 _FIX_CELL = "write the cell with nn.Linear: a product of the input, one of the state, and the gates"
 
 
