@@ -76,7 +76,7 @@ class OutputMetric:
     def value(self, parts: Sequence[SensitivityPart], data: Sequence[SensitivityBatch]) -> float:
         """The number that the sums of all batches give; nan where it is not defined.
 
-        Formulas are those of :class:`pt2qa._report.LayerRow`; ``kl`` is the mean over rows of
+        Formulas are those of :class:`pt2qa.LayerRow`; ``kl`` is the mean over rows of
         ``sum(p_ref * log(p_ref / p_quant))`` with ``p`` the softmax over the last axis, in nats; a loss is the mean
         over batches, weighted by samples.
         """

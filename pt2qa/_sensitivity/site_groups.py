@@ -20,7 +20,7 @@ class SiteGroup:
     """Sites that are quantized together, and what people read about them.
 
     Attributes:
-        name, kind, op, dtype, handle, module, region: as in :class:`pt2qa._report.SensitivityRow`.
+        name, kind, op, dtype, handle, module, region: as in :class:`pt2qa.SensitivityRow`.
         sites: indices in ``pair.sites``, duplicates included.
         steps: the ops that make the values or read the weights; their flops are the place's.
         single: whether it is one site (and its duplicates), not a group.

@@ -32,7 +32,10 @@ def found_in(source: str) -> list[str]:
 
 
 def _found(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    own = {call.func for call in ast.walk(tree) if isinstance(call, ast.Call) and _calls_base(call)}
     for node in ast.walk(tree):
+        if node in own:
+            continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((node.lineno, name) for name in _imported(node) if _is_internal(name))
         elif isinstance(node, ast.Attribute) and (node.attr in ATTRIBUTES or _reaches_inside(node)):
@@ -51,6 +54,11 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 def _is_internal(name: str) -> bool:
     parts = name.split(".")
     return parts[0] not in OWN and (any(map(_is_private, parts)) or name.startswith(UNSTABLE))
+
+
+def _calls_base(node: ast.Call) -> bool:
+    """Whether this calls a base class's method, ``Base._method(self, ...)``: dataclasses with slots have no super()."""
+    return bool(node.args) and isinstance(node.args[0], ast.Name) and node.args[0].id == "self"
 
 
 def _reaches_inside(node: ast.Attribute) -> bool:

@@ -440,6 +440,6 @@ def test_a_simulator_that_computes_something_else_is_refused(monkeypatch: pytest
     monkeypatch.setattr(step, "function", lambda x: x.abs())
     monkeypatch.setattr(step, "in_place", None)
     with pytest.raises(
-        pt2qa.SimulationError, match=r"they differ first at relu\. Numbers would be about another model"
+        pt2qa.SimulationError, match=r"they differ first at relu\. Its numbers would describe another model"
     ):
         layers(pair, [(torch.randn(4, 16),)])

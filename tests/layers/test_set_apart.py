@@ -13,7 +13,7 @@ from torch import Tensor
 
 import pt2qa
 from pt2qa._report.html.sections import sections_of
-from pt2qa.report import SetApart
+from pt2qa.report import Change, SetApart
 from tests.flows import quantized_pair
 from tests.layers.test_layers import ShareOff
 from tests.models import images, residual
@@ -168,7 +168,7 @@ def test_no_gate_passes_where_quantization_fails_and_what_is_left_out_is_a_warni
 
 def test_a_diff_says_that_the_numbers_are_of_other_batches(pair: pt2qa.QuantizedPair) -> None:
     clean, apart = layers(pair, [*BATCHES, images(3)]), layers(pair, [*BATCHES, spoilt()])
-    change = pt2qa._report.Change("batches_apart", "0", "1")
+    change = Change("batches_apart", "0", "1")
     assert change in pt2qa.diff(clean, apart).changes
     held = pt2qa.gate(apart, baseline=clean, max_drop=30.0)
     assert "the numbers are of other batches than the baseline's: batches_apart 0, now 1" in held.warnings
