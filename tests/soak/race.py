@@ -74,7 +74,7 @@ def _write(top: Path, rounds: int, number: int) -> None:
             time.sleep(0.0005)
         analysis = QuantAnalysis(pair, [], out_dir=top / str(each))
         for what, report in reports.items():
-            analysis._written(what, lambda report=report: report)  # type: ignore[misc]
+            analysis._written(what, lambda _, report=report: report)  # type: ignore[misc]
 
 
 if __name__ == "__main__":
