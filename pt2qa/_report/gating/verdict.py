@@ -8,11 +8,13 @@ from math import inf
 from pt2qa._report.base import Report
 from pt2qa._report.diff import diff
 from pt2qa._report.gating.baseline import drops, incomparable, left_unchecked
-from pt2qa._report.gating.finite import finite, left_out
+from pt2qa._report.gating.checks import GateCheck
 from pt2qa._report.gating.required import required
 from pt2qa._report.gating.requirement import read_requirement
 from pt2qa._report.gating.result import GateResult
 from pt2qa._report.measures import usual_measure
+from pt2qa._report.prose import counted, few
+from pt2qa._report.set_apart import SetApart, apart_entries, failures
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError, SelectionError
 
@@ -64,8 +66,14 @@ def gate(
     if by is not None and baseline is None:
         raise SelectionError(f"by: got {by!r}, which says what to compare with a baseline: give that, too.")
     checks = [required(report, each) for each in dict.fromkeys(wanted)]
-    checks += finite(report)
-    warnings = tuple(left_out(report))
+    left_out: Sequence[SetApart] = getattr(report, "set_apart", ())
+    # Of several candidates one that fails has no SQNR, and does not keep the others from passing.
+    if failed := apart_entries([each for each in failures(left_out) if not each.candidate]):
+        what = "batches on which quantization fails"
+        checks.append(GateCheck(what, "== 0", float(len(failed)), "", False, 0, (few(failed),)))
+    warnings: tuple[str, ...] = ()
+    if left_out:
+        warnings = (f"{counted(len(left_out), 'batch', 'batches')} set apart: {few(apart_entries(left_out))}",)
     notes: tuple[str, ...] = ()
     if baseline is not None or max_drop is not None:
         if baseline is None or max_drop is None:
