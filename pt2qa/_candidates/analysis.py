@@ -168,13 +168,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
-    """The results of one run of all models on a batch.
-
-    Attributes:
-        reference: the float model's outputs, flat.
-        quantized: each candidate's.
-        sums: for each row of the table, the noise of each candidate.
-    """
+    """The results of one run of all models on a batch: flat outputs, and for each row the noise of each candidate."""
 
     reference: list[Any]
     quantized: dict[str, list[Any]]
@@ -182,12 +176,7 @@ class _Lap:
 
 
 class _Race:
-    """One float model and several quantized models that advance together, op by op.
-
-    Attributes:
-        pairs: the candidates that are in the race.
-        failed: why others are not.
-    """
+    """One float model and several quantized models that advance together, op by op; ``failed``: why others do not."""
 
     def __init__(self, pairs: dict[str, QuantizedPair], failed: dict[str, str]) -> None:
         self.pairs, self.failed = pairs, failed
@@ -203,12 +192,7 @@ class _Race:
         self.set_apart: list[SetApart] = []
 
     def add(self, batch: Batch) -> None:
-        """Runs all models on a batch and adds the results; an interrupted batch leaves no trace.
-
-        Raises:
-            BatchError: the batch does not fit the captured inputs.
-            SimulationError: of no candidate the simulator computes what the converted graph computes.
-        """
+        """Runs all models on a batch and adds the results; an interrupted batch leaves no trace."""
         values = self.first.values(batch)
         self._take(values, self._verified(values))
 

@@ -62,11 +62,7 @@ def compare_layers(
 
 
 def named_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
-    """The metrics of a user by name.
-
-    Raises:
-        SelectionError: a name is that of a column, or a metric's ``worse`` is neither ``smaller`` nor ``larger``.
-    """
+    """The metrics of a user by name; a column's name, or another ``worse`` than the two, is refused."""
     named = dict(metrics or {})
     taken = {column.name for column in fields(LayerRow)} & named.keys()
     if taken:

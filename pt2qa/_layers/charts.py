@@ -50,16 +50,10 @@ def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
 
 
 def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence[Report]) -> list[dict[str, Any]]:
-    """The outputs of the worst layers that profiles of this model hold.
+    """The outputs of the worst layers by a column that profiles of this model, among the other reports, hold.
 
     Bins are whole numbers of integer steps with their edges between two integers, so that the quantized values fall
     into all of them alike.
-
-    Args:
-        report: the layer report, for its model, quantizer and fingerprint.
-        worst: its rows, the worst first.
-        by: the column that says so.
-        others: reports, of which profiles of the reference and of the quantized model are drawn.
     """
     profiles: list[Any] = [each for each in others if each.kind == "profile"]
     mine = [each for each in profiles if each.histograms and _is_of(each, report)]

@@ -34,9 +34,8 @@ from pt2qa._simulator.verification import Verification
 class _Totals:
     """The sums of one row over some values; ``merge`` gives those over both.
 
-    Attributes:
-        clamped, clamped_of: how many values clamps moved, and of how many.
-        dtype, shape: of the first value; None where there was none.
+    ``clamped`` of ``clamped_of`` values were moved by clamps; ``dtype`` and ``shape`` are the first value's, None
+    without one.
     """
 
     sums: ErrorSums = field(default_factory=ErrorSums)
@@ -68,18 +67,13 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Row:
-    """What one row of the table adds up.
+    """What one row of the table adds up over the batches that count, and over those that are set ``apart``.
 
-    Attributes:
-        name, module, op, handle, part_of, step: as in :class:`pt2qa.LayerRow`.
-        aside: whether it is no row of the table, but a value that rows read.
-        answers_for: as in :class:`pt2qa.LayerRow`.
-        sources: the steps whose values the op's region reads; None stands for inputs of the model.
-        params: of the site where the value is read; None for a raw value.
-        group: number of the group that makes the value isolated; None where nothing in its region is quantized.
-        totals: over the batches that count.
-        apart: over the batches that are set apart.
-        place: the step whose value it compares; None for an output of the model.
+    It compares the value of the step ``place``, None for an output of the model, with ``params`` of the site where it
+    is read; ``group`` is the number of the group that makes it isolated, None where nothing in its region is
+    quantized.  The op's region reads the values of the steps ``sources``, None standing for inputs of the model.  What
+    is ``aside`` is no row of the table, but a value that rows read.  The other names are those of
+    :class:`pt2qa.LayerRow`.
     """
 
     name: str
@@ -212,12 +206,7 @@ class Comparison:
     # -- one batch -----------------------------------------------------------------------------------------------
 
     def add(self, batch: Batch) -> None:
-        """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace.
-
-        Raises:
-            BatchError: the batch does not fit the captured inputs.
-            SimulationError: the simulator does not compute what the converted graph computes.
-        """
+        """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
         self._take(values, self.check.run(functools.partial(self._measure_batch, values), values))
 
@@ -404,12 +393,7 @@ def compare(
     progress: bool | None,
     what: str,
 ) -> LayerReport:
-    """Runs a comparison over all batches, verifying its own runs; ``what`` names the progress bar.
-
-    Raises:
-        BatchError: there is no batch, or one does not fit the captured inputs.
-        SimulationError: the simulator does not compute what the converted graph computes.
-    """
+    """Runs a comparison over all batches, verifying its own runs; ``what`` names the progress bar."""
     notes = accumulate(
         comparison, batches, title=f"compare {what}", purpose="compare on", inputs_of=inputs_of, progress=progress
     )

@@ -16,13 +16,9 @@ Labelled = Step | OpName
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One call of a module: the op steps inside it.
+    """One call of a module: its path and class name, and the numbers of the op steps inside it.
 
-    Attributes:
-        name: module path; ``@1`` and so on after it for later calls of the same module.
-        path: module path.
-        kind: class name.
-        steps: op step numbers.
+    ``name`` is the path, with ``@1`` and so on after it for later calls of the same module.
     """
 
     name: str
@@ -32,11 +28,7 @@ class Block:
 
 
 def selected_steps(program: Program, prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
-    """Numbers of the op steps under any of the module paths and of any of the kinds; all where both are empty.
-
-    Raises:
-        SelectionError: a prefix or a kind matches nothing; the message lists near names.
-    """
+    """Numbers of the op steps that :func:`select` finds."""
     steps = [step for step in program.steps if step.site is None]
     return frozenset(steps[position].index for position in select(steps, prefixes, ops))
 
@@ -44,8 +36,7 @@ def selected_steps(program: Program, prefixes: Sequence[str], ops: Collection[st
 def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
     """Positions of the ops under any of the module paths and of any of the kinds; all where both are empty.
 
-    Raises:
-        SelectionError: a prefix or a kind matches nothing; the message lists near names.
+    What matches nothing is refused, with near names.
     """
     for prefix in prefixes:
         if not any(_is_under(label, prefix) for label in labels):
@@ -61,14 +52,7 @@ def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[
 
 
 def find_blocks(program: Program, wanted: Iterable[str | type]) -> list[Block]:
-    """The calls of the modules that are named by path (``layer2``), by class, or by its name (``BasicBlock``).
-
-    Returns:
-        The calls in graph order.
-
-    Raises:
-        SelectionError: a name matches no module; the message lists near names.
-    """
+    """The calls, in graph order, of modules named by path (``layer2``), by class, or by its name (``BasicBlock``)."""
     blocks: dict[tuple[str, str, str], list[int]] = {}
     for step in program.steps:
         if step.site is None:

@@ -16,13 +16,8 @@ def folded(
 ) -> tuple[tuple[LayerRow, ...], tuple[str, ...]]:
     """Rows with the parts of each recurrent op in one, which stands where the first of them stood.
 
-    Args:
-        rows: the rows, in any order.
-        by: the column by which the worst part is chosen; the one row has its numbers.
-        rank: sorts rows by a column, the worst first.
-
-    Returns:
-        The rows, and for each op in the same order what its row stands for.
+    That one has the numbers of the worst part by a column, which ``rank`` puts first; the lines say what each stands
+    for.
     """
     parts: dict[str, list[LayerRow]] = {}
     for row in rows:
@@ -45,11 +40,7 @@ def folded(
 
 
 def opened(rows: Sequence[LayerRow], name: str) -> tuple[LayerRow, ...]:
-    """Rows in which the parts of a recurrent op stand for themselves.
-
-    Raises:
-        ReportError: no op of that name was taken apart; the text lists those that were.
-    """
+    """Rows in which the parts of a recurrent op, one that was taken apart, stand for themselves."""
     known = dict.fromkeys(row.part_of for row in rows if row.part_of)
     if name not in known:
         near = near_names(name, known) or "none: capture took no recurrent op apart"

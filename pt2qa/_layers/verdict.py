@@ -33,13 +33,6 @@ def summary_of(
     are named only where an output is low, their own noise has at least half the share of power that the output's has,
     and it is what lowers the SQNR there.  The lowest isolated SQNR alone says nothing: those of EfficientNet-Lite0 and
     MobileNetV2 are of layers that cost the output less than 0.3 dB.
-
-    Args:
-        rows: of the report.
-        outputs: of the report.
-        unpaired: how many it has.
-        notes: how many it has.
-        found: its batches that are set apart.
     """
     sqnr = output_sqnr(outputs)
     about = [_about_output(outputs), _about_isolated(rows, sqnr)]

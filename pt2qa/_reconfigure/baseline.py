@@ -18,15 +18,7 @@ Requantize = Callable[..., QuantizedPair]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A pair to search from.
-
-    Attributes:
-        pair: the pair.
-        scorer: scores it.
-        annotations: what its quantizer annotates.
-        edits: the free edits that it was made with.
-        before: what was measured of the pair without them.
-    """
+    """A pair to search from, made with free ``edits``; ``before`` is what was measured of the pair without them."""
 
     pair: QuantizedPair
     scorer: Scorer
@@ -49,12 +41,7 @@ def with_free_edits(
 ) -> Baseline:
     """Converts with all fusions, then with each of the other observers; what measures best is kept.
 
-    Args:
-        base: the pair as it is.
-        requantize: quantizes it anew with ``overrides``.
-        fuse: whether to fuse.
-        observers: names of observers to try for all activations.
-        needed: the quality to reach; what reaches it needs no further edit.
+    What reaches the quality that is ``needed`` gets no further edit.
     """
 
     def enough(found: Baseline) -> bool:

@@ -18,13 +18,9 @@ LEAST_COST = 1e-3
 
 @dataclass(frozen=True)
 class Costs:
-    """Shares of the model's arithmetic and weights by op name.
+    """Shares of the multiply-accumulates, and of the bytes of all weights, by op name.
 
-    Attributes:
-        macs: share of the multiply-accumulates.
-        bytes: share of the bytes of all weights.
-        float_macs: share of the multiply-accumulates that the quantizer leaves in float by itself.
-        float_bytes: share of the bytes of all weights that the quantizer leaves in float by itself.
+    ``float_macs`` and ``float_bytes`` are what the quantizer leaves in float by itself.
     """
 
     macs: Mapping[str, float]
@@ -47,12 +43,7 @@ class Costs:
 
 
 def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
-    """The shares of a pair's ops: of the arithmetic, as one run of the reference counts it, and of the weights' bytes.
-
-    Args:
-        pair: the pair.
-        values: the inputs of that run, flat.
-    """
+    """The shares of a pair's ops, the arithmetic as one run of the reference on ``values`` counts it."""
     flops, _ = count_flops(pair.simulator, values)
     whole = sum(flops.values())
     macs: dict[str, float] = {}

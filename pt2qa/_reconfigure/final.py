@@ -20,14 +20,7 @@ SAME = 0.01
 
 @dataclass(frozen=True)
 class Converted:
-    """A plan that was applied.
-
-    Attributes:
-        chosen: what a search chose.
-        plan: the whole plan.
-        pair: prepared, calibrated and converted with it.
-        quality: measured on the converted graph.
-    """
+    """A plan for ``chosen`` that was applied: prepared, calibrated, converted, and measured on the converted graph."""
 
     chosen: Selection
     plan: OverridePlan
@@ -44,16 +37,8 @@ def aimed_until_met(
 ) -> tuple[Converted, list[str]]:
     """Aims higher as long as the converted graph misses a target that its simulation met.
 
-    Args:
-        first: what the search gave.
-        simulated: what it measured on the simulator.
-        needed: the target.
-        searched: a search with an aim.
-        converted: applies candidates and measures the converted graph.
-
-    Returns:
-        The first that meets the target, else the best one; and what was done, for the notes.  Where the simulator was
-        wrong, what meets the target is tried without each of its edits on the converted graph as well.
+    Returns the first that meets the target, else the best one; and what was done, for the notes.  Where the simulator
+    was wrong, what meets the target is tried without each of its edits on the converted graph as well.
     """
     search, best, aim, notes = searched(needed), first, needed, list[str]()
     wrong = abs(first.quality.value - simulated.value) > SAME

@@ -22,12 +22,7 @@ from pt2qa.errors import BatchError, SelectionError
 
 @dataclass(frozen=True)
 class Noises:
-    """The noise of all sites.
-
-    Attributes:
-        of_site: by site.
-        notes: what the sensitivity analysis has to say.
-    """
+    """The noise of all sites, and what the sensitivity analysis has to say."""
 
     of_site: Mapping[int, Noise]
     notes: tuple[str, ...]
@@ -36,10 +31,7 @@ class Noises:
 def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | None) -> Noises:
     """The noise of each site in each output, measured apart for each output unless ``given`` holds it.
 
-    Args:
-        scorer: the pair, and the data.
-        given: a finished report of the pair by site; of several outputs it holds the sum, and is not used.
-        progress: whether to show progress bars; None: where stderr is a terminal.
+    That is a finished report of the pair by site; of several outputs it holds the sum, and is not used.
     """
     pair, reference = scorer.pair, scorer.reference
     single = len(reference.names) == 1
@@ -73,11 +65,7 @@ def _alone(scorer: Scorer) -> Noises:
 
 
 def check_given(pair: QuantizedPair, given: SensitivityReport) -> None:
-    """Refuses a report that holds nothing on the sites of a pair.
-
-    Raises:
-        SelectionError: it is grouped, or about another pair.
-    """
+    """Refuses a report that is grouped, or about another pair."""
     if given.group != "site":
         raise SelectionError(f"sensitivity: got rows by {given.group}. Make the report without group=.")
     about = given.quantizer, given.environment.fingerprint

@@ -18,13 +18,7 @@ Noise = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class EditCandidate:
-    """One edit, with the edges whose quantization it ends and what it costs.
-
-    Attributes:
-        edit: for the plan.
-        frees: the edges.
-        cost: share of the model; 0 for a fusion.
-    """
+    """One edit, with the edges whose quantization it ends, and its cost as a share of the model; 0 for a fusion."""
 
     edit: Edit
     frees: frozenset[Edge]
@@ -33,13 +27,10 @@ class EditCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Candidates that are added together.
+    """Candidates that are added together, by their positions in the list of candidates.
 
-    Attributes:
-        members: positions in the list of candidates.
-        gain: noise that goes, in each output.
-        cost: what its members cost.
-        off: sites that are off because of this bundle and the ones before.
+    ``gain`` is the noise that goes in each output; ``off`` are the sites that are off because of this bundle and the
+    ones before.
     """
 
     members: tuple[int, ...]
@@ -54,11 +45,6 @@ def order_bundles(
     """Bundles in the order in which a search adds them: each time the largest gain for its cost; free ones first.
 
     The gain is that of the output that is worst by then, or of the worst one that any bundle still helps.
-
-    Args:
-        candidates: all edits.
-        edges_of: by site, the edges that ask for it.
-        noise: by site, the noise that it causes in each output.
     """
     remaining = {site: set(edges) for site, edges in edges_of.items() if edges}
     sites_of: dict[Edge, list[int]] = {}

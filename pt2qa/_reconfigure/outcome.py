@@ -90,16 +90,10 @@ def target_text(aim: Target, needed: float | None, budget: Budget) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What the verdict is about.
+    """What the verdict is about: what was measured of the pair as it was, and of the converted graph in the end.
 
-    Attributes:
-        before, after: what was measured of the pair as it was, and of the converted graph in the end.
-        met: whether the target is reached within the budget, on all of the data.
-        float_macs, float_bytes: shares in float in the end.
-        edits: how many the plan has.
-        scored: how many configurations were scored.
-        proof: why the target cannot be met; empty where something may be left to try.
-        aside: batches that could not be measured on.
+    ``met`` is whether the target is reached within the budget, on all of the data; ``proof`` says why it cannot be, and
+    is empty where something may be left to try; ``aside`` are batches that could not be measured on.
     """
 
     before: Quality

@@ -21,13 +21,7 @@ KEPT_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Item:
-    """A batch with what the float model makes of it.
-
-    Attributes:
-        batch: as the model takes it.
-        values: the same, flat.
-        outputs: of the float model, the floating-point ones.
-    """
+    """A batch as the model takes it, the same flat, and the floating-point outputs of the float model."""
 
     batch: Batch
     values: list[Any]
@@ -35,24 +29,11 @@ class Item:
 
 
 class Reference:
-    """The batches, and the floating-point outputs of a pair's float model on each.
+    """The batches, which must start over, and the floating-point outputs of a pair's float model on each.
 
-    Batches on which the float model itself returns NaN say nothing about any configuration: they are put aside, and
-    nothing that is measured without them meets a target.
-
-    Args:
-        pair: whose float model it is.
-        batches: what to measure on; must start over each time it is iterated.
-        inputs_of: from an item of ``batches`` to a batch.
-
-    Attributes:
-        names: of the floating-point outputs.
-        positions: of these outputs among all that the model returns, flat.
-        aside: of each batch that was put aside, which one it is and where the NaN is.
-        runs: how often the float model ran.
-
-    Raises:
-        BatchError: there is no batch, or none without NaN.
+    Batches on which the float model itself returns NaN say nothing about any configuration: they are put ``aside``, and
+    nothing that is measured without them meets a target.  ``positions`` are those of the outputs with ``names`` among
+    all that the model returns, flat; ``runs`` is how often the float model ran.
     """
 
     def __init__(self, pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> None:
@@ -86,11 +67,7 @@ class Reference:
             )
 
     def __iter__(self) -> Iterator[Item]:
-        """The batches that were not put aside.
-
-        Raises:
-            BatchError: the batches do not start over.
-        """
+        """The batches that were not put aside."""
         seen = False
         for batch in read_batches(self._batches, self._inputs_of):
             seen = True

@@ -22,13 +22,10 @@ from pt2qa.errors import SelectionError
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured of a configuration.
+    """What was measured of a configuration; of outputs without a number ``missing`` says which and why.
 
-    Attributes:
-        value: what the target is about: the SQNR of the worst output in dB, or the user's metric; nan where an output
-            has no SQNR.
-        outputs: SQNR of each floating-point output, in dB; empty for a user's metric.
-        missing: of outputs without a number, which and why.
+    ``value`` is what the target is about: the SQNR of the worst of the ``outputs`` in dB, nan where one has none, or
+    the user's metric, for which ``outputs`` is empty.
     """
 
     value: float
@@ -42,11 +39,7 @@ class Quality:
 
 
 class Tally:
-    """How many configurations were scored, over all pairs of a search, with a progress bar.
-
-    Args:
-        progress: whether to show the bar; None: where stderr is a terminal.
-    """
+    """How many configurations were scored, over all pairs of a search, with a progress bar."""
 
     def __init__(self, progress: bool | None) -> None:
         self.count = 0
@@ -61,20 +54,7 @@ class Tally:
 
 
 class Scorer:
-    """The quality of a pair with any choice of sites on.
-
-    Args:
-        pair: the pair.
-        reference: the data, and what the float model returns on it.
-        target: what is measured.
-        tally: counts the configurations.
-
-    Attributes:
-        every: the indices of all sites.
-
-    Raises:
-        SelectionError: the target is an SQNR, and no output is floating-point.
-    """
+    """The quality of a pair with any choice of sites on; for an SQNR an output must be floating-point."""
 
     def __init__(self, pair: QuantizedPair, reference: Reference, target: Target, tally: Tally) -> None:
         if target.metric is None and not reference.names:
@@ -106,11 +86,7 @@ class Scorer:
         return self._measured(self.pair.quantized, lambda item: graph_outputs(self.pair.quantized, item.values))
 
     def of_float(self) -> float:
-        """The user's metric of the float model.
-
-        Raises:
-            SelectionError: it is no number, so that no share of it can be reached.
-        """
+        """The user's metric of the float model, which must be a number, so that a share of it can be reached."""
         assert self.target.metric is not None
         value = float(self.target.metric(SimulatedModel(self.pair, frozenset())))
         if math.isnan(value):

@@ -34,15 +34,11 @@ Selection = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """What a search found: ``chosen`` in its order, with the quality that was measured on the simulator.
 
-    Attributes:
-        chosen: what the plan is made of, in the order of the search.
-        quality: measured on the simulator.
-        met: whether it meets the target within the budget.
-        bundles: all bundles in order, for the curve.
-        measured: the quality of all that was scored, by what it is made of.
-        proof: why a target that is not met cannot be; empty where something may be left to try.
+    ``met`` is whether it meets the target within the budget, ``proof`` why a target that is not met cannot be, empty
+    where something may be left to try; ``bundles`` are all in order, and ``measured`` is what was scored, for the
+    curve.
     """
 
     chosen: Selection
@@ -54,17 +50,10 @@ class SearchResult:
 
 
 class Search:
-    """One search over the edits of a pair.
+    """One search over the edits of a pair, for the quality ``needed``; None: the best within the budget.
 
-    Args:
-        scorer: scores configurations.
-        candidates: all edits.
-        edges_of: by site, the edges that ask for it.
-        noise: by site, the noise that it causes in each output.
-        costs: shares of ops.
-        needed: the quality to reach; None: the best within the budget.
-        budget: what may be left in float.
-        sites_on: the sites that stay with some candidates; None: those that an edge is left to ask for.
+    ``edges_of`` and ``noise`` are by site: the edges that ask for it, the noise that it causes in each output.
+    ``sites_on`` gives the sites that stay with some candidates; None: those that an edge is left to ask for.
     """
 
     def __init__(
@@ -230,9 +219,7 @@ class Search:
     def _knapsack(self, worth: Noise, allowed: Sequence[float] | None = None) -> Selection:
         """The bundles that gain most within the budget, or the cheapest ones that leave no more noise than allowed.
 
-        Args:
-            worth: how much a gain in each output counts.
-            allowed: noise in each output.
+        ``worth`` is how much a gain in each output counts.
         """
         by_bytes = self.budget.macs is None and self.budget.bytes is not None
         spent = self.float_bytes(()) if by_bytes else self.costs.float_macs
@@ -272,13 +259,7 @@ class Search:
 
 
 def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Callable[[Selection], bool]) -> Selection:
-    """Drops what is not needed, the dearest first, until each edit that is left was tried without in vain.
-
-    Args:
-        chosen: what is enough.
-        candidates: all candidates.
-        enough: whether fewer are.
-    """
+    """Drops what is not needed, the dearest first, until each edit that is left was tried without in vain."""
     untried = sorted(chosen, key=lambda number: candidates[number].cost)
     while untried:
         number = untried.pop()

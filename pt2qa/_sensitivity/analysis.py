@@ -128,17 +128,10 @@ def sensitivity(
 
 @dataclass(slots=True)
 class _Analysis:
-    """One analysis under way.
+    """One analysis under way; ``method`` and ``projections`` are what was asked for.
 
-    Attributes:
-        method: what was asked for.
-        projections: how many were asked for; None for as many as the ranking needs.
-        verification: holds the runs of the engines against the graphs.
-        seen: the survey of the first batch that has samples.
-        costs: of both methods, where they were to be compared.
-        projection: what that method has learned; None for the exact method, and before a batch was seen.
-        reached: sites that a gradient reached.
-        next: number of the next batch.
+    What it learns: ``seen`` from the first batch that has samples, ``costs`` where both methods were to be compared,
+    ``projection`` (None for the exact method, and before a batch was seen), the sites that a gradient ``reached``.
     """
 
     pair: QuantizedPair

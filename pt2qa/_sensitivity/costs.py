@@ -40,11 +40,8 @@ CLEARLY = 1.3
 class Costs:
     """Estimates for one batch, in floating-point operations.
 
-    Attributes:
-        forward: one run of the reference.
-        exact: all places, one by one, and two runs.
-        once: what the projection takes beside its vectors.
-        each: what each vector adds.
+    ``forward`` is one run of the reference, ``exact`` all places, one by one, and two runs; the projection takes
+    ``once`` beside its vectors, of which each adds ``each``.
     """
 
     forward: float
@@ -62,14 +59,7 @@ class Costs:
 
 
 def estimate(program: Program, places: Sequence[SiteGroup], paths: Sequence[Path], seen: Survey) -> Costs:
-    """Adds up what either method has to run.
-
-    Args:
-        program: the graph.
-        places: what the exact method runs one by one.
-        paths: what the projection follows.
-        seen: sizes and flops of the first batch.
-    """
+    """What the exact method takes for the places, and the projection for the paths."""
     ops = np.zeros(len(program.steps))
     rounding = np.zeros(len(program.steps))
     for step in program.steps:

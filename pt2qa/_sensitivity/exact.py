@@ -27,19 +27,11 @@ Finish = Callable[[int, Any], None]
 def walk_places(
     simulator: Simulator, values: Sequence[Any], places: Sequence[SiteGroup], wanted: Collection[int], finish: Finish
 ) -> Any:
-    """Runs each wanted place alone.
+    """Runs each wanted place alone; returns what the reference, which the walk ran, returns.
 
-    Memory: two live sets, and the reference's values ahead of the walk that forks asked for.
-
-    Args:
-        simulator: runs single ops.
-        values: the inputs, flat.
-        places: all places.
-        wanted: numbers of those to run; ``ALL_SITES`` forks before the first op, with every site on.
-        finish: takes the outputs of each, in the order of the graph; it must not keep them.
-
-    Returns:
-        What the reference, which the walk ran, returns.
+    Among ``wanted``, ``ALL_SITES`` forks before the first op, with every site on.  ``finish`` takes the outputs of each
+    in the order of the graph, and must not keep them.  Memory: two live sets, and the reference's values ahead of the
+    walk that forks asked for.
     """
     if not simulator.program.may_share:
         # In-place ops whose writes reach other values: nothing can be taken from another run.

@@ -17,15 +17,9 @@ from pt2qa._simulator.simulator import Simulator, Values
 def count_flops(
     simulator: Simulator, values: Sequence[Any], visit: Callable[[Step, Any], None] = lambda step, value: None
 ) -> tuple[dict[int, int], Any]:
-    """Runs the reference once and counts, by step number; a multiply-add counts two, an op without a formula nothing.
+    """Runs the reference once; returns the counts by step number, and the graph's outputs.
 
-    Args:
-        simulator: runs the reference.
-        values: the inputs, flat; the counts are for all of their samples.
-        visit: called with every step and its value, which it must not keep.
-
-    Returns:
-        The counts, and the graph's outputs.
+    A multiply-add counts two, an op without a formula nothing, over all samples.  ``visit`` must not keep the values.
 
     Source:
         the formulas are in the registry of ``torch.utils.flop_counter``.

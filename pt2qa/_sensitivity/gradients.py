@@ -23,11 +23,7 @@ from pt2qa.errors import SimulationError
 
 
 class WithoutGradient(SimulationError):
-    """An op cannot be followed backwards.
-
-    Attributes:
-        reason: which, and why.
-    """
+    """An op cannot be followed backwards; ``reason`` says which, and why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f'{reason}. Use method="exact".')
@@ -47,17 +43,10 @@ class _Record:
 
 
 class GradientRun:
-    """The reference on one batch, and the way back.
+    """The reference on one batch, and the way back; :class:`WithoutGradient` where an op has none.
 
     Memory: every value of the reference, as one training step keeps them, without gradients of parameters; going back,
     the gradients of the live values for each vector.
-
-    Args:
-        simulator: runs the reference.
-        values: the inputs, flat.
-
-    Raises:
-        WithoutGradient: an op cannot be followed backwards.
     """
 
     def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
@@ -101,12 +90,10 @@ class GradientRun:
         self._records[step.index] = _Record(inputs, float_tensors(result))
 
     def backward(self, vectors: dict[int, Gradients], visit: Callable[[Step, Gradients], None]) -> None:
-        """Goes back once, with all vectors.
+        """Goes back once, with all vectors: gradients at the slots of the outputs.
 
-        Args:
-            vectors: gradients at the slots of the outputs, one for each vector.
-            visit: called for every step whose output any gradient reached, the last step first; at a site with the
-                gradients of the rounded value.  ``env`` still has what the step reads.
+        ``visit`` is called for every step whose output any gradient reached, the last step first; at a site with the
+        gradients of the rounded value.  ``env`` still has what the step reads.
         """
         self._gradients = dict(vectors)
         for step in reversed(self.program.steps):
@@ -156,13 +143,7 @@ class GradientRun:
 
 
 def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]]) -> Gradients:
-    """The gradients of inputs, for each vector.
-
-    Args:
-        outputs: with the graph of autograd that leads to the inputs, which is dropped.
-        inputs: the tensors at its beginning.
-        vectors: for each output one gradient for each vector.
-    """
+    """The gradients of inputs, for each vector; ``vectors`` are by output, and the graph of autograd is dropped."""
     rows: list[tuple[Tensor, ...]] = []
     for own in zip(*vectors, strict=True):
         more = len(rows) + 1 < len(vectors[0])

@@ -18,14 +18,9 @@ from pt2qa.errors import SelectionError
 
 @dataclass(slots=True)
 class Ledger:
-    """Sums by place and batch.
+    """Sums by place and batch; ``noise`` and its ``variance`` are those of each place over all batches.
 
-    Attributes:
-        data: the batches, the unfinished one and those that are set apart included.
-        parts: by place and batch.
-        set_apart: by number, batches without numbers.
-        noise: of each place over all batches.
-        variance: of that noise.
+    ``data`` holds the unfinished batch and those that are set apart as well.
     """
 
     data: list[SensitivityBatch] = field(default_factory=list)
@@ -55,11 +50,7 @@ class Ledger:
         return [batch for batch in self.counted if all(self.has(place, batch) for place in wanted)]
 
     def expect(self, batch: int, known: SensitivityBatch) -> None:
-        """Refuses a batch other than the one that was measured before.
-
-        Raises:
-            SelectionError: it is another one.
-        """
+        """Refuses a batch other than the one that was measured before."""
         if self.data[batch].fingerprint != known.fingerprint:
             raise SelectionError(
                 f"batch {batch} is not the one that the report to resume was made with. "
@@ -68,15 +59,7 @@ class Ledger:
 
 
 def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) -> Ledger:
-    """The ledger of an interrupted analysis, or an empty one.
-
-    Args:
-        report: what the interrupted analysis returned.
-        expected: fields of the report that must be those of this call.
-
-    Raises:
-        SelectionError: the report is about something else.
-    """
+    """The ledger of an interrupted analysis, whose report must have the ``expected`` fields, or an empty one."""
     if report is None:
         return Ledger()
     found = {name: getattr(report, name) for name in expected if name != "fingerprint"}
@@ -98,11 +81,7 @@ def make_rows(
 ) -> tuple[SensitivityRow, ...]:
     """The rows of all places that were measured on every finished batch; before that, of those done on the first one.
 
-    Args:
-        places: all places.
-        ledger: what was measured.
-        metric: what ``value`` is.
-        flops: by step, for one sample.
+    ``flops`` are by step, for one sample.
     """
     batches = covered(ledger, len(places))
     data = [ledger.data[batch] for batch in batches]

@@ -26,31 +26,14 @@ _SMALLEST_IS_WORST = ("sqnr", "cosine")
 
 @dataclass(frozen=True, slots=True)
 class OutputMetric:
-    """A metric of outputs.
-
-    Attributes:
-        name: one of :data:`METRICS`, or the name of a loss.
-        loss: the user's loss; None for a metric of pt2qa's.
-        smallest_is_worst: the direction.
-    """
+    """A metric of outputs: one of :data:`METRICS`, or a user's ``loss`` and its name."""
 
     name: str
     loss: Loss | None
     smallest_is_worst: bool
 
     def part(self, place: int, batch: int, reference: Any, quantized: Any, samples: int) -> SensitivityPart:
-        """The sums of one batch.
-
-        Args:
-            place: the row that it is for.
-            batch: position of the batch.
-            reference: what the model and ``post_process`` return for the reference.
-            quantized: the same with sites on.
-            samples: of the batch; the weight of a user's loss.
-
-        Raises:
-            SelectionError: the outputs differ in number or shape.
-        """
+        """The sums of one place on one batch; ``samples`` is the weight of a user's loss."""
         sums = ErrorSums()
         loss = weight = 0.0
         for ref, quant in paired_leaves(reference, quantized):
@@ -98,11 +81,7 @@ class OutputMetric:
 
 
 def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetric:
-    """The metric of a name or of a user's loss.
-
-    Raises:
-        SelectionError: there is no such metric, or its direction is fixed.
-    """
+    """The metric of a name or of a user's loss; a name has its direction, so that it takes none."""
     if callable(metric):
         name = getattr(metric, "__name__", type(metric).__name__)
         return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False)
@@ -122,11 +101,7 @@ def signal_of(reference: Any) -> float:
 
 
 def paired_leaves(reference: Any, quantized: Any) -> list[tuple[Tensor, Tensor]]:
-    """The outputs whose error is measured, side by side.
-
-    Raises:
-        SelectionError: they differ in number or shape.
-    """
+    """The outputs whose error is measured, side by side; they must agree in number and shape."""
     refs, quants = float_leaves(reference), float_leaves(quantized)
     shapes = [[tuple(leaf.shape) for leaf in leaves] for leaves in (refs, quants)]
     if shapes[0] != shapes[1]:

@@ -23,11 +23,7 @@ def finished(pair: QuantizedPair, outputs: Any, post_process: PostProcess | None
 
 
 def float_leaves(result: Any) -> list[Tensor]:
-    """The tensors whose error is measured; empty ones have none.
-
-    Raises:
-        SelectionError: no output is a floating-point tensor.
-    """
+    """The tensors whose error is measured, of which there must be one; empty ones have none."""
     leaves = pytree.tree_leaves(result)
     if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves):
         raise SelectionError(

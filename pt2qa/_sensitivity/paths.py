@@ -37,11 +37,8 @@ _CURVED = {
 class Path:
     """The way of one site's error to the place where it is projected.
 
-    Attributes:
-        site: index of the site.
-        start: the site's step, or that of the op that reads the constant.
-        constant: slot of the constant; None for an activation.
-        steps: the steps after ``start`` that are run with the error, in order.
+    It begins at ``start``, the site's step, or the op that reads the ``constant`` in this slot; ``steps`` follow it in
+    order.
     """
 
     site: int
@@ -98,13 +95,7 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
 
 
 def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> list[Tensor]:
-    """How each floating-point tensor of the end of a path changes when the site is quantized.
-
-    Args:
-        path: the site and its steps.
-        simulator: runs single ops.
-        reference: the reference's values by slot.
-    """
+    """How each floating-point tensor of the end of a path changes when the site is quantized; values are by slot."""
     step = path.start
     if path.constant is None:
         changed = simulator.site_function(step)(reference[step.reads[0]], out=None)

@@ -28,12 +28,7 @@ _SEED = 20241
 
 
 def reached_by_most(noise: Sequence[float], variance: Sequence[float]) -> float:
-    """Spearman's correlation that nine of ten rankings drawn anew reach; 1 where there is nothing to rank.
-
-    Args:
-        noise: of the rows, linear.
-        variance: of the noise.
-    """
+    """Spearman's correlation that nine of ten rankings drawn anew reach, from linear noise; 1 for nothing to rank."""
     values, errors = _decibels(noise, variance)
     if len(values) < 2:
         return 1.0
@@ -49,14 +44,10 @@ def reached_by_most(noise: Sequence[float], variance: Sequence[float]) -> float:
 def needed(
     noise: Sequence[float], variance: Sequence[float], earlier: Sequence[float], projections: int, most: int
 ) -> int:
-    """How many projections of the last batch make the ranking fit to be trusted.
+    """How many projections of the last batch, ``most`` at most, make the ranking fit to be trusted.
 
-    Args:
-        noise: of the rows over all batches.
-        variance: of the noise, that the last batch has with ``projections``.
-        earlier: of the noise, that the batches before have.
-        projections: of the last batch.
-        most: what to return at most.
+    ``noise`` is that of the rows over all batches; its variance is ``variance`` of the last batch, which has
+    ``projections`` so far, and ``earlier`` of the batches before.
     """
     count = projections
     while count < most:

@@ -40,11 +40,7 @@ from pt2qa.errors import SelectionError
 
 
 class PostProcessWithoutGradient(SelectionError):
-    """``post_process`` cannot be followed backwards.
-
-    Attributes:
-        reason: why.
-    """
+    """``post_process`` cannot be followed backwards; ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f'{reason}. Use torch functions that have one (softmax, not argmax), or method="exact".')
@@ -55,13 +51,9 @@ class PostProcessWithoutGradient(SelectionError):
 class Projection:
     """The method on one pair; what it learns from the first batch serves the others.
 
-    Attributes:
-        pair: the pair.
-        post_process: the user's function of the outputs.
-        paths: of all sites.
-        independent: slots at which each sample's error reaches that sample's output alone; None before the first batch.
-        dependent: names of the ops at whose output paths end that are not so; empty for batches of one sample.
-        cleaned: names of ops with errors that are not finite, which count as zero.
+    At ``independent`` slots each sample's error reaches that sample's output alone (None before the first batch);
+    ``dependent`` names the ops at whose output paths end that are not so, none for batches of one sample.  ``cleaned``
+    names ops with errors that are not finite, which count as zero.
     """
 
     pair: QuantizedPair
@@ -72,17 +64,7 @@ class Projection:
     cleaned: dict[str, None] = field(default_factory=dict)
 
     def start(self, values: Sequence[Any], batch: int, seen: Survey) -> ProjectedBatch:
-        """The reference's forward on a batch.
-
-        Args:
-            values: the inputs, flat.
-            batch: its number, which decides about the random vectors.
-            seen: the survey of the first batch.
-
-        Raises:
-            PostProcessWithoutGradient: ``post_process`` cannot be differentiated.
-            WithoutGradient: an op cannot.
-        """
+        """The reference's forward on a batch, whose number decides about the random vectors."""
         started = ProjectedBatch(self, values, batch)
         if self.independent is None:
             self._compare_samples(started, seen)
@@ -109,12 +91,8 @@ class Projection:
 class ProjectedBatch:
     """One batch: its forward, and rounds of random vectors, of which each but the first runs the forward again.
 
-    Attributes:
-        samples: of the batch.
-        run: the forward under way.
-        returned: what the graph's reference returned, as :class:`GradientRun` computed it.
-        reference: the same as the user sees it.
-        projections: random vectors so far.
+    ``returned`` is what the graph's reference returned, as :class:`GradientRun` computed it, ``reference`` the same as
+    the user sees it, and ``projections`` the number of vectors so far.
     """
 
     def __init__(self, projection: Projection, values: Sequence[Any], batch: int) -> None:
@@ -152,11 +130,7 @@ class ProjectedBatch:
         return reference
 
     def project(self, count: int) -> None:
-        """Goes back with so many more vectors.
-
-        Raises:
-            WithoutGradient: an op cannot be differentiated.
-        """
+        """Goes back with so many more vectors."""
         if not self._fresh:
             self._forward()
         self._fresh = False

@@ -29,13 +29,9 @@ def marks(value: Any, samples: int) -> Tensor | None:
 
 
 def is_independent(mark: Tensor | None, other: Tensor | None) -> bool:
-    """Whether a value has an axis of samples of which the first alone changed.
+    """Whether a value has an axis of samples of which the first alone changed, from its marks before and after.
 
     A first sample that did not change tells nothing, so it counts as not apart.
-
-    Args:
-        mark: of the value from the batch.
-        other: of the same value from the batch with another first sample.
     """
     if mark is None or other is None or mark.shape != other.shape:
         return False

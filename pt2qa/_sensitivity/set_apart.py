@@ -16,19 +16,7 @@ from pt2qa._simulator.simulator import Simulator
 def without_number(
     simulator: Simulator, values: Sequence[Any], reference: Any, quantized: Any, batch: int, samples: int
 ) -> SetApart | None:
-    """Why the outputs of a batch give no number; None where they do.
-
-    Args:
-        simulator: runs both models again to find where it begins.
-        values: the inputs, flat.
-        reference: outputs of the reference, as the user sees them.
-        quantized: those of the quantized model.
-        batch: its number.
-        samples: how many it holds.
-
-    Raises:
-        SelectionError: the outputs differ in number or shape.
-    """
+    """Why the outputs of a batch, as the user sees them, give no number; None where they do."""
     pairs = paired_leaves(reference, quantized)
     if not pairs:
         return replace(empty_batch(batch), samples=samples)

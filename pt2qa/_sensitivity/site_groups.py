@@ -17,13 +17,10 @@ GROUPS = ("region", "module")
 
 @dataclass(frozen=True, slots=True)
 class SiteGroup:
-    """Sites that are quantized together, and what people read about them.
+    """Sites that are quantized together, and what people read about them, as in :class:`pt2qa.SensitivityRow`.
 
-    Attributes:
-        name, kind, op, dtype, handle, module, region: as in :class:`pt2qa.SensitivityRow`.
-        sites: indices in ``pair.sites``, duplicates included.
-        steps: the ops that make the values or read the weights; their flops are the place's.
-        single: whether it is one site (and its duplicates), not a group.
+    ``sites`` are indices in ``pair.sites``, duplicates included; ``steps`` are the ops that make the values or read the
+    weights, whose flops are the place's; ``single`` is one site (and its duplicates), not a group.
     """
 
     name: str
@@ -43,9 +40,6 @@ def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, 
 
     An activation belongs to the op that makes it, a weight to the op that reads it first, so that each site is in one
     group.  A value that is quantized twice with equal parameters is one place: its copies cannot differ.
-
-    Raises:
-        SelectionError: there is no such grouping.
     """
     if group is not None and group not in GROUPS:
         raise SelectionError(

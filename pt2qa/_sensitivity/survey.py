@@ -20,12 +20,8 @@ from pt2qa._simulator.simulator import Simulator
 class Survey:
     """What one forward of the reference told; its first sample was another one than in the batch.
 
-    Attributes:
-        samples: of the batch.
-        flops: by step; steps of sites are not in it.
-        elements: of a step's value, by step.
-        marks: by slot, of the values that were asked for; see :func:`pt2qa._sensitivity.samples.marks`.
-        outputs: what the graph returned.
+    By step, ``flops`` (without sites) and ``elements`` of the value; by slot, ``marks`` of the values that were asked
+    for, see :func:`pt2qa._sensitivity.samples.marks`; ``outputs`` of the graph.
     """
 
     samples: int
@@ -40,13 +36,7 @@ class Survey:
 
 
 def survey(simulator: Simulator, values: Sequence[Any], marked: Collection[int]) -> Survey:
-    """Runs the reference once.
-
-    Args:
-        simulator: runs it.
-        values: the inputs, flat.
-        marked: slots whose values are marked.
-    """
+    """Runs the reference once, and marks the values of some slots."""
     samples = count_samples(list(values))
     elements: dict[int, int] = {}
     found: dict[int, Tensor | None] = {}

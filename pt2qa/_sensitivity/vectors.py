@@ -17,14 +17,10 @@ SEED = 20240
 
 
 def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int, first: int = 0) -> list[list[Tensor]]:
-    """For each output ``count`` vectors of its shape and dtype.
+    """For each output ``count`` vectors of its shape and dtype, numbered from ``first``, orthogonal to those before it.
 
-    Args:
-        outputs: the tensors that are projected together.
-        samples: of the batch; an output whose first axis has this size holds one row for each.
-        count: how many vectors.
-        batch: number of the batch, which decides about the vectors; torch's own generator is left alone.
-        first: number of the first vector; those before it came from an earlier call, and are orthogonal to these.
+    An output whose first axis has the size ``samples`` holds one row for each.  The number of the batch decides about
+    the vectors; torch's own generator is left alone.
     """
     generator = torch.Generator().manual_seed(SEED + batch)
     rows = samples if all(_has_rows(output, samples) for output in outputs) else 1
@@ -45,14 +41,7 @@ def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int
 
 
 def left_to_chance(outputs: Sequence[Tensor], samples: int, count: int, *, apart: bool) -> float:
-    """Share of the variance of independent vectors, 0..1.
-
-    Args:
-        outputs: as in :func:`random_signs`.
-        samples: of the batch.
-        count: how many vectors.
-        apart: whether each sample is projected by itself.
-    """
+    """Share of the variance of independent vectors, 0..1; ``apart``: whether each sample is projected by itself."""
     size = sum(output.numel() for output in outputs) // (samples if apart else 1)
     return max(0.0, (size - count) / (size - 1)) if size > 1 else 0.0
 
