@@ -12,13 +12,7 @@ from pt2qa._annotations.modules import module_calls
 from pt2qa._annotations.report import AnnotationReport
 from pt2qa._annotations.resolving import SpecResolver
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow
-from pt2qa._annotations.values import (
-    AnnotatedValue,
-    missing_values,
-    value_dtypes,
-    values_in_graph,
-    values_in_program,
-)
+from pt2qa._annotations.values import AnnotatedValue, missing_values, value_dtypes, values_in_graph, values_in_program
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName
@@ -33,11 +27,7 @@ from pt2qa.plugins import describe, resolve
 
 @exports
 def annotations(
-    subject: QuantizedPair | Capture,
-    quantizer: Any = None,
-    *,
-    qat: bool = False,
-    overrides: OverridePlan | None = None,
+    subject: QuantizedPair | Capture, quantizer: Any = None, *, qat: bool = False, overrides: OverridePlan | None = None
 ) -> AnnotationReport:
     """Lists every place of a model with what its quantizer asks for there, and what the converted model does.
 
@@ -122,13 +112,7 @@ def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: Override
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """What a report is about.
-
-    Attributes:
-        captured: the graph as it was captured.
-        names: what to call each handle.
-        values: those of the graph that is quantized.
-    """
+    """What a report is about; ``values`` are those of the graph that is quantized."""
 
     captured: GraphModule
     names: Mapping[int, OpName]

@@ -19,12 +19,7 @@ def module_calls(
     """The modules of a captured graph in the order in which they are called, then those that are never called.
 
     A module is known by the ops that it calls, or by the parameters that it holds: one that has neither is not listed.
-
-    Args:
-        graph: the captured graph, before ``prepare``.
-        names: what to call each handle.
-        present: names of the ops that are left in the graph that is quantized.
-        quantized: names of those that read a rounded value or weight.
+    ``present`` are the ops that are left in the graph that is quantized, ``quantized`` those that read a rounded value.
     """
     calls: dict[str, set[str]] = defaultdict(set)
     types: dict[str, str] = {}

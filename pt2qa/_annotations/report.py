@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from math import nan
+from typing import Annotated, ClassVar
 
-from pt2qa._annotations.overview import (
-    Op,
-    Way,
-    about_float,
-    about_modules,
-    about_ops,
-    missing_from,
-    named,
-    ops_of,
-    ways_of,
-)
-from pt2qa._annotations.rows import BASES, AnnotationCoverage, AnnotationRow, ModuleCalls
+from pt2qa._annotations.rows import BASES, AnnotationCoverage, AnnotationRow, ModuleCalls, blank
 from pt2qa._report.base import Block, Listing, Report, Table
-from pt2qa._report.columns import shown_columns
-from pt2qa._report.prose import by_reason, counted
+from pt2qa._report.columns import column, shown_columns
+from pt2qa._report.formats import index
+from pt2qa._report.prose import by_reason, counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
 from pt2qa.errors import ReportError
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way of rounding, and how many values are rounded so."""
+
+    places: Annotated[int, column(importance=0)]
+    role: Annotated[str, column(importance=0)]
+    dtype: Annotated[str, column(importance=0)]
+    scheme: Annotated[str, column(importance=5)]
+    axis: Annotated[int, column(show=index, importance=4)]
+    bounds: Annotated[str, column("range", importance=3)]
+    scales: Annotated[str, column("scale", importance=2)]
+    observer: Annotated[str, column(importance=6, shrinks_to=16, optional=True)]
+    example: Annotated[str, column("such as", importance=1, shrinks_to=20)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """An op with all its values."""
+
+    name: Annotated[str, column("op", importance=0, shrinks_to=24)]
+    reads: Annotated[str, column(importance=9)]
+    weight: Annotated[str, column(importance=8)]
+    makes: Annotated[str, column(importance=9)]
+    observer: Annotated[str, column(importance=2, shrinks_to=16, optional=True)]
+    scale: Annotated[float, column(show=blank, importance=6, optional=True)]
+    zero_point: Annotated[float, column("zero\npoint", show=blank, importance=5, optional=True)]
+    shares: Annotated[str, column("shares its scale with", importance=3, shrinks_to=24, optional=True)]
 
 
 @register("annotations", schema=1)
@@ -89,7 +110,7 @@ class AnnotationReport(Report):
         return None
 
     def _before(self) -> Iterator[Block]:
-        yield Table(shown_columns(Way), ways_of(self.rows))
+        yield Table(shown_columns(_Way), _ways_of(self.rows))
         if self.coverage:
             yield Table(self.shown("coverage"), self.coverage)
 
@@ -97,16 +118,110 @@ class AnnotationReport(Report):
         """An op a line, or in another order a value a line."""
         if sort not in ("worst", "graph"):
             return self._table(sort, limit, width)
-        return table(shown_columns(Op), ops_of(self.rows), None, limit, width)
+        return table(shown_columns(_Op), _ops_of(self.rows), None, limit, width)
 
     def _after(self, limit: int | None) -> Iterator[Block]:
         if unusual := [module for module in self.modules if module.calls != 1]:
             yield Table(self.shown("modules"), unusual, "Modules that are not called once", limit=limit)
         unmet = [row for row in self.rows if row.annotated and not row.quantized]
-        yield Listing("Asked for, and not rounded", [f"{named(row)}: {row.note}" for row in unmet])
-        yield Listing("Not in the graph that is quantized", by_reason(missing_from(self.rows)))
+        yield Listing("Asked for, and not rounded", [f"{_named(row)}: {row.note}" for row in unmet])
+        yield Listing("Not in the graph that is quantized", by_reason(_missing_from(self.rows)))
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        about = (about_ops(self.rows, self.coverage, self.basis), about_float(self.coverage))
-        return [sentence for sentence in (*about, *about_modules(self.modules)) if sentence]
+        about = (_about_ops(self.rows, self.coverage, self.basis), _about_float(self.coverage))
+        return [*about, *_about_modules(self.modules)]
+
+
+def _ways_of(rows: Iterable[AnnotationRow]) -> list[_Way]:
+    """The ways of rounding, the most frequent first; values that stay float are one way for each role and dtype."""
+    found: dict[tuple[str, str, str, int, str, str, str], list[str]] = {}
+    for row in rows:
+        bounds = f"{row.quant_min}..{row.quant_max}" if row.quant_min != row.quant_max else ""
+        scales = "" if not row.quantized else "dynamic" if row.dynamic else "static"
+        observer = row.observer if row.quantized else ""
+        key = (row.role, row.dtype, row.scheme, row.axis, bounds, scales, observer)
+        found.setdefault(key, []).append(row.name)
+    ways = [_Way(len(names), *key, names[0]) for key, names in found.items()]
+    order = ("input", "output", "weight", "bias")
+    return sorted(ways, key=lambda way: (order.index(way.role), not way.scales, -way.places))
+
+
+def _ops_of(rows: Sequence[AnnotationRow]) -> list[_Op]:
+    """The ops of the graph that is quantized, each on a line."""
+    by_name: dict[str, list[AnnotationRow]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    missing = {name for name, _ in _missing_from(rows)}
+    return [_op(name, places) for name, places in by_name.items() if name not in missing]
+
+
+def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:
+    """Ops that are not in the graph that is quantized, with the reason: they have an output and a reason alone."""
+    places = Counter(row.name for row in rows)
+    folded = [row for row in rows if row.role == "output" and not row.quantized and row.note]
+    return [(row.name, _kind_of_reason(row.note)) for row in folded if places[row.name] == 1]
+
+
+def _named(row: AnnotationRow) -> str:
+    """A value of an op, in words."""
+    return f"{row.name}, output" if row.role == "output" else f"{row.name}, {row.role} {row.argument} ({row.of})"
+
+
+def _about_ops(rows: Sequence[AnnotationRow], coverage: Sequence[AnnotationCoverage], basis: str) -> str:
+    """How much is quantized."""
+    total = sum(kind.total for kind in coverage)
+    done = sum(kind.quantized for kind in coverage)
+    asked = sum(max(kind.annotated, 0) for kind in coverage)
+    annotated = f"{asked} annotated, " if basis != "converted" else ""
+    if basis == "annotated":
+        return f"{counted(total, 'op')}: {annotated}{done} will read rounded values."
+    values = {row.site for row in rows if row.role in {"input", "output"}} - {-1}
+    weights = {row.site for row in rows if row.role in {"weight", "bias"}} - {-1}
+    rounded = f"{counted(len(values), 'value')}, {counted(len(weights), 'weight')} rounded"
+    return f"{counted(total, 'op')}: {annotated}{done} read rounded values; {rounded}."
+
+
+def _about_float(coverage: Sequence[AnnotationCoverage]) -> str:
+    """What stays float."""
+    kinds = [f"{kind.op} ({kind.floating} of {kind.total})" for kind in coverage if kind.floating]
+    return f"All float: {few(kinds)}." if kinds else "No op is all float."
+
+
+def _about_modules(modules: Sequence[ModuleCalls]) -> list[str]:
+    """Which modules are shared or never called."""
+    shared = [module.path for module in modules if module.calls > 1]
+    idle = [module.path for module in modules if module.calls == 0]
+    once = len(modules) - len(shared) - len(idle)
+    sentences = [f"{counted(once, 'module')} called once."]
+    sentences += [f"Called more than once: {few(shared)}."] if shared else []
+    sentences += [f"Never called: {few(idle)}."] if idle else []
+    return sentences
+
+
+def _op(name: str, places: Sequence[AnnotationRow]) -> _Op:
+    inputs = [row for row in places if row.role == "input"]
+    output = next((row for row in places if row.role == "output"), None)
+    weights = [row for row in places if row.role == "weight"]
+    return _Op(
+        name=name,
+        reads=_dtypes(inputs),
+        weight=_dtypes(weights),
+        makes=_dtypes([output]) if output is not None else "",
+        observer=output.observer if output is not None and output.quantized else "",
+        scale=output.scale if output is not None else nan,
+        zero_point=output.zero_point if output is not None else nan,
+        shares=output.shares if output is not None else "",
+    )
+
+
+def _dtypes(rows: Sequence[AnnotationRow]) -> str:
+    """``int8 x2``, ``int8, float32``; ``int8/0`` has an axis of channels, ``int8*`` takes its scale from each batch."""
+    counts = Counter(
+        row.dtype + (f"/{row.axis}" if row.axis >= 0 else "") + ("*" if row.dynamic else "") for row in rows
+    )
+    return ", ".join(f"{text} x{count}" if count > 1 else text for text, count in counts.items())
+
+
+def _kind_of_reason(note: str) -> str:
+    return "folded into the op before it" if note.startswith("folded into ") else note

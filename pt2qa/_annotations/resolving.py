@@ -38,12 +38,7 @@ _WITH_LIMITS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 
 
 class SpecResolver:
-    """Finds the specs of one model's values.
-
-    Args:
-        annotations: what the quantizer asks for; None where it is not known.
-        sites: of the converted model; None before conversion.
-    """
+    """Finds the specs of one model's values; annotations are None where they are not known, sites before conversion."""
 
     def __init__(self, annotations: Annotations | None, sites: Sequence[Site] | None) -> None:
         self.annotations = annotations

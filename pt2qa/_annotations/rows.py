@@ -10,10 +10,8 @@ from pt2qa._report.columns import column
 from pt2qa._report.formats import index, number
 
 Role = Literal["input", "output", "weight", "bias"]
-Basis = Literal["annotated and converted", "annotated", "converted"]
-"""What an annotation report was read from: the quantizer's annotation, the converted model, or both."""
-
 BASES: Final = ("annotated and converted", "annotated", "converted")
+"""What an annotation report was read from: the quantizer's annotation, the converted model, or both."""
 
 
 def blank(value: float) -> str:

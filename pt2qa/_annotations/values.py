@@ -22,17 +22,9 @@ from pt2qa.overrides.points import GraphNode, dtype_of, read_nodes
 class AnnotatedValue:
     """A value as one op makes or reads it: what a row of the report is about.
 
-    Attributes:
-        name: the op that makes or reads it.
-        op: that op's kind.
-        owner: the captured op that it is, or is a part of; empty for an op that the capture does not have.
-        role: what the value is to the op.
-        argument: number of the argument; -1 for the output.
-        of: who makes the value: an op, an input, or of a constant the qualified name of its attribute.
-        constant: whether the value depends on no input.
-        dtype: in the float model.
-        site: where the converted model rounds it; None where it does not, or nothing is converted yet.
-        note: what is special here.
+    ``owner`` is the captured op that the op is, or is a part of; empty if the capture does not have it.  ``dtype`` is
+    that of the float model; ``site`` is None where the converted model does not round the value, or there is none yet.
+    The other fields are as in :class:`pt2qa._annotations.rows.AnnotationRow`.
     """
 
     name: str
@@ -50,13 +42,7 @@ class AnnotatedValue:
 def values_in_program(
     program: Program, names: Mapping[int, OpName], dtypes: Mapping[str, str]
 ) -> Iterator[AnnotatedValue]:
-    """The values of a converted model, each with its site.
-
-    Args:
-        program: the lowered graphs.
-        names: what to call each handle.
-        dtypes: of the values in the float model, by the name of the op or input that makes them.
-    """
+    """The values of a converted model, each with its site; ``dtypes`` are those of :func:`value_dtypes`."""
     slots = _Slots(program, dtypes)
     for slot, name in zip(program.inputs, program.input_names, strict=True):
         yield from slots.made(slot, name, "input", name)
@@ -87,13 +73,7 @@ def values_in_graph(nodes: Mapping[str, GraphNode]) -> Iterator[AnnotatedValue]:
 def missing_values(
     graph: GraphModule, names: Mapping[int, OpName], present: Iterable[str]
 ) -> dict[str, AnnotatedValue]:
-    """The outputs of the ops that only the captured model has, by name, with the reason in ``note``.
-
-    Args:
-        graph: the captured graph.
-        names: what to call each handle.
-        present: names of the ops that the quantized model has.
-    """
+    """The outputs of the ops of a captured graph that the quantized one lacks, by name, with the reason in ``note``."""
     known, nodes = set(present), read_nodes(graph, names)
     by_name = {node.owner: node for node in nodes.values() if node.owner}
     dtypes = {handle_of(placed.node): dtype_of(placed.node) for placed in walk(graph)}
@@ -136,7 +116,24 @@ class _Slots:
     def read(self, step: Step, owner: str) -> Iterator[AnnotatedValue]:
         """The arguments of an op."""
         for argument, slot in arguments_of(step):
-            yield from self._read(step, owner, argument, slot)
+            constant = self.constants.get(slot)
+            if constant is None:
+                of = self.names[slot]
+                dtype, site = self.dtypes.get(of, ""), self.of_result.get(slot)
+                yield AnnotatedValue(step.name, step.op, owner, "input", argument, of, False, dtype, site)
+            elif isinstance(constant.quantized, Tensor):
+                value = constant.quantized if constant.reference is None else constant.reference
+                yield AnnotatedValue(
+                    step.name,
+                    step.op,
+                    owner,
+                    _role(step.op, argument, constant.is_parameter),
+                    argument,
+                    constant.attribute or "a constant",
+                    True,
+                    str(value.dtype).removeprefix("torch."),
+                    None if constant.site is None else self.sites[constant.site],
+                )
 
     def made(self, slot: int, name: str, op: str, owner: str) -> Iterator[AnnotatedValue]:
         """The output of an op, once more for each way of rounding it that no op reads."""
@@ -149,26 +146,6 @@ class _Slots:
         note = f"read in float by {few(readers)}" if readers else ""
         for site in (sites[0], *(other for other in sites[1:] if not other.readers)):
             yield AnnotatedValue(name, op, owner, "output", -1, name, False, dtype, site, note)
-
-    def _read(self, step: Step, owner: str, argument: int, slot: int) -> Iterator[AnnotatedValue]:
-        constant = self.constants.get(slot)
-        if constant is None:
-            of = self.names[slot]
-            dtype, site = self.dtypes.get(of, ""), self.of_result.get(slot)
-            yield AnnotatedValue(step.name, step.op, owner, "input", argument, of, False, dtype, site)
-        elif isinstance(constant.quantized, Tensor):
-            value = constant.quantized if constant.reference is None else constant.reference
-            yield AnnotatedValue(
-                step.name,
-                step.op,
-                owner,
-                _role(step.op, argument, constant.is_parameter),
-                argument,
-                constant.attribute or "a constant",
-                True,
-                str(value.dtype).removeprefix("torch."),
-                None if constant.site is None else self.sites[constant.site],
-            )
 
 
 def _role(op: str, argument: int, is_parameter: bool) -> Role:

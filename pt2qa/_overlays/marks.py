@@ -1,9 +1,10 @@
-"""Which node of a graph each number of a report belongs to."""
+"""Which node of a graph each number of a report belongs to, and its colour: red for bad, green for good."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan
+from math import isfinite, isnan
+from typing import Final
 
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -20,18 +21,21 @@ from pt2qa.errors import ReportError
 NodeReport = LayerReport | WeightReport | SensitivityReport
 """Reports whose rows belong to ops."""
 
+COLOURS: Final = ("#f4796b", "#fdae61", "#fee08b", "#d9ef8b", "#a6d96a")
+"""From bad to good."""
+
+TEXT: Final = "#000000"
+"""Readable on each of :data:`COLOURS`."""
+
+LIMITS: Final = (10.0, 20.0, 30.0, 40.0, 1000.0)
+"""Upper limits in dB of :data:`COLOURS`; no finite SQNR is above the last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The numbers of one column, on the nodes of a graph.
+    """The numbers of one column, on the nodes of a graph; all by handle, without those of nested graphs.
 
-    Args:
-        nodes: the graph's inputs and ops by handle, without those of nested graphs.
-        names: their names in reports, by handle.
-        numbers: by handle; the worst if an op has several rows.  Never nan; inf if nothing differs.
-        column: the column.
-        unit: ``dB`` or empty.
-        small_is_bad: whether small numbers are worse.
+    A number is the worst if an op has several rows.  It is never nan; inf if nothing differs.
     """
 
     nodes: dict[int, Node]
@@ -46,6 +50,22 @@ class Marks:
         """The handle of the worst number; the first one if there are ties."""
         choose = min if self.small_is_bad else max
         return choose(self.numbers, key=lambda handle: self.numbers[handle])
+
+    @property
+    def colours(self) -> tuple[str, ...]:
+        """The colours from that of the smallest number to that of the largest."""
+        return COLOURS if self.small_is_bad else COLOURS[::-1]
+
+    def colour_of(self, number: float) -> str:
+        """By :data:`LIMITS` if the unit is dB, else by position between the smallest and the largest number."""
+        if self.unit == "dB":
+            return next((colour for limit, colour in zip(LIMITS, COLOURS, strict=True) if number <= limit), COLOURS[-1])
+        if not isfinite(number):
+            return self.colours[-1 if number > 0 else 0]
+        finite = [value for value in self.numbers.values() if isfinite(value)]
+        low, high = min(finite), max(finite)
+        place = (number - low) / (high - low) if high > low else 0.5
+        return self.colours[min(int(place * len(COLOURS)), len(COLOURS) - 1)]
 
 
 def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) -> Marks:

@@ -10,8 +10,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from pt2qa._capture.program import Capture
-from pt2qa._overlays.colours import COLOURS, LIMITS, TEXT, from_low
-from pt2qa._overlays.marks import NodeReport, marks_of
+from pt2qa._overlays.marks import COLOURS, LIMITS, TEXT, NodeReport, marks_of
 from pt2qa._report.atomic import write_atomic
 
 
@@ -45,9 +44,8 @@ def write_overlay(
         limits = zip(LIMITS, COLOURS, strict=True)
         data["thresholds"] = [{"value": limit, "bgColor": colour, "textColor": TEXT} for limit, colour in limits]
     else:
-        colours = from_low(marks)
         data["gradient"] = [
-            {"stop": place / (len(colours) - 1), "bgColor": colour, "textColor": TEXT}
-            for place, colour in enumerate(colours)
+            {"stop": place / (len(COLOURS) - 1), "bgColor": colour, "textColor": TEXT}
+            for place, colour in enumerate(marks.colours)
         ]
     write_atomic(path, json.dumps(data, indent=2, allow_nan=False).encode("utf-8"))

@@ -12,8 +12,7 @@ from torch.fx import Node
 
 from pt2qa._capture.program import Capture
 from pt2qa._near_names import near_names
-from pt2qa._overlays.colours import TEXT, colour_of
-from pt2qa._overlays.marks import Marks, NodeReport, marks_of
+from pt2qa._overlays.marks import TEXT, Marks, NodeReport, marks_of
 from pt2qa._printable import clean
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.formats import decibel, number
@@ -91,16 +90,12 @@ def _box(marks: Marks, handle: int, is_centre: bool, shown: set[Node], handles: 
     if found is not None:
         text = decibel(found) if marks.unit == "dB" else number(found)
         label.append(f"{marks.column} {text} {marks.unit}".rstrip())
-        colour = colour_of(marks, found)
+        colour = marks.colour_of(found)
     border = "filled,rounded" if _neighbours(marks.nodes[handle], handles) <= shown else "filled,rounded,dashed"
     width = 3 if is_centre else 1
-    written = "\\n".join(_quoted(line) for line in label)
+    written = "\\n".join(clean(line).replace("\\", "\\\\").replace('"', '\\"') for line in label)
     look = f'fillcolor="{colour}", fontcolor="{TEXT}", style="{border}", penwidth={width}'
     return f'  n{handle} [label="{written}", {look}];'
-
-
-def _quoted(text: str) -> str:
-    return clean(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _svg(text: str, path: str | os.PathLike[str]) -> bytes:

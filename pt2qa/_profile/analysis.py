@@ -113,12 +113,7 @@ class Profiler:
         floats = self._target.floats
         parameters = parameter_names(floats, node_names(floats, subject.names)) if floats is not self.graph else None
         self._plan = make_plan(
-            self.graph,
-            self._target.names,
-            prefixes=prefixes,
-            ops=ops,
-            parameters=parameters,
-            with_stack=with_stack,
+            self.graph, self._target.names, prefixes=prefixes, ops=ops, parameters=parameters, with_stack=with_stack
         )
         self._wanted = Wanted(histograms, per_channel)
         self._done = _Done()

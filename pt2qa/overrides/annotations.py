@@ -18,15 +18,7 @@ from pt2qa.errors import QuantizeError, SelectionError
 from pt2qa.overrides import edits as kinds
 from pt2qa.overrides.constants import as_lowered
 from pt2qa.overrides.plan import Edit
-from pt2qa.overrides.points import (
-    Point,
-    SpecFacts,
-    is_quantized,
-    read_nodes,
-    read_specs,
-    spec_facts,
-    spec_text,
-)
+from pt2qa.overrides.points import Point, SpecFacts, is_quantized, read_nodes, read_specs, spec_facts, spec_text
 from pt2qa.overrides.sharing import groups_of, root_of, rounds_at
 from pt2qa.plugins import QuantizerPlugin, describe
 from pt2qa.plugins.abilities import fusable_of, levels_of, unsupported_reason
