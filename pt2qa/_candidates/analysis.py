@@ -161,10 +161,6 @@ class _Value:
             into = self.apart if name in apart else self.sums
             into[name] = into.get(name, NoiseSums()).merge(new)
 
-    def seen(self, name: str) -> NoiseSums | None:
-        """The sums of a candidate; if no batch counts, those of the batches set apart."""
-        return self.sums.get(name, self.apart.get(name))
-
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
@@ -292,7 +288,8 @@ class _Race:
         return notes
 
     def _sqnrs(self, value: _Value) -> dict[str, float]:
-        seen = {name: value.seen(name) for name in self.pairs}
+        # If no batch counts for a candidate, those that are set apart are better than nothing.
+        seen = {name: value.sums.get(name, value.apart.get(name)) for name in self.pairs}
         return {name: math.nan if sums is None else sums.sqnr for name, sums in seen.items()}
 
 
@@ -352,11 +349,7 @@ def _leaves(outputs: Any) -> list[Any]:
 
 
 def _candidate(
-    name: str,
-    quantizer: Any,
-    pair: QuantizedPair | None,
-    rows: Sequence[CandidateRow],
-    failed: Mapping[str, str],
+    name: str, quantizer: Any, pair: QuantizedPair | None, rows: Sequence[CandidateRow], failed: Mapping[str, str]
 ) -> Candidate:
     if pair is None:
         spec = quantizer if isinstance(quantizer, str) else type(quantizer).__name__

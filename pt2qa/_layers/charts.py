@@ -15,11 +15,7 @@ from pt2qa._report.base import Report
 from pt2qa._report.formats import decibel, number
 from pt2qa.errors import ReportError
 
-_SERIES: Final = (
-    ("sqnr", "cumulative"),
-    ("isolated_sqnr", "isolated"),
-    ("rounding_sqnr", "rounding"),
-)
+_SERIES: Final = (("sqnr", "cumulative"), ("isolated_sqnr", "isolated"), ("rounding_sqnr", "rounding"))
 
 SHOWN: Final = 8
 """Layers whose histograms are shown, the worst first."""

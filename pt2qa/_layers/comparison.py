@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -130,11 +130,9 @@ class Comparison:
         self.rows: dict[int, list[_Row]] = {}
         self.module_rows: list[_Row] = []
         self.outputs: list[_Row] = []
-        quantized_regions = [region for region in self.program.regions if region.sites]
-        self.groups: list[tuple[int, ...]] = [region.steps for region in quantized_regions] if isolated else []
-        self.group_of_region = (
-            {region.index: number for number, region in enumerate(quantized_regions)} if isolated else {}
-        )
+        regions = [region for region in self.program.regions if isolated and region.sites]
+        self.groups: list[tuple[int, ...]] = [region.steps for region in regions]
+        self.group_of_region = {region.index: number for number, region in enumerate(regions)}
         self.reading = Reading(self.program)
         self._plan_rows(steps)
         self._plan_sources()
@@ -256,11 +254,7 @@ class Comparison:
         self.samples += samples
 
     def _why_apart(
-        self,
-        values: list[Any],
-        samples: int,
-        measured: _Measured,
-        outputs: Sequence[tuple[_Row, _Totals, bool]],
+        self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[tuple[_Row, _Totals, bool]]
     ) -> SetApart | None:
         """Why a batch may be in no number: it is empty, or a value of it is not finite; None for a batch that counts.
 
@@ -414,17 +408,14 @@ def _asked(metric: Metric) -> tuple[str, ...]:
 
 def _finish(row: _Row, totals: _Totals, input_sqnr: float = math.nan) -> LayerRow:
     sums, params, scale = totals.sums, row.params, row.scale
-    observed_at: Literal["dq", "raw"] = "raw" if params is None else "dq"
-    seen = sums.count > 0
     alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
-    note = "; ".join(part for part in (row.problem, sums.reason, alone) if part)
     range_use, excess_lsb = _reach(sums, params)
     return LayerRow(
         handle=row.handle,
         name=row.name,
         module=row.module,
         op=row.op,
-        observed_at=observed_at,
+        observed_at="raw" if params is None else "dq",
         dtype=totals.dtype if params is None else params.dtype,
         scale=scale,
         zero_point=params.single_zero_point if params is not None else math.nan,
@@ -438,14 +429,14 @@ def _finish(row: _Row, totals: _Totals, input_sqnr: float = math.nan) -> LayerRo
         atol=sums.atol,
         max_lsb=sums.atol / scale if scale > 0 else math.nan,
         saturation=totals.clamped / totals.clamped_of if totals.clamped_of else math.nan,
-        ref_min=sums.ref_min if seen else math.nan,
-        quant_min=sums.quant_min if seen else math.nan,
-        ref_max=sums.ref_max if seen else math.nan,
-        quant_max=sums.quant_max if seen else math.nan,
+        ref_min=sums.ref_min if sums.count else math.nan,
+        quant_min=sums.quant_min if sums.count else math.nan,
+        ref_max=sums.ref_max if sums.count else math.nan,
+        quant_max=sums.quant_max if sums.count else math.nan,
         ref_mean=sums.ref_mean,
         quant_mean=sums.quant_mean,
         range_use=range_use,
-        note=note,
+        note="; ".join(filter(None, (row.problem, sums.reason, alone))),
         part_of=row.part_of,
         step=row.step,
         answers_for="" if row.is_block else row.answers_for,

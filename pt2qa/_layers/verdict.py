@@ -21,11 +21,7 @@ NEAR: Final = 3.0
 
 
 def summary_of(
-    rows: Sequence[LayerRow],
-    outputs: Sequence[LayerRow],
-    unpaired: int,
-    notes: int,
-    found: Sequence[SetApart],
+    rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: int, notes: int, found: Sequence[SetApart]
 ) -> list[str]:
     """What the rows prove, in sentences that state their thresholds.
 
@@ -147,11 +143,7 @@ def _about_clamped(rows: Sequence[LayerRow], sqnr: float) -> str:
 
 def _counts(rows: Sequence[LayerRow], unpaired: int, notes: int) -> str:
     missing = without_number(rows, ranked_by(rows))
-    found = [
-        f"{counted(len(missing), 'row')} without a number",
-        f"{unpaired} unpaired",
-        counted(notes, "note"),
-    ]
+    found = [f"{counted(len(missing), 'row')} without a number", f"{unpaired} unpaired", counted(notes, "note")]
     if any(not isnan(clamped_share(row)) for row in rows):
         found.insert(0, f"{counted(len(_clamped(rows)), 'value')} with most of the error from clamping")
     return f"Counts: {', '.join(found)}."

@@ -81,7 +81,8 @@ def reconfigure(
     if target is None and limits == Budget():
         raise SelectionError("neither target nor budget is given. Pass target=30 (dB), or budget={'macs': 0.2}.")
     aim = Target(-math.inf) if target is None else read_target(target)
-    _check_observers(observers)
+    if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
+        raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
     if sensitivity is not None:
         check_given(pair, sensitivity)
     calibrate_on = recipe.calibration if calibration is None else calibration
@@ -176,11 +177,6 @@ def reconfigure(
         model=pair.model,
         environment=pair.environment,
     ).with_pair(final.pair)
-
-
-def _check_observers(observers: Sequence[str]) -> None:
-    if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
-        raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
 
 
 def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:

@@ -59,7 +59,7 @@ def order_bundles(
 
     def weigh(group: tuple[int, ...]) -> Bundle:
         new = tuple(number for number in group if number not in chosen)
-        freed = frozenset().union(*(candidates[number].frees for number in new)) if new else frozenset()
+        freed = frozenset().union(*(candidates[number].frees for number in new))
         touched = {site for edge in freed for site in sites_of.get(edge, ()) if site in remaining}
         off = frozenset(site for site in touched if remaining[site] <= freed)
         return Bundle(new, total_noise(noise, off, outputs), sum(candidates[number].cost for number in new), off)
@@ -67,7 +67,8 @@ def order_bundles(
     while True:
         weighed = [(group, bundle) for group in groups if any((bundle := weigh(group)).gain)]
         left = total_noise(noise, noise.keys() - gone, outputs)
-        worst = next((o for o in _worst_first(left) if any(bundle.gain[o] for _, bundle in weighed)), None)
+        worst_first = sorted(outputs, key=lambda output: -left[output])
+        worst = next((o for o in worst_first if any(bundle.gain[o] for _, bundle in weighed)), None)
         if worst is None:
             return bundles
         best = max((bundle for _, bundle in weighed), key=lambda bundle: _worth(bundle.gain[worst], bundle.cost))
@@ -87,10 +88,6 @@ def total_noise(noise: Mapping[int, Noise], sites: Iterable[int], outputs: Itera
     silent = (0.0,) * len(tuple(outputs))
     found = [noise.get(site, silent) for site in sites]
     return tuple(map(sum, zip(*found, strict=True))) if found else silent
-
-
-def _worst_first(noise: Noise) -> list[int]:
-    return sorted(range(len(noise)), key=lambda output: -noise[output])
 
 
 def _worth(gain: float, cost: float) -> tuple[bool, float]:

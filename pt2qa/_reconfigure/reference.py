@@ -88,19 +88,17 @@ class Reference:
         leaves = pytree.tree_leaves(outputs)
         return tuple(leaves[position] for position in self.positions)
 
-    def _name(self, leaves: list[Any]) -> None:
-        names = output_names(self.pair.quantized, len(leaves))
-        floating = [isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves]
-        self.positions = tuple(position for position, counts in enumerate(floating) if counts)
-        self.names = tuple(names[position] for position in self.positions)
-
     def _outputs(self, key: str, values: list[Any]) -> tuple[Tensor, ...]:
         known = self._kept.get(key)
         if known is not None:
             return known
         outputs = self.pair.simulator.run(values, on=False)
         if not self.runs:
-            self._name(pytree.tree_leaves(outputs))
+            leaves = pytree.tree_leaves(outputs)
+            names = output_names(self.pair.quantized, len(leaves))
+            floating = (isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves)
+            self.positions = tuple(position for position, counts in enumerate(floating) if counts)
+            self.names = tuple(names[position] for position in self.positions)
         self.runs += 1
         # Clones: an output may be a view of an input, or of a larger value that would be kept with it.
         found = tuple(leaf.clone() for leaf in self.floating(outputs))

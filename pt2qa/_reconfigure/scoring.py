@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,8 @@ class Scorer:
                 for name, total, ref, quant in zip(names, sums, item.outputs, outputs, strict=True)
             ]
         found = tuple(total.sqnr for total in sums)
-        missing = tuple(_missing(zip(names, sums, strict=True)))
+        absent = ((name, total) for name, total in zip(names, sums, strict=True) if math.isnan(total.sqnr))
+        missing = tuple(f"{name} has no SQNR: {total.reason}" for name, total in absent)
         return Quality(math.nan if missing else min(found), found, missing)
 
 
@@ -119,12 +120,6 @@ def _of_shape(name: str, reference: Tensor, quantized: Tensor) -> Tensor:
             "is no SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
         )
     return quantized
-
-
-def _missing(sums: Iterator[tuple[str, ErrorSums]]) -> Iterator[str]:
-    for name, total in sums:
-        if math.isnan(total.sqnr):
-            yield f"{name} has no SQNR: {total.reason}"
 
 
 class SimulatedModel:

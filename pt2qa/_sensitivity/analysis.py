@@ -15,18 +15,18 @@ from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import Ledger, covered, make_rows, resumed
-from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
+from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, paired_leaves, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, needed, reached_by_most
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
-from pt2qa._sensitivity.set_apart import without_number
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._sensitivity.survey import Survey, survey
-from pt2qa._simulator.accumulate import accumulate, empty_batch
+from pt2qa._simulator.accumulate import accumulate, empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.nonfinite import unlike
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import BatchError, SelectionError
 
@@ -275,10 +275,15 @@ class _Analysis:
 
     def _counts(self, number: int, values: list[Any], known: SensitivityBatch, reference: Any, quantized: Any) -> bool:
         """Whether the outputs of both models give numbers; a batch of which they do not is set apart."""
-        apart = without_number(self.pair.simulator, values, reference, quantized, number, known.samples)
-        if apart is not None:
-            self._set_apart(number, known, apart)
-        return apart is None
+        pairs = paired_leaves(reference, quantized)
+        broken = next(filter(None, (unlike(ref, quant) for ref, quant in pairs)), None)
+        if broken is not None:
+            fault = first_fault(self.pair.simulator, values, number, known.samples)
+            what, side, _ = broken
+            self._set_apart(number, known, fault or SetApart(number, known.samples, -1, side, what, "post_process"))
+        elif not pairs:
+            self._set_apart(number, known, replace(empty_batch(number), samples=known.samples))
+        return bool(pairs) and broken is None
 
     def _set_apart(self, number: int, known: SensitivityBatch, apart: SetApart) -> None:
         self.ledger.data.append(known)
@@ -290,17 +295,14 @@ class _Analysis:
         part = self.metric.part(ALL_SITES, number, reference, quantized, known.samples)
         if number == len(self.ledger.data):
             self.ledger.data.append(replace(known, signal=signal_of(reference)))
-        if self.ledger.has(ALL_SITES, number):
-            self._check_resumed(number, part)
-        else:
+        if not self.ledger.has(ALL_SITES, number):
             self.ledger.add(part)
-
-    def _check_resumed(self, number: int, part: SensitivityPart) -> None:
-        known = self.ledger.parts[ALL_SITES, number]
-        if abs(known.noise - part.noise) > 1e-3 * known.noise:
+            return
+        earlier = self.ledger.parts[ALL_SITES, number].noise
+        if abs(earlier - part.noise) > 1e-3 * earlier:
             raise SelectionError(
                 f"cannot resume: on batch {number} the quantized model's squared output error is {part.noise:.6g}, "
-                f"in the report {known.noise:.6g}. Pass the same pair and post_process, or start anew without resume."
+                f"in the report {earlier:.6g}. Pass the same pair and post_process, or start anew without resume."
             )
 
     def _finished(self, outputs: Any) -> Any:
@@ -312,7 +314,8 @@ class _Analysis:
         batches = covered(ledger, len(self.places))
         data = [ledger.data[batch] for batch in batches]
         whole = [ledger.parts[ALL_SITES, batch] for batch in batches]
-        flops = {} if self.seen is None else self.seen.flops_of_one_sample()
+        seen = self.seen
+        flops = {} if seen is None else {step: count / seen.samples for step, count in seen.flops.items()}
         return SensitivityReport(
             rows=make_rows(self.places, ledger, self.metric, flops),
             outputs=self.outputs,
@@ -341,7 +344,7 @@ class _Analysis:
             if not self.pair.program.may_share:
                 return ["in-place ops write to values that others share, so every row was a run of the whole model"]
             return []
-        notes = [*self._precision_notes()]
+        notes = self._precision_notes()
         if self.projection.dependent:
             names = few(list(self.projection.dependent), 3)
             notes.append(f"no axis of independent samples at {names}: projected for the whole batch at once")
@@ -351,9 +354,8 @@ class _Analysis:
         if self.reached:
             silent = [place.name for place in self.places if not self.reached.intersection(place.sites)]
             if silent:
-                notes.append(
-                    f"no gradient leads from {few(silent, 3)} to a floating-point output: counted without noise"
-                )
+                names = few(silent, 3)
+                notes.append(f"no gradient leads from {names} to a floating-point output: counted without noise")
         return notes
 
     def _precision_notes(self) -> list[str]:
@@ -365,9 +367,8 @@ class _Analysis:
             of = f"{len(raised)} of {counted(len(data), 'batch', 'batches')}"
             notes.append(f"projections: raised to as many as {max(raised)} on {of}, for a ranking that can be trusted")
         places = range(len(self.places))
-        alike = reached_by_most(
-            *([sums[place] for place in places] for sums in (self.ledger.noise, self.ledger.variance))
-        )
+        noise, variance = ([sums[place] for place in places] for sums in (self.ledger.noise, self.ledger.variance))
+        alike = reached_by_most(noise, variance)
         if alike < ALIKE:
             notes.append(
                 f"the sampling error leaves the ranking uncertain: drawn anew, one in ten would agree with it at a "

@@ -17,7 +17,7 @@ from pt2qa._sensitivity.rows import ALL_SITES
 from pt2qa._sensitivity.site_groups import SiteGroup
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, bind
 
 Finish = Callable[[int, Any], None]
@@ -56,7 +56,8 @@ class _Walk:
         self.reference = simulator.environment(values, False)
         self.known = set(self.program.inputs) | {constant.slot for constant in self.program.constants}
         self.outputs = frozenset(slots_in(self.program.outputs))
-        self.first_step = _first_steps(self.program)
+        # Reversed, so that the first step that reads a constant stays.
+        self.first_step = {slot: step.index for step in reversed(self.program.steps) for slot in step.constants}
         self.constant_of = {c.site: c for c in self.program.constants if c.site is not None}
         self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
 
@@ -141,12 +142,3 @@ class _Walk:
             value: Tensor = own[source]
             changed[step.out] = self.simulator.site_function(step)(value, out=value if reuse else None)
             owned.add(step.out)
-
-
-def _first_steps(program: Program) -> dict[int, int]:
-    """Constant slot → the first step that reads it."""
-    first: dict[int, int] = {}
-    for step in program.steps:
-        for slot in step.constants:
-            first.setdefault(slot, step.index)
-    return first

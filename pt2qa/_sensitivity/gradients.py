@@ -7,7 +7,8 @@ computed once for all of them and dropped at once, and so are the op's graph and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,15 +181,10 @@ def _sum(left: list[Tensor] | None, right: list[Tensor] | None, may_overwrite: b
     return [a.add_(b) if may_overwrite else a + b for a, b in zip(left, right, strict=True)]
 
 
-class _named:
+@contextmanager
+def _named(step: Step) -> Iterator[None]:
     """Says which op could not be differentiated."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
-            raise WithoutGradient(f"{self.step.name} ({self.step.op}) has no gradient here: {error}") from error
+    try:
+        yield
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise WithoutGradient(f"{step.name} ({step.op}) has no gradient here: {error}") from error

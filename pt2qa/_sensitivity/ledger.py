@@ -115,7 +115,7 @@ def make_rows(
                 near_tie=False,
             )
         )
-    return _ranked(_with_shares(rows), metric.smallest_is_worst)
+    return _ranked(rows, metric.smallest_is_worst)
 
 
 def covered(ledger: Ledger, places: int) -> list[int]:
@@ -123,29 +123,21 @@ def covered(ledger: Ledger, places: int) -> list[int]:
     return ledger.finished(places) or ledger.counted[:1]
 
 
-def _with_shares(rows: list[SensitivityRow]) -> list[SensitivityRow]:
-    total = math.fsum(row.noise for row in rows)
-    return [
-        replace(row, noise_share=row.noise / total if total > 0 else 0.0 if total == 0 else math.nan) for row in rows
-    ]
-
-
 def _ranked(rows: list[SensitivityRow], smallest_is_worst: bool) -> tuple[SensitivityRow, ...]:
-    """Rows with their ranks; a row without a value comes last, equal values go by noise."""
+    """Rows with their shares and ranks; a row without a value comes last, equal values go by noise."""
 
     def badness(row: SensitivityRow) -> tuple[bool, float, float]:
         missing = math.isnan(row.value)
         value = 0.0 if missing else row.value
         return missing, value if smallest_is_worst else -value, -row.noise
 
+    total = math.fsum(row.noise for row in rows)
     order = sorted(range(len(rows)), key=lambda index: badness(rows[index]))
-    near = [False] * len(rows)
-    for left, right in pairwise(order):
-        if _near(rows[left], rows[right]):
-            near[left] = near[right] = True
+    near = {index for pair in pairwise(order) if _near(*(rows[index] for index in pair)) for index in pair}
     result = list(rows)
     for rank, index in enumerate(order, start=1):
-        result[index] = replace(rows[index], rank=rank, near_tie=near[index])
+        share = rows[index].noise / total if total > 0 else 0.0 if total == 0 else math.nan
+        result[index] = replace(rows[index], rank=rank, near_tie=index in near, noise_share=share)
     return tuple(result)
 
 

@@ -12,7 +12,7 @@ from pt2qa._report.base import Report, data_read
 from pt2qa._report.columns import Column, Worse, column, derived
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.html.charts import bars
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, few
 from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import SetApart, about_set_apart
@@ -171,9 +171,7 @@ class SensitivityReport(Report):
         missing = without_number(self.rows, "value")
         if not missing:
             return ""
-        names = ", ".join(row.name for row in missing[:3]) + (
-            f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        )
+        names = few([row.name for row in missing], 3)
         return f"Not ranked, as with them alone quantized the output gives no number: {names}."
 
     def _about_worst(self) -> str:

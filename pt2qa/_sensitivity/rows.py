@@ -53,16 +53,8 @@ class SensitivityRow:
     """
 
     shown: ClassVar = (
-        "rank",
-        "near_tie",
-        "name",
-        "kind",
-        "op",
-        "dtype",
-        "value",
-        "error",
-        "noise_share",
-        "flops_share",
+        *("rank", "near_tie", "name", "kind", "op", "dtype"),
+        *("value", "error", "noise_share", "flops_share"),
     )
 
     name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,7 +58,8 @@ def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, 
 
 def _single_places(program: Program) -> tuple[SiteGroup, ...]:
     duplicates = _duplicates(program)
-    readers = _constant_readers(program)
+    # Reversed, so that the first step that reads a constant stays.
+    readers = {slot: step for step in reversed(program.steps) for slot in step.constants}
     places = []
     for site in program.sites:
         if site.index in duplicates:
@@ -93,14 +93,6 @@ def _duplicates(program: Program) -> dict[int, int]:
     }
 
 
-def _constant_readers(program: Program) -> dict[int, Step]:
-    readers: dict[int, Step] = {}
-    for step in program.steps:
-        for slot in step.constants:
-            readers.setdefault(slot, step)
-    return readers
-
-
 def _home(program: Program, site: Site, readers: dict[int, Step]) -> Step | None:
     """The op that makes an activation or reads a weight; None for an input of the model."""
     if site.source == site.result:
@@ -116,7 +108,7 @@ def _together(program: Program, places: list[SiteGroup], group: Group) -> SiteGr
         first,
         kind=kind,
         single=False,
-        dtype=", ".join(_distinct(place.dtype for place in places)),
+        dtype=", ".join(dict.fromkeys(place.dtype for place in places)),
         sites=tuple(sorted(site for place in places for site in place.sites)),
         steps=frozenset(step for place in places for step in place.steps),
     )
@@ -130,7 +122,3 @@ def _together(program: Program, places: list[SiteGroup], group: Group) -> SiteGr
     return replace(
         merged, name=first.module or "(top level)", op=step.module_type.rpartition(".")[2], handle=-1, region=-1
     )
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

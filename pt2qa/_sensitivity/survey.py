@@ -30,10 +30,6 @@ class Survey:
     marks: dict[int, Tensor | None]
     outputs: Any
 
-    def flops_of_one_sample(self) -> dict[int, float]:
-        """By step."""
-        return {step: count / self.samples for step, count in self.flops.items()}
-
 
 def survey(simulator: Simulator, values: Sequence[Any], marked: Collection[int]) -> Survey:
     """Runs the reference once, and marks the values of some slots."""

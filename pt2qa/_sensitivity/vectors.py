@@ -23,7 +23,7 @@ def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int
     the vectors; torch's own generator is left alone.
     """
     generator = torch.Generator().manual_seed(SEED + batch)
-    rows = samples if all(_has_rows(output, samples) for output in outputs) else 1
+    rows = samples if all(output.dim() > 0 and output.shape[0] == samples for output in outputs) else 1
     size = sum(output.numel() for output in outputs) // rows
     period = 1 << (first + count - 1).bit_length()
     offset, found = 0, []
@@ -44,10 +44,6 @@ def left_to_chance(outputs: Sequence[Tensor], samples: int, count: int, *, apart
     """Share of the variance of independent vectors, 0..1; ``apart``: whether each sample is projected by itself."""
     size = sum(output.numel() for output in outputs) // (samples if apart else 1)
     return max(0.0, (size - count) / (size - 1)) if size > 1 else 0.0
-
-
-def _has_rows(output: Tensor, samples: int) -> bool:
-    return output.dim() > 0 and output.shape[0] == samples
 
 
 def _hadamard_row(number: int, period: int) -> Tensor:
