@@ -47,9 +47,7 @@ class Reference:
         self._skipped: set[str] = set()
         self._free = KEPT_BYTES
         usable = 0
-        for number, batch in enumerate(read_batches(batches, inputs_of)):
-            values = pair.values(batch)
-            key = digest_of(values)
+        for number, (_, values, key) in enumerate(self._read()):
             outputs = self._outputs(key, values)
             broken = [name for name, leaf in zip(self.names, outputs, strict=True) if bool(leaf.isnan().any())]
             if broken:
@@ -58,8 +56,6 @@ class Reference:
                 self.aside += (f"batch {number}, {', '.join(broken)}",)
             else:
                 usable += 1
-        if not self.runs:
-            raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
         if not usable:
             raise BatchError(
                 f"the float model returns NaN on every batch ({self.aside[0]}), so there is nothing to compare with. "
@@ -68,15 +64,9 @@ class Reference:
 
     def __iter__(self) -> Iterator[Item]:
         """The batches that were not put aside."""
-        seen = False
-        for batch in read_batches(self._batches, self._inputs_of):
-            seen = True
-            values = self.pair.values(batch)
-            key = digest_of(values)
+        for batch, values, key in self._read():
             if key not in self._skipped:
                 yield Item(batch, values, self._outputs(key, values))
-        if not seen:
-            raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
 
     def of(self, pair: QuantizedPair) -> Reference:
         """The same for another pair: this one, unless training made the other pair's float model another model."""
@@ -87,6 +77,16 @@ class Reference:
         """The outputs that are compared, of what a graph returned."""
         leaves = pytree.tree_leaves(outputs)
         return tuple(leaves[position] for position in self.positions)
+
+    def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
+        """Each batch as the model takes it, flat, and the digest of that."""
+        empty = True
+        for batch in read_batches(self._batches, self._inputs_of):
+            empty = False
+            values = self.pair.values(batch)
+            yield batch, values, digest_of(values)
+        if empty:
+            raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
 
     def _outputs(self, key: str, values: list[Any]) -> tuple[Tensor, ...]:
         known = self._kept.get(key)

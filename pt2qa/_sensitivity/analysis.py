@@ -18,7 +18,7 @@ from pt2qa._sensitivity.ledger import Ledger, covered, make_rows, resumed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, paired_leaves, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
-from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, needed, reached_by_most
+from pt2qa._sensitivity.precision import ALIKE, FEWEST, needed, reached_by_most
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
@@ -162,7 +162,11 @@ class _Analysis:
         values = self.pair.values(batch)
         known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
         if number < len(self.ledger.data):
-            self.ledger.expect(number, known)
+            if self.ledger.data[number].fingerprint != known.fingerprint:
+                raise SelectionError(
+                    f"batch {number} is not the one that the report to resume was made with. "
+                    "Pass the same batches in the same order, or start anew without resume."
+                )
             if number in self.ledger.set_apart:
                 return
         if not known.samples:
@@ -206,8 +210,8 @@ class _Analysis:
     def _compared(self, first: str, count: int) -> str:
         """Both costs in words, that of the method that was taken first."""
         assert self.costs is not None
-        exact = f"{self.costs.in_forwards(self.costs.exact):.3g}"
-        projection = f"{self.costs.in_forwards(self.costs.projection(count)):.3g}"
+        costs = self.costs.exact, self.costs.projection(count)
+        exact, projection = (f"{cost / self.costs.forward:.3g}" for cost in costs)
         vectors = f"with {counted(count, 'random vector')} about"
         if first == "exact":
             return f"for each batch it takes about {exact} float forwards, the projection {vectors} {projection}"
@@ -263,7 +267,6 @@ class _Analysis:
                 [variance for _, variance in found.values()],
                 [self.ledger.variance[place] for place in found],
                 started.projections,
-                MOST,
             )
             if wanted <= started.projections:
                 return found
@@ -378,8 +381,7 @@ class _Analysis:
 
 
 def _interrupted(analysis: _Analysis) -> str:
-    done = len(analysis.ledger.finished(len(analysis.places)))
-    if done:
-        batches = "batch that was" if done == 1 else "batches that were"
-        return f"interrupted: covers the {done} {batches} finished; go on with resume=report"
+    if done := len(analysis.ledger.finished(len(analysis.places))):
+        batches = counted(done, "batch that was", "batches that were")
+        return f"interrupted: covers the {batches} finished; go on with resume=report"
     return "interrupted in the first batch: covers the rows that were finished; go on with resume=report"

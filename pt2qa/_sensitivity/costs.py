@@ -53,10 +53,6 @@ class Costs:
         """All places at once."""
         return self.once + projections * self.each
 
-    def in_forwards(self, cost: float) -> float:
-        """How many runs of the reference a cost is."""
-        return cost / self.forward
-
 
 def estimate(program: Program, places: Sequence[SiteGroup], paths: Sequence[Path], seen: Survey) -> Costs:
     """What the exact method takes for the places, and the projection for the paths."""

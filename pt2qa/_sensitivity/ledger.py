@@ -49,14 +49,6 @@ class Ledger:
         wanted = (ALL_SITES, *range(places))
         return [batch for batch in self.counted if all(self.has(place, batch) for place in wanted)]
 
-    def expect(self, batch: int, known: SensitivityBatch) -> None:
-        """Refuses a batch other than the one that was measured before."""
-        if self.data[batch].fingerprint != known.fingerprint:
-            raise SelectionError(
-                f"batch {batch} is not the one that the report to resume was made with. "
-                "Pass the same batches in the same order, or start anew without resume."
-            )
-
 
 def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) -> Ledger:
     """The ledger of an interrupted analysis, whose report must have the ``expected`` fields, or an empty one."""

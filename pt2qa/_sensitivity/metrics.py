@@ -21,7 +21,6 @@ Loss = Callable[[Any, Any], float]
 """From the reference's and the quantized model's outputs to a number."""
 
 METRICS = ("sqnr", "cosine", "l1", "atol", "kl")
-_SMALLEST_IS_WORST = ("sqnr", "cosine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetri
         )
     if larger_is_worse is not None:
         raise SelectionError(f"larger_is_worse is for functions; which values of {metric!r} are worse is known.")
-    return OutputMetric(metric, None, metric in _SMALLEST_IS_WORST)
+    return OutputMetric(metric, None, metric in ("sqnr", "cosine"))
 
 
 def signal_of(reference: Any) -> float:

@@ -108,13 +108,10 @@ def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> lis
         if step.site is None:
             env = {read: reference[read] for read in (*step.reads, *step.constants)}
             env[slot] = changed
-            changed = simulator.call(step, laid_out_inputs(step, env), own and _reads_first(step, slot))
+            # The in-place spelling of a step writes to its first argument.
+            reuse = own and step.args[:1] == (Slot(slot),)
+            changed = simulator.call(step, laid_out_inputs(step, env), reuse)
             own = own or op_rules.allocates(step.function)
         slot = step.out
     pairs = zip(float_tensors(changed), float_tensors(reference[slot]), strict=True)
     return [new.sub_(old) if own and isinstance(changed, Tensor) else new - old for new, old in pairs]
-
-
-def _reads_first(step: Step, slot: int) -> bool:
-    """Whether the in-place spelling of a step writes to this slot."""
-    return bool(step.args) and isinstance(step.args[0], Slot) and step.args[0].number == slot

@@ -41,20 +41,18 @@ def reached_by_most(noise: Sequence[float], variance: Sequence[float]) -> float:
     return float(np.quantile(found, 1 - OFTEN))
 
 
-def needed(
-    noise: Sequence[float], variance: Sequence[float], earlier: Sequence[float], projections: int, most: int
-) -> int:
-    """How many projections of the last batch, ``most`` at most, make the ranking fit to be trusted.
+def needed(noise: Sequence[float], variance: Sequence[float], earlier: Sequence[float], projections: int) -> int:
+    """How many projections of the last batch, :data:`MOST` at most, make the ranking fit to be trusted.
 
     ``noise`` is that of the rows over all batches; its variance is ``variance`` of the last batch, which has
     ``projections`` so far, and ``earlier`` of the batches before.
     """
     count = projections
-    while count < most:
+    while count < MOST:
         total = [before + own * projections / count for before, own in zip(earlier, variance, strict=True)]
         if reached_by_most(noise, total) >= ALIKE:
             break
-        count = min(2 * count, most)
+        count = min(2 * count, MOST)
     return count
 
 

@@ -7,7 +7,7 @@ exactly through the first nonlinear ops behind it (:mod:`pt2qa._sensitivity.path
 change of the output of the op that reads it.
 
 Samples of a batch do not depend on each other in most models; then each sample is a measurement of its own, with less
-variance than one for the whole batch (:mod:`pt2qa._sensitivity.samples`).
+variance than one for the whole batch (:mod:`pt2qa._sensitivity.survey`).
 
 Source:
     estimating dᵀJᵀJd with random signs is Hutchinson's trace estimator (Communications in Statistics 18, 1989).
@@ -29,8 +29,7 @@ from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, 
 from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, errors_at_end
-from pt2qa._sensitivity.samples import is_independent, marks
-from pt2qa._sensitivity.survey import Survey
+from pt2qa._sensitivity.survey import Survey, is_independent, marks
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.lifetimes import slots_in

@@ -1,4 +1,7 @@
-"""A look at the first batch: what each op computes and how much it returns, and which values keep samples apart."""
+"""A look at the first batch: what each op computes and how much it returns, and which values keep samples apart.
+
+Whether samples depend on each other is seen from a run in which the first sample is another one.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.flops import count_flops
-from pt2qa._sensitivity.samples import marks, with_other_first_sample
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
@@ -21,7 +24,7 @@ class Survey:
     """What one forward of the reference told; its first sample was another one than in the batch.
 
     By step, ``flops`` (without sites) and ``elements`` of the value; by slot, ``marks`` of the values that were asked
-    for, see :func:`pt2qa._sensitivity.samples.marks`; ``outputs`` of the graph.
+    for, see :func:`marks`; ``outputs`` of the graph.
     """
 
     samples: int
@@ -44,3 +47,41 @@ def survey(simulator: Simulator, values: Sequence[Any], marked: Collection[int])
 
     flops, outputs = count_flops(simulator, with_other_first_sample(values), visit)
     return Survey(samples, flops, elements, found, outputs)
+
+
+def with_other_first_sample(values: Sequence[Any]) -> list[Any]:
+    """The inputs with the second sample, backwards, in the place of the first; other samples as they are."""
+    samples = count_samples(list(values))
+    return [_with_other_first(value) if _has_samples(value, samples) else value for value in values]
+
+
+def marks(value: Any, samples: int) -> Tensor | None:
+    """A number for the bits of each sample; None where a value has no axis of samples.
+
+    Equal bits give equal numbers, other bits the same one once in 2³² times, or where they are the same in another
+    order.
+    """
+    if not _has_samples(value, samples) or value.is_complex() or not value.numel():
+        return None
+    return torch.hash_tensor(value.detach().unsqueeze(-1), tuple(range(1, value.dim() + 1)))
+
+
+def is_independent(mark: Tensor | None, other: Tensor | None) -> bool:
+    """Whether a value has an axis of samples of which the first alone changed, from its marks before and after.
+
+    A first sample that did not change tells nothing, so it counts as not apart.
+    """
+    if mark is None or other is None or mark.shape != other.shape:
+        return False
+    return torch.equal(mark[1:], other[1:]) and not torch.equal(mark[0], other[0])
+
+
+def _has_samples(value: Any, samples: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == samples > 1
+
+
+def _with_other_first(value: Tensor) -> Tensor:
+    changed = value.detach().clone()
+    second = value.detach()[1]
+    changed[0] = second.flip(tuple(range(second.dim()))) if second.dim() else second
+    return changed
