@@ -99,9 +99,9 @@ class SpecResolver:
             return own if own in points else next(iter(points), None)
         if own is not None or self.annotations is None or value.constant:
             return own
-        points = self.annotations.points_by_name.values.get(value.of, ())
+        asked = self.annotations.points_by_name.values.get(value.of, ())
         # A value is rounded for everybody where its own op asks for it, else for those who do.
-        return next((point for point in points if value.role == "output" or not point[1]), None)
+        return next((point for point in asked if value.role == "output" or not point[1]), None)
 
     def _facts(self, point: Point) -> SpecFacts:
         assert self.annotations is not None

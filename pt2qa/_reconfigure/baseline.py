@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._reconfigure.scoring import Quality, Scorer
-from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.fusion import fusions_in
+from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit, OverridePlan
 from pt2qa.plugins import describe
 

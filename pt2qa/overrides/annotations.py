@@ -16,9 +16,18 @@ from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Site
 from pt2qa.errors import QuantizeError, SelectionError
 from pt2qa.overrides import edits as kinds
-from pt2qa.overrides.constants import as_lowered
 from pt2qa.overrides.plan import Edit
-from pt2qa.overrides.points import Point, SpecFacts, is_quantized, read_nodes, read_specs, spec_facts, spec_text
+from pt2qa.overrides.points import (
+    GraphNode,
+    Point,
+    SpecFacts,
+    Specs,
+    is_quantized,
+    read_nodes,
+    read_specs,
+    spec_facts,
+    spec_text,
+)
 from pt2qa.overrides.sharing import groups_of, root_of, rounds_at
 from pt2qa.plugins import QuantizerPlugin, describe
 from pt2qa.plugins.abilities import fusable_of, levels_of, unsupported_reason
@@ -60,15 +69,13 @@ class AnnotatedOp:
 
 @dataclass(frozen=True, slots=True)
 class PointsByName:
-    """The points that require rounded values.
+    """The points that require rounded values: by the op or input that makes them, or by the op that reads a constant.
 
-    Attributes:
-        values: for each op or input, by name, the points that require its value to be rounded.
-        constants: for each op that reads a constant, by name, the number of the argument and the point.
+    Those of constants come with the number of the argument.
     """
 
-    values: Mapping[str, tuple[Point, ...]]
-    constants: Mapping[str, tuple[tuple[int, Point], ...]]
+    values: Mapping[str, Sequence[Point]]
+    constants: Mapping[str, Sequence[tuple[int, Point]]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ class Annotations:
         specs = dict(self.specs)
         for edit in edits:
             specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.ground)
-        return replace(self, specs=specs, ground=replace(self.ground, nodes=as_lowered(self.ground.nodes, specs)))
+        return replace(self, specs=specs, ground=replace(self.ground, nodes=_as_lowered(self.ground.nodes, specs)))
 
     def after(self, *edits: Edit) -> Annotations | None:
         """The same as :meth:`with_edits`; None if an edit changes nothing or cannot be made in this graph."""
@@ -125,11 +132,8 @@ class Annotations:
         found: dict[int, tuple[Point, ...]] = {}
         for site in sites:
             if site.source == site.result:
-                points = [
-                    point
-                    for _, point in self.points_by_name.constants.get(site.name, ())
-                    if self._role(point) == site.kind
-                ]
+                constants = self.points_by_name.constants.get(site.name, ())
+                points = [point for _, point in constants if self._role(point) == site.kind]
             else:
                 points = list(self.points_by_name.values.get(site.name, ()))
                 if same_value[site.name] > 1:
@@ -169,10 +173,7 @@ class Annotations:
                     values[source.owner].append(point)
             else:
                 values[self.value_name(point)].append(point)
-        return PointsByName(
-            {name: tuple(points) for name, points in values.items()},
-            {name: tuple(found) for name, found in constants.items()},
-        )
+        return PointsByName(values, constants)
 
     def value_name(self, point: Point) -> str:
         """The name in reports of the value at a point.
@@ -186,19 +187,18 @@ class Annotations:
         return source.name
 
     @functools.cached_property
-    def _keys_of(self) -> dict[str, tuple[str, ...]]:
+    def _keys_of(self) -> dict[str, list[str]]:
         """fx names by the name of an op; the parts of a decomposed op are also listed under its name."""
         found: dict[str, list[str]] = defaultdict(list)
         for node in self.ground.nodes.values():
             if not node.constant or node.owner:
                 for name in {node.name, node.owner} - {""}:
                     found[name].append(node.key)
-        return {name: tuple(keys) for name, keys in found.items()}
+        return dict(found)
 
-    def _keys(self, op: str, edit: Edit) -> tuple[str, ...]:
-        keys = self._keys_of.get(op)
-        if keys is not None:
-            return keys
+    def _keys(self, op: str, edit: Edit) -> Sequence[str]:
+        if op in self._keys_of:
+            return self._keys_of[op]
         if op in self.known:
             # Folded into another op, such as a batch norm into its convolution, which must be named too.
             if edit.kind != "fuse" and any(other in self._keys_of for other in edit.ops):
@@ -263,16 +263,9 @@ class Annotations:
 def read_annotations(
     graph: GraphModule, plugin: QuantizerPlugin, names: Mapping[int, OpName], *, qat: bool
 ) -> Annotations:
-    """The annotations of a graph whose ops have handles.
-
-    Args:
-        graph: after the quantizer's ``annotate``.
-        plugin: knows what its backend supports.
-        names: the name of each handle.
-        qat: whether it is annotated for quantization-aware training.
-    """
+    """The annotations of a graph after the quantizer's ``annotate``."""
     specs = read_specs(graph)
-    nodes = as_lowered(read_nodes(graph, names), specs)
+    nodes = _as_lowered(read_nodes(graph, names), specs)
     annotated = dict.fromkeys(reader or source for source, reader in specs)
     by_key = {node.name: node for node in graph.graph.nodes}
     refusals = {
@@ -301,6 +294,45 @@ def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
         annotations: that quantizer's annotations of the capture, after edits.
     """
     return {index for index, points in annotations.points_at(sites).items() if points}
+
+
+def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:
+    """The ``fuse`` edits that are possible in an annotated model, in graph order."""
+    nodes = annotations.ground.nodes
+    pairs = annotations.ground.fusable or ()
+    edits = [
+        Edit("fuse", (nodes[reader].name, node.name))
+        for node in nodes.values()
+        for reader in node.inputs
+        if (nodes[reader].op, node.op) in pairs and not node.constant
+    ]
+    # Others have more readers, or nothing is rounded in between.
+    return tuple(edit for edit in edits if annotations.after(edit) is not None)
+
+
+def _as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, GraphNode]:
+    """The nodes, with ``constant`` set as in the program that these specs lead to.
+
+    A value that is computed only from constants is a constant, named after what it was computed from.  But an op that
+    reads a rounded constant is an ordinary op, so that reports show its error.
+    """
+    found: dict[str, GraphNode] = {}
+    rounded: set[str] = set()
+    for key, node in nodes.items():
+        sources = list(dict.fromkeys(source for _, source in node.reads))
+        fixed = all(found[source].constant for source in sources) if sources else node.constant
+        reads_rounded = any(
+            source in rounded or rounds_at(specs, (source, key), nodes) or rounds_at(specs, (source, ""), nodes)
+            for source in sources
+        )
+        constant = fixed and (node.moves or not reads_rounded)
+        name = node.name
+        if fixed and sources:
+            name = found[sources[0]].name if constant else node.owner or name
+        if constant and reads_rounded:
+            rounded.add(key)
+        found[key] = replace(node, constant=constant, name=name)
+    return found
 
 
 def _levels(key: str, specs: Mapping[Point, Any], ground: kinds.Ground, offered: Iterable[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pt2qa._graph.annotation import annotated_ops
 from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa.errors import Pt2qaError, QuantizeError
-from pt2qa.overrides.annotations import Annotations, read_annotations
+from pt2qa.overrides.annotations import Annotations, fusions_in, read_annotations
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import write_specs
 from pt2qa.plugins import QuantizerPlugin, resolve
@@ -25,15 +25,7 @@ from pt2qa.plugins import QuantizerPlugin, resolve
 class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
     """Wraps a quantizer, counts its annotations, and edits them.
 
-    Args:
-        quantizer: any torchao quantizer, configured.
-        plugin: its plug-in, which knows what the backend supports.
-        edits: the edits, applied in order.
-        names: the name of each handle of the graph.
-        qat: whether ``prepare_qat_pt2e`` uses it.
-
-    Attributes:
-        annotated: by op type, how many ops the quantizer annotated; None before that.
+    ``annotated`` says by op type how many ops the quantizer annotated; it is None before that.
     """
 
     def __init__(
@@ -61,11 +53,6 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         """Lets the quantizer annotate, then edits the annotations; changes ``model`` in place, as torchao expects.
 
         ``prepare`` calls this again for the bodies of loops, which no edit reaches.
-
-        Raises:
-            SelectionError: an edit names an op that the model does not have.
-            PluginError: the backend does not support an edit.
-            QuantizeError: an edit changes nothing, or cannot be made in this graph.
         """
         model = self.quantizer.annotate(model) or model
         if self.annotated is None:
@@ -87,13 +74,7 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
 def annotate(
     graph: GraphModule, plugin: QuantizerPlugin, edits: tuple[Edit, ...], names: Mapping[int, OpName], *, qat: bool
 ) -> GraphModule:
-    """Does what ``prepare`` does before it inserts observers; changes ``graph`` in place.
-
-    Raises:
-        QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
-        SelectionError: an edit names an op that the model does not have.
-        PluginError: the backend does not support an edit.
-    """
+    """Does what ``prepare`` does before it inserts observers; changes ``graph`` in place."""
     edited = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:
         if not qat:
@@ -126,7 +107,21 @@ def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (),
         PluginError: there is no such quantizer, or the backend does not support an edit.
     """
     plugin = resolve(quantizer)
-    graph = copy.deepcopy(capture.module())
-    return read_annotations(
-        annotate(graph, plugin, tuple(edits), capture.names, qat=qat), plugin, capture.names, qat=qat
-    )
+    graph = annotate(copy.deepcopy(capture.module()), plugin, tuple(edits), capture.names, qat=qat)
+    return read_annotations(graph, plugin, capture.names, qat=qat)
+
+
+def fusions(capture: Capture, quantizer: Any) -> tuple[Edit, ...]:
+    """The ``fuse`` edits that are possible in a model, in graph order.
+
+    The backend runs their ops as one kernel, although its quantizer rounds between them.
+
+    Args:
+        capture: the captured model.
+        quantizer: as :func:`pt2qa.quantize` takes it; a plug-in that declares no pairs to fuse yields none.
+
+    Raises:
+        QuantizeError: the quantizer cannot annotate the model.
+        PluginError: there is no such quantizer.
+    """
+    return fusions_in(annotations_of(capture, quantizer))

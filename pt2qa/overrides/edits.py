@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,8 @@ BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 class Ground:
     """What edits need to know about a graph besides its specs.
 
-    Attributes:
-        nodes: by fx name, in graph order.
-        refusals: why a node cannot take a kind of edit, by kind and fx name.
-        fusable: pairs of op types that may be fused; None: any.
-        quantizer: the name of the quantizer in errors.
-        qat: whether the specs are for quantization-aware training.
+    Nodes are by fx name, in graph order; refusals are reasons by kind of edit and fx name.  If ``fusable`` is None, ops
+    of any two types may be fused.
     """
 
     nodes: Mapping[str, GraphNode]
@@ -45,14 +41,8 @@ class Ground:
         return f"{name}, as {self.nodes[reader].name if reader in self.nodes else reader} reads it,"
 
 
-def apply_edit(edit: Edit, keys: list[tuple[str, ...]], specs: Specs, ground: Ground) -> dict[Point, Any]:
-    """The specs after one edit.
-
-    Args:
-        edit: the edit.
-        keys: for each op it names, the fx names of its nodes.
-        specs: every point in torchao's order.
-        ground: the graph they belong to.
+def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, ground: Ground) -> dict[Point, Any]:
+    """The specs after one edit; ``keys`` are for each op that it names the fx names of its nodes.
 
     Raises:
         PluginError: the backend does not support the edit.
@@ -63,7 +53,7 @@ def apply_edit(edit: Edit, keys: list[tuple[str, ...]], specs: Specs, ground: Gr
             f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, because training has its own observers"
         )
     if edit.kind == "fuse":
-        first, second = (list(found)[-1] for found in keys)
+        first, second = (found[-1] for found in keys)
         after = _fuse(edit, first, second, specs, ground)
     else:
         nodes = [key for found in keys for key in found]
@@ -240,8 +230,7 @@ _KINDS: Mapping[str, Callable[[Edit, list[str], Specs, Ground], dict[Point, Any]
 
 def _check_refusals(edit: Edit, nodes: list[str], ground: Ground) -> None:
     for node in nodes:
-        reason = ground.refusals.get((edit.kind, node))
-        if reason:
+        if reason := ground.refusals.get((edit.kind, node)):
             raise PluginError(f"{edit}: {ground.nodes[node].name}: {reason}")
 
 

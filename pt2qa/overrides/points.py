@@ -57,7 +57,7 @@ class GraphNode:
         owner: name of the captured op that it is, or is part of; empty for constants and what prepare inserted.
         op: its type, such as ``conv2d``.
         constant: whether its value is computed once, only from constants; an op that reads a rounded constant runs with
-            each batch, see ``pt2qa.overrides.constants``.
+            each batch, see ``_as_lowered`` in :mod:`pt2qa.overrides.annotations`.
         moves: whether its result consists of values of its one input, all or some of them.
         is_parameter: for a constant, whether it comes from a Parameter.
         is_tensor: whether its value is one tensor, so that an observer can follow it.
@@ -89,7 +89,12 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
     for node in graph_module.graph.nodes:
         if node.op == "output":
             continue
-        inputs = _inputs(node)
+        reads = _reads(node)
+        inputs: dict[str, int] = {}
+        # torchao observes only positional arguments, including those in lists.
+        for number, source in reads:
+            if number < len(node.args):
+                inputs.setdefault(source, number)
         sources = [nodes[source.name] for source in node.all_input_nodes if source.name in nodes]
         name, owner = _name(node, names)
         constant = node.op == "get_attr" or (bool(sources) and all(source.constant for source in sources))
@@ -115,7 +120,7 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
             is_tensor=isinstance(node.meta.get(VALUE), FakeTensor),
             dtype=dtype_of(node),
             inputs=inputs,
-            reads=_reads(node),
+            reads=reads,
             readers=tuple(user.name for user in node.users if user.op != "output"),
         )
     return nodes
@@ -173,15 +178,9 @@ def is_quantized(spec: Any, node: GraphNode) -> bool:
 class SpecFacts:
     """The content of a spec.
 
-    Attributes:
-        dtype: of the quantized values, such as ``int8``.
-        scheme: ``per_tensor_affine`` and so on; empty if the spec has none.
-        axis: channel axis; -1 if the whole tensor has one scale.
-        quant_min, quant_max: the integer range; None if the observer uses that of the dtype.
-        dynamic: whether the scale is computed from each batch.
-        derived: whether the scale is computed from those of other points.
-        observer: class of the observer, or of the fake-quantize with its observer's in brackets; empty if the scale is
-            fixed or derived.
+    ``scheme`` is empty if the spec has none, ``axis`` -1 if the whole tensor has one scale, and the range None if the
+    observer uses that of the dtype.  ``observer`` is the class of the observer, or of the fake-quantize with its
+    observer's in brackets; empty if the scale is fixed or derived.
     """
 
     dtype: str
@@ -205,6 +204,7 @@ def spec_facts(spec: Any) -> SpecFacts:
     )
     axis = getattr(own, "ch_axis", None)
     maker = observer_class(own)
+    inner = getattr(maker_of(own)[1].get("observer"), "__name__", "")
     return SpecFacts(
         dtype=str(getattr(own, "dtype", type(own).__name__)).removeprefix("torch."),
         scheme="" if scheme is None else str(scheme).removeprefix("torch."),
@@ -213,14 +213,8 @@ def spec_facts(spec: Any) -> SpecFacts:
         quant_max=getattr(own, "quant_max", None),
         dynamic=bool(getattr(own, "is_dynamic", False)),
         derived=isinstance(spec, Derives),
-        observer="" if maker is None else _observer_name(maker, own),
+        observer="" if maker is None else f"{maker.__name__}({inner})" if inner else maker.__name__,
     )
-
-
-def _observer_name(maker: type[Any], spec: Any) -> str:
-    _, keywords = maker_of(spec)
-    inner = getattr(keywords.get("observer"), "__name__", "")
-    return f"{maker.__name__}({inner})" if inner else maker.__name__
 
 
 def spec_text(spec: Any) -> str:
@@ -250,17 +244,6 @@ def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:
     if name := name_of(node, names):
         return name, name
     return (node.name if node.op == "placeholder" else f"{op_of(node.target)} (no handle, {node.name})"), ""
-
-
-def _inputs(node: Node) -> dict[str, int]:
-    """The inputs that torchao can observe: nodes among the positional arguments, including those in lists."""
-    found: dict[str, int] = {}
-    for position, argument in enumerate(node.args):
-        nodes: list[Node] = []
-        map_arg(argument, nodes.append)
-        for source in nodes:
-            found.setdefault(source.name, position)
-    return found
 
 
 def _reads(node: Node) -> tuple[tuple[int, str], ...]:

@@ -66,12 +66,8 @@ def groups_of(specs: Specs) -> dict[Point, Point]:
 def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], str]) -> dict[Point, Any]:
     """The specs without some points; those that shared with them share among themselves.
 
-    If the point with a group's spec is removed, the first remaining point of the group gets the spec.
-
-    Args:
-        specs: every point in torchao's order.
-        gone: points to remove.
-        describe: returns the name of a point in errors.
+    If the point with a group's spec is removed, the first remaining point of the group gets the spec.  ``describe``
+    returns the name of a point in errors.
 
     Raises:
         QuantizeError: a point shares or derives its scale from a removed one, and no other can replace that one.
@@ -105,22 +101,16 @@ def replace_own(
 ) -> dict[Point, Any]:
     """The specs with some points changed; these still share among themselves, and the other points do not change.
 
-    Args:
-        specs: every point in torchao's order.
-        own: points to change, in that order.
-        change: returns the new spec for a point's resolved spec.
-        describe: returns the name of a point in errors.
+    ``change`` returns the new spec for a point's resolved spec.
     """
     own = list(own)
     rest = remove(specs, own, describe)
     changed: dict[Point, Any] = {}
     first: dict[Point, Point] = {}
     for point in own:
-        root = root_of(specs, point)
-        if root is None:
-            continue
-        changed[point] = Shares(first[root]) if root in first else change(specs[root])
-        first.setdefault(root, point)
+        if (root := root_of(specs, point)) is not None:
+            changed[point] = Shares(first[root]) if root in first else change(specs[root])
+            first.setdefault(root, point)
     return {point: changed.get(point, rest.get(point)) for point in specs if point in changed or point in rest}
 
 
