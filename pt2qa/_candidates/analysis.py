@@ -234,7 +234,7 @@ class _Race:
 
     def _take(self, values: list[Any], lap: _Lap) -> None:
         samples = count_samples(values)
-        apart = self._why_apart(values, samples, lap.sums, lap.reference)
+        apart = self._why_apart(values, samples, lap)
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
         for place, sums in lap.sums:
             place.add(sums, left_out)
@@ -242,21 +242,15 @@ class _Race:
         self.batches += 1
         self.samples += samples
 
-    def _why_apart(
-        self,
-        values: list[Any],
-        samples: int,
-        found: Sequence[tuple[_Value, dict[str, NoiseSums]]],
-        outputs: Sequence[Any],
-    ) -> list[SetApart]:
+    def _why_apart(self, values: list[Any], samples: int, lap: _Lap) -> list[SetApart]:
         """Why a batch is excluded for all candidates, or for those that fail on it; empty if it counts.
 
         The rules are those of ``compare_layers``.
         """
-        if is_empty(samples, outputs):
+        if is_empty(samples, lap.reference):
             return [empty_batch(self.batches)]
-        broken = {name for _, sums in found for name, noise in sums.items() if math.isnan(noise.noise)}
-        if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in outputs):
+        broken = {name for _, sums in lap.sums for name, noise in sums.items() if math.isnan(noise.noise)}
+        if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in lap.reference):
             broken = set(self.pairs)
         apart = []
         for name in (name for name in self.pairs if name in broken):

@@ -121,12 +121,15 @@ class Comparison:
         metrics: dict[str, Metric],
     ) -> None:
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
-        self.asked = {name: _asked(metric) for name, metric in metrics.items()}
+        # What a metric is given beside the two tensors where its update names it; see pt2qa.Metric.
+        self.asked = {
+            name: {"isolated", "scale"} & inspect.signature(metric.update).parameters.keys()
+            for name, metric in metrics.items()
+        }
         self.empty = _Totals(custom=dict(metrics))
         self.check = Verification(pair.graphs)
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
-        self.without_tensor: dict[int, str] = {}
         self.rows: dict[int, list[_Row]] = {}
         self.module_rows: list[_Row] = []
         self.outputs: list[_Row] = []
@@ -272,7 +275,6 @@ class Comparison:
     def _measure(self, row: _Row, event: Event) -> _Totals | None:
         reference, quantized = event.reference, event.quantized
         if not isinstance(reference, Tensor) or not isinstance(quantized, Tensor):
-            self.without_tensor[event.step.index] = row.name
             return None
         if reference.shape != quantized.shape:
             row.problem = f"shapes differ: {tuple(reference.shape)} and {tuple(quantized.shape)}"
@@ -293,8 +295,7 @@ class Comparison:
 
     def _measured(self, row: _Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
         """A row's own metrics of one value, each given what it asks for."""
-        scale = None if math.isnan(row.scale) else row.scale
-        known = {"isolated": isolated, "scale": scale}
+        known = {"isolated": isolated, "scale": None if math.isnan(row.scale) else row.scale}
         measured = {}
         for name, metric in () if row.aside else self.metrics.items():
             update = cast(Callable[..., Metric], metric.update)
@@ -394,16 +395,6 @@ def compare(
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     pair = comparison.pair
     return comparison.report([*pair.notes, *pair.program.notes, *notes, *comparison.check.notes])
-
-
-_EXTRAS = ("isolated", "scale")
-"""What a metric is given beside the two tensors where its ``update`` names it."""
-
-
-def _asked(metric: Metric) -> tuple[str, ...]:
-    """Which of the extras a metric names; see :class:`pt2qa.Metric`."""
-    parameters = inspect.signature(metric.update).parameters
-    return tuple(name for name in _EXTRAS if name in parameters)
 
 
 def _finish(row: _Row, totals: _Totals, input_sqnr: float = math.nan) -> LayerRow:

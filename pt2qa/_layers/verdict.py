@@ -71,20 +71,15 @@ def _about_output(outputs: Sequence[LayerRow]) -> str:
     if worst is None:
         return "No model output was compared."
     which = "The output" if len(outputs) == 1 else f"The worst output, {worst.name},"
-    without = [f"{row.name} ({row.note or 'nan'})" for row in outputs if isnan(row.sqnr)]
-    if without and not isnan(worst.sqnr):
-        return f"Without an SQNR: {', '.join(without)}. {_about_worst_output(which, worst)}"
-    return _about_worst_output(which, worst)
-
-
-def _about_worst_output(which: str, worst: LayerRow) -> str:
     if isnan(worst.sqnr):
         return f"{which} has no SQNR ({worst.note or 'nan'})."
+    without = ", ".join(f"{row.name} ({row.note or 'nan'})" for row in outputs if isnan(row.sqnr))
+    before = f"Without an SQNR: {without}. " if without else ""
     if worst.sqnr == inf:
-        return f"{which} is identical to the reference's."
+        return f"{before}{which} is identical to the reference's."
     low = worst.sqnr < LOW_SQNR
     verdict = f"below {LOW_SQNR:g} dB: noise above 1 % of the signal's power" if low else f"not below {LOW_SQNR:g} dB"
-    return f"{which} has an SQNR of {decibel(worst.sqnr)} dB, {verdict}."
+    return f"{before}{which} has an SQNR of {decibel(worst.sqnr)} dB, {verdict}."
 
 
 def _about_isolated(rows: Sequence[LayerRow], sqnr: float) -> str:

@@ -75,10 +75,8 @@ class Scorer:
         sites = frozenset(on)
         if sites not in self._known:
             self.tally.add()
-            chosen = True if sites == self.every else sites
-            self._known[sites] = self._measured(
-                SimulatedModel(self.pair, sites), lambda item: self.pair.simulator.run(item.values, on=chosen)
-            )
+            model = SimulatedModel(self.pair, sites)
+            self._known[sites] = self._measured(model, lambda item: model.run(item.values))
         return self._known[sites]
 
     def converted(self) -> Quality:
@@ -131,7 +129,9 @@ class SimulatedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs, nested as the model nests them."""
         graph_module = self.pair.quantized
-        values = self.pair.values(as_batch(args, kwargs, graph_module))
+        return structured(graph_module, self.run(self.pair.values(as_batch(args, kwargs, graph_module))))
+
+    def run(self, values: list[Any]) -> Any:
+        """The outputs as the graph returns them, of flat inputs."""
         every = len(self.on) == len(self.pair.sites)
-        outputs = self.pair.simulator.run(values, on=True if every else self.on)
-        return structured(graph_module, outputs)
+        return self.pair.simulator.run(values, on=True if every else self.on)

@@ -149,18 +149,17 @@ class SensitivityReport(Report):
         whole_model = f"The quantized model has an output SQNR of {decibel(measured)} dB"
         if len(self.rows) < self.planned:
             return [f"{whole_model}; {self.planned - len(self.rows)} of {self.planned} rows are missing."]
-        if isnan(measured) or isnan(predicted):
-            return [f"{whole_model}; the noise of the rows adds up to {decibel(predicted)} dB."]
         adds = f"{whole_model}; the noise of the rows adds up to {decibel(predicted)} dB"
+        if isnan(measured) or isnan(predicted):
+            return [f"{adds}."]
         # Of two infinities the difference is nan: nothing to tell.
         gap = 0.0 if measured == predicted else abs(predicted - measured)
         if gap <= ADDS_UP:
             return [f"{adds}: errors add up, within {ADDS_UP:g} dB."]
         if gap <= ROUGHLY:
             return [f"{adds}: errors add up roughly, within {ROUGHLY:g} dB."]
-        if predicted < measured:
-            return [f"{adds}: errors do not add up, they cancel or saturate together; take the rows as a ranking."]
-        return [f"{adds}: errors do not add up, they are worse together; take the rows as a ranking."]
+        how = "cancel or saturate" if predicted < measured else "are worse"
+        return [f"{adds}: errors do not add up, they {how} together; take the rows as a ranking."]
 
     def _summary(self) -> Sequence[str]:
         found = [self._about_missing(), self._about_worst(), self._about_share(), self._about_ties(), self._counts()]

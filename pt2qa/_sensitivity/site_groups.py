@@ -40,7 +40,7 @@ def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, 
     An activation belongs to the op that makes it, a weight to the op that reads it first, so that each site is in one
     group.  A value that is quantized twice with equal parameters is one place: its copies cannot differ.
     """
-    if group is not None and group not in GROUPS:
+    if group not in (None, *GROUPS):
         raise SelectionError(
             f"cannot group by {group!r}; expected one of {', '.join(GROUPS)}, or None for single sites."
         )
@@ -103,10 +103,9 @@ def _home(program: Program, site: Site, readers: dict[int, Step]) -> Step | None
 
 def _together(program: Program, places: list[SiteGroup], group: Group) -> SiteGroup:
     first = places[0]
-    kind: Literal["activation", "weight"] = "activation" if any(p.kind == "activation" for p in places) else "weight"
     merged = replace(
         first,
-        kind=kind,
+        kind="activation" if any(place.kind == "activation" for place in places) else "weight",
         single=False,
         dtype=", ".join(dict.fromkeys(place.dtype for place in places)),
         sites=tuple(sorted(site for place in places for site in place.sites)),
