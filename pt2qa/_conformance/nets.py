@@ -1,0 +1,202 @@
+"""The modules and inputs of the models that ship with pt2qa."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pt2qa._conformance.model import Inputs
+
+Make = Callable[[], nn.Module]
+Activation = Callable[[Tensor], Tensor]
+Join = Callable[[Tensor, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Modules, parameters, buffers and functions by name, and a forward that is given the net and its input."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it computes."""
+        return self.compute(self, x)
+
+
+def images() -> Inputs:
+    """Two pictures."""
+    return (torch.randn(2, 3, 8, 8),)
+
+
+def rows() -> Inputs:
+    """Four rows of eight numbers."""
+    return (torch.randn(4, 8),)
+
+
+def sequences() -> Inputs:
+    """Two sequences of three vectors."""
+    return (torch.randn(2, 3, 8),)
+
+
+class Conv(nn.Conv2d):
+    """A convolution of the user's own class."""
+
+
+def conv(activation: Activation, *, norm: bool = False, make: type[nn.Conv2d] = nn.Conv2d) -> Make:
+    """A convolution, batch norm if wanted, and something behind it."""
+    return lambda: Net(
+        lambda m, x: m.activation(m.bn(m.conv(x))),
+        conv=make(3, 8, 3, padding=1),
+        bn=nn.BatchNorm2d(8) if norm else nn.Identity(),
+        activation=activation,
+    )
+
+
+def functional_conv(activation: Activation, *, norm: bool = False) -> Make:
+    """The same by functions."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = F.conv2d(x, m.conv.weight, m.conv.bias, padding=1)
+        if norm:
+            x = F.batch_norm(x, m.bn.running_mean, m.bn.running_var, m.bn.weight, m.bn.bias)
+        return activation(x)
+
+    bn = nn.BatchNorm2d if norm else nn.Identity
+    return lambda: Net(compute, conv=nn.Conv2d(3, 8, 3, padding=1), bn=bn(8), activation=activation)
+
+
+def between(make: Make) -> Make:
+    """A module between a 1×1 convolution and a ReLU."""
+    return lambda: Net(
+        lambda m, x: m.relu(m.second(m.first(x))), first=nn.Conv2d(3, 8, 1), second=make(), relu=nn.ReLU()
+    )
+
+
+class Linear(nn.Linear):
+    """A linear of the user's own class."""
+
+
+class Functional(nn.Linear):
+    """A linear called as a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it computes."""
+        return F.linear(x, self.weight, self.bias)
+
+
+def linears(make: type[nn.Linear]) -> Make:
+    """Two linears of a class."""
+    return lambda: nn.Sequential(make(8, 6), make(6, 4))
+
+
+def linear(activation: Activation, make: type[nn.Linear] = nn.Linear) -> Make:
+    """A linear and something behind it."""
+    return lambda: Net(lambda m, x: m.activation(m.fc(x)), fc=make(8, 6), activation=activation)
+
+
+def residual(join: Join) -> Make:
+    """A value, and what a convolution makes of it, put together."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        return join(m.branch(x), x)
+
+    return lambda: Net(compute, stem=nn.Conv2d(3, 8, 1), branch=nn.Conv2d(8, 8, 3, padding=1))
+
+
+def both(join: Join) -> Make:
+    """One value in both places of an op."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.conv(x)
+        return join(x, x)
+
+    return lambda: Net(compute, conv=nn.Conv2d(3, 4, 1))
+
+
+def before_and_after_relu(m: Any, x: Tensor) -> Any:
+    """A forward: a value that a ReLU and an addition read."""
+    x = m.conv(x)
+    return m.relu(x) + x
+
+
+def add_in_place(left: Tensor, right: Tensor) -> Tensor:
+    """``+=``, as a function."""
+    left += right
+    return left
+
+
+def cat(left: Tensor, right: Tensor) -> Tensor:
+    """Both, joined along the channels."""
+    return torch.cat([left, right], 1)
+
+
+def tied_weights() -> nn.Module:
+    """Two linears with one weight."""
+    encode, decode = nn.Linear(8, 8), nn.Linear(8, 8)
+    decode.weight = encode.weight
+    return Net(lambda m, x: m.decode(torch.tanh(m.encode(x))), encode=encode, decode=decode)
+
+
+def half_unused(m: Any, x: Tensor) -> Any:
+    """A forward: a linear, and another one whose result nothing reads."""
+    m.unused(x)
+    return m.used(x)
+
+
+def pooled(pool: nn.Module, features: int) -> Make:
+    """A convolution, a pool, and a linear on the flat result."""
+    return lambda: Net(
+        lambda m, x: m.fc(m.pool(m.conv(x)).flatten(1)),
+        conv=nn.Conv2d(3, 4, 3, padding=1),
+        pool=pool,
+        fc=nn.Linear(features, 5),
+    )
+
+
+def attention(compute: Callable[[Any, Tensor], Tensor]) -> Make:
+    """One head of attention."""
+    return lambda: Net(compute, query=nn.Linear(8, 8), key=nn.Linear(8, 8), value=nn.Linear(8, 8))
+
+
+def by_matmul(m: Any, x: Tensor) -> Tensor:
+    """The forward of attention by matmul and softmax."""
+    weights = torch.softmax(torch.matmul(m.query(x), m.key(x).transpose(1, 2)) / 8**0.5, -1)
+    return torch.matmul(weights, m.value(x))
+
+
+def recurrent() -> nn.Module:
+    """An LSTM and a linear on what it gives."""
+    return Net(lambda m, x: m.fc(m.rnn(x)[0]), rnn=nn.LSTM(8, 6, batch_first=True), fc=nn.Linear(6, 4))
+
+
+class Embedded(nn.Module):
+    """Words looked up in a table, and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, words: Tensor) -> Any:
+        """What it computes."""
+        return self.fc(self.table(words))
+
+
+class Indexed(nn.Module):
+    """Positions that are computed, then looked up: integers added, multiplied and joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Any:
+        """What it computes."""
+        return self.fc(x[torch.cat([positions + positions, positions * 2 + 1], 0)])
