@@ -9,7 +9,7 @@ from typing import Any
 from pt2qa._layers.comparison import Comparison, compare
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
-from pt2qa._layers.selection import find_blocks, selected_steps
+from pt2qa._layers.selection import find_blocks, select
 from pt2qa._metrics import Metric
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.batches import Batch
@@ -55,9 +55,10 @@ def compare_layers(
         SelectionError: a prefix, op type or module matches nothing, or a metric's name is taken.
         SimulationError: the simulator does not compute what the converted graph computes.
     """
-    program = pair.program
-    steps, blocks = selected_steps(program, prefixes, ops), find_blocks(program, modules)
-    comparison = Comparison(pair, steps, blocks, isolated, named_metrics(metrics))
+    steps = [step for step in pair.program.steps if step.site is None]
+    selected = frozenset(steps[position].index for position in select(steps, prefixes, ops))
+    blocks = find_blocks(pair.program, modules)
+    comparison = Comparison(pair, selected, blocks, isolated, named_metrics(metrics))
     return compare(comparison, batches, inputs_of, progress, "layers")
 
 

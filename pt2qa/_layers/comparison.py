@@ -147,12 +147,11 @@ class Comparison:
         for step in self.program.steps:
             if step.site is not None and step.duplicate_of is None:
                 sites_of.setdefault(step.reads[0], []).append(step)
-        for slot, name, handle in zip(
-            self.program.inputs, self.program.input_names, self.program.input_handles, strict=True
-        ):
-            whole = len(selected) == sum(step.site is None for step in self.program.steps)
-            for site in sites_of.get(slot, ()) if whole else ():
-                self._plan(site, name, "", "input", handle, None)
+        if len(selected) == sum(step.site is None for step in self.program.steps):
+            inputs = self.program.inputs, self.program.input_names, self.program.input_handles
+            for slot, name, handle in zip(*inputs, strict=True):
+                for site in sites_of.get(slot, ()):
+                    self._plan(site, name, "", "input", handle, None)
         for step in self.program.steps:
             if step.site is None and step.index in selected:
                 group = self.group_of_region.get(step.region)
@@ -185,11 +184,8 @@ class Comparison:
         inside = set(block.steps)
         group = len(self.groups)
         self.groups.append(block.steps)
-        read_outside = {
+        read_outside = self.reading.returned | {
             slot for step in self.program.steps if step.site is None and step.index not in inside for slot in step.reads
-        }
-        read_outside |= {
-            leaf.number for leaf in pytree.tree_leaves(plain(self.program.outputs)) if hasattr(leaf, "number")
         }
         own = {self.program.steps[index].out for index in block.steps}
         leaving = [

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pt2qa._graph.internals.torch import pytree
-from pt2qa._simulator.outputs import plain
+from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS, Read, reads_of, state_of
 from pt2qa._simulator.program import Program, Step
 
@@ -22,8 +21,7 @@ class Reading:
         for step in program.steps:
             for slot in step.reads:
                 self.readers[slot].append(step)
-        leaves = pytree.tree_leaves(plain(program.outputs))
-        self.returned = {leaf.number for leaf in leaves if hasattr(leaf, "number")}
+        self.returned = frozenset(slots_in(program.outputs))
 
     def answers_for(self, op: Step) -> str:
         """Name of the op whose quantization is to blame for the isolated error of a value that stays in float.

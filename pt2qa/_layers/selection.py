@@ -27,12 +27,6 @@ class Block:
     steps: tuple[int, ...]
 
 
-def selected_steps(program: Program, prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
-    """Numbers of the op steps that :func:`select` finds."""
-    steps = [step for step in program.steps if step.site is None]
-    return frozenset(steps[position].index for position in select(steps, prefixes, ops))
-
-
 def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
     """Positions of the ops under any of the module paths and of any of the kinds; all where both are empty.
 
