@@ -38,18 +38,10 @@ def accumulate(
     inputs_of: Callable[[Any], Batch] | None,
     progress: bool | None,
 ) -> list[str]:
-    """Adds batch after batch, until the last one or Ctrl-C.
+    """Adds batch after batch, until the last one or Ctrl-C; the notes say if it was interrupted.
 
-    Args:
-        into: the accumulator.
-        batches: an iterable of batches, or of items that contain them.
-        title: of the progress bar.
-        purpose: the use of a batch, for errors, such as ``compare on``.
-        inputs_of: returns the batch in an item.
-        progress: whether to show a progress bar; None: if stderr is a terminal.
-
-    Returns:
-        Notes; if it was interrupted, one that says so.
+    ``title`` is that of the progress bar, which ``progress=None`` shows if stderr is a terminal; ``purpose`` is the use
+    of a batch, for errors, such as ``compare on``.
 
     Raises:
         BatchError: there is no batch.
@@ -70,11 +62,7 @@ def accumulate(
 
 
 def refuse_empty(batches: int, empty: int) -> None:
-    """Refuses data without a single sample.
-
-    Raises:
-        BatchError: all batches are empty.
-    """
+    """Refuses data without a single sample."""
     if empty == batches:
         raise BatchError(f"every batch is empty ({batches} read). Pass batches with samples.")
 
@@ -90,14 +78,7 @@ def count_empty(set_apart: Sequence[SetApart]) -> int:
 
 
 def first_fault(simulator: Simulator, values: Sequence[Any], number: int, samples: int) -> SetApart | None:
-    """Finds the first value of a batch that is not finite in one model, or NaN in both; None if there is none.
-
-    Args:
-        simulator: both models, which run again.
-        values: the inputs, flat.
-        number: number of the batch.
-        samples: number of samples in it.
-    """
+    """Runs both models again to find the first value that is not finite in one of them, or NaN in both."""
     found = first_nonfinite(simulator, values)
     if found is None:
         return None

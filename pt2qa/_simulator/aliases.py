@@ -29,10 +29,6 @@ def has_living_alias(node: Node, order: Mapping[Node, int]) -> bool:
     """Whether a value that shares memory with what an in-place op writes to is read after the write.
 
     The written value itself and the results of earlier in-place ops on it do not count: they can be renamed.
-
-    Args:
-        node: the in-place op.
-        order: positions of the graph's nodes.
     """
     written = node.args[0]
     assert isinstance(written, Node)

@@ -24,9 +24,6 @@ def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], d
 
     A dict may also name positional inputs, by the names of forward's parameters, if it names all of them.  Tensors that
     require grad are detached, so that no run writes gradients into the caller's tensors.
-
-    Raises:
-        BatchError: a dict does not name all positional inputs.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -65,11 +62,7 @@ def input_names(graph_module: GraphModule) -> list[str]:
 
 
 def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[Batch]:
-    """The batches of an iterable of items.
-
-    Raises:
-        BatchError: ``batches`` is one batch and not an iterable of batches.
-    """
+    """The batches of an iterable of items."""
     if isinstance(batches, (Tensor, Mapping, np.ndarray)):
         raise BatchError(
             f"batches is a single {type(batches).__name__}; expected an iterable of batches. Pass [batch] for one."
@@ -86,11 +79,7 @@ def plain_batch(batch: Batch) -> Batch:
 
 
 def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
-    """The values of a batch in the order of the graph's placeholders.
-
-    Raises:
-        BatchError: number, names, nesting, dtype or shape differ from the captured inputs.
-    """
+    """The values of a batch in the order of the graph's placeholders, if all fits the captured inputs."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     args, kwargs = as_call(batch, graph_module)
     spec = _call_spec(graph_module)
@@ -152,11 +141,9 @@ def _check(name: str, captured: Any, value: Any) -> None:
         raise BatchError(f"input {name!r} has dtype {value.dtype}; the model was captured with {captured.dtype}.")
     if value.device.type != captured.device.type:
         raise BatchError(f"input {name!r} is on {value.device}; the model was captured on {captured.device}.")
-    static = [size if isinstance(size, int) else None for size in captured.shape]
-    fits = len(static) == value.dim() and all(
-        want in (None, got) for want, got in zip(static, value.shape, strict=True)
-    )
-    if not fits:
+    if captured.dim() != value.dim() or any(
+        isinstance(want, int) and want != got for want, got in zip(captured.shape, value.shape, strict=True)
+    ):
         shape = tuple(size if isinstance(size, int) else str(size) for size in captured.shape)
         raise BatchError(
             f"input {name!r} has shape {tuple(value.shape)}; the model was captured for {shape}. To run other sizes, "

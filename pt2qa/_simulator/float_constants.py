@@ -20,13 +20,7 @@ Path = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class FloatConstant:
-    """A constant of the reference graph.
-
-    Attributes:
-        value: the tensor; several tensors if it comes from an op with several outputs.
-        attribute: qualified name of the parameter or buffer it comes from.
-        is_parameter: whether that is a Parameter.
-    """
+    """A constant of the reference graph; its value is several tensors if it comes from an op with several outputs."""
 
     value: Any
     attribute: str
@@ -48,13 +42,10 @@ class FloatConstants:
     def lookup(self, reader: Node, path: Path, like: Tensor) -> FloatConstant | None:
         """The constant, if all counterparts of ``reader`` that have one of the shape of ``like`` have the same one.
 
-        Args:
-            reader: an op of the quantized graph, or its output node.
-            path: position among its arguments.
-            like: the value at that position in the quantized graph.
+        ``like`` is the value that ``reader``, an op of the quantized graph or its output node, has at ``path``.
         """
         key, found = _reader_key(reader), []
-        for node in self._readers.get(key, []) if key is not None else []:
+        for node in self._readers[key] if key is not None else []:
             argument = _argument(node, path)
             constant = self._evaluate(argument) if isinstance(argument, Node) else None
             if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
@@ -74,23 +65,21 @@ class FloatConstants:
             return FloatConstant(value, str(node.target), isinstance(value, torch.nn.Parameter))
         if node.op == "call_module" and len(node.all_input_nodes) == 1:
             return self._evaluate(node.all_input_nodes[0])
-        if (
-            node.op != "call_function"
-            or op_rules.is_random(node.target)
-            or op_rules.mutates_first_argument(node.target)
-        ):
+        if node.op != "call_function":
             return None
-        inputs = {arg: self._evaluate(arg) for arg in node.all_input_nodes}
-        known = [constant for constant in inputs.values() if constant is not None]
-        if not known or len(known) != len(inputs):
+        if op_rules.is_random(node.target) or op_rules.mutates_first_argument(node.target):
+            return None
+        known = {arg: constant for arg in node.all_input_nodes if (constant := self._evaluate(arg)) is not None}
+        if not known or len(known) != len(node.all_input_nodes):
             return None
         function: Callable[..., Any] = node.target  # type: ignore[assignment]
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: inputs[arg].value)  # type: ignore[union-attr]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: known[arg].value)
         with torch.no_grad():
             value = function(*args, **kwargs)
         if not isinstance(value, Tensor | list | tuple):
             return None
-        return FloatConstant(value, known[0].attribute, any(constant.is_parameter for constant in known))
+        first = next(iter(known.values()))
+        return FloatConstant(value, first.attribute, any(constant.is_parameter for constant in known.values()))
 
 
 def _reader_key(node: Node) -> int | str | None:

@@ -43,10 +43,6 @@ def own_multiply_adds(op: str, tensors: Sequence[Tensor]) -> int | None:
 
     A recurrent op uses each of its weights once in every step, a bilinear op once in every row; attention multiplies
     queries by keys, and scores by values.
-
-    Args:
-        op: type of the op.
-        tensors: its tensor arguments in order, with their sizes.
     """
     if op in RECURRENT:
         steps = tensors[0].numel() // tensors[0].shape[-1]

@@ -27,13 +27,9 @@ _EXACT_BOUND = 1 << 23
 
 @dataclass(slots=True)
 class RoundingStats:
-    """What is known about the values that a site rounds, before and after.
+    """What is known about the values that a site rounds: given before, ``clamped`` and ``range`` found by rounding.
 
-    Attributes:
-        source: their range before rounding, if already known.
-        count: whether to count the values that the clamp moves.
-        clamped: how many values the clamp moved.
-        range: their range after rounding; None before that.
+    ``source`` is their range before rounding, ``clamped`` how many the clamp moved, if it is to count them.
     """
 
     source: Range | None = None
@@ -57,20 +53,10 @@ def quantize_dequantize(
     out: Tensor | None = None,
     stats: RoundingStats | None = None,
 ) -> Tensor:
-    """``dequantize(quantize(x))`` with one scale for the whole tensor.
+    """``dequantize(quantize(x))`` with one scale for the whole tensor, a float32 one, with the strides of the pair.
 
-    Args:
-        x: float32 tensor of any shape and strides.
-        scale: width of one integer step, in the unit of ``x``; positive.
-        zero_point: the integer that represents 0.0.
-        quant_min: smallest integer.
-        quant_max: largest integer.
-        out: float32 tensor of the shape of ``x`` to write to, or ``x`` itself if it is not read again; it is not used
-            if its strides differ from those that the pair returns.
-        stats: if given, the statistics of the values are written to it.
-
-    Returns:
-        float32 tensor with the shape of ``x`` and the strides that the pair returns.
+    The result is written to ``out``, which may be ``x`` itself if it is not read again, unless its strides differ from
+    those that the pair returns.
 
     >>> quantize_dequantize(torch.tensor([0.26, 9.0, -9.0]), 0.5, 0, -8, 7)
     tensor([ 0.5000,  3.5000, -4.0000])
@@ -95,7 +81,8 @@ def quantize_dequantize(
         torch.add(zero, target, alpha=scale, out=target)
         if stats is not None and steps is not None:
             found = value_range(target) if np.isnan(steps[0]) else _dequantized(steps, low, high, scale)
-            stats.range = found if stats.range is None else _union(stats.range, found)
+            before = stats.range or found
+            stats.range = min(before[0], found[0]), max(before[1], found[1])
     return out
 
 
@@ -113,10 +100,6 @@ def _rounded(value: float, inverse: float) -> float:
 def _dequantized(steps: Range, low: int, high: int, scale: float) -> Range:
     smallest, largest = (float(np.float32(min(max(step, low), high)) * np.float32(scale)) + 0.0 for step in steps)
     return smallest, largest
-
-
-def _union(left: Range, right: Range) -> Range:
-    return min(left[0], right[0]), max(left[1], right[1])
 
 
 def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> int:

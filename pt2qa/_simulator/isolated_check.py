@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,14 +37,9 @@ TOLERANCE_TO_ROUNDING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """An isolated error that an engine found.
+    """An isolated error that an engine found for an op, run together with the steps ``inside``.
 
-    Attributes:
-        name: of the op.
-        handle: of the op.
-        place: the step at which the value is observed: the op, or a site after it.
-        inside: the steps of the ops that were run together.
-        noise: the error against the reference's value.
+    ``place`` is the step at which the value is observed: the op, or a site after it.
     """
 
     name: str
@@ -67,12 +63,7 @@ class IsolatedCheck:
     """Checks some isolated errors on one batch; ``keep`` receives the values of the reference graph."""
 
     def __init__(
-        self,
-        quantized: GraphModule,
-        reference: GraphModule,
-        program: Program,
-        found: Sequence[Isolated],
-        seed: int,
+        self, quantized: GraphModule, reference: GraphModule, program: Program, found: Sequence[Isolated], seed: int
     ) -> None:
         self.root = quantized
         planner = _Planner(quantized, reference, program)
@@ -93,11 +84,7 @@ class IsolatedCheck:
             self.values[node] = copied(value) if isinstance(value, Tensor) else value
 
     def check(self, *, exact: bool) -> None:
-        """Runs the regions; ``exact``: whether both references agree bit for bit.
-
-        Raises:
-            SimulationError: an error differs.
-        """
+        """Runs the regions; ``exact``: whether both references agree bit for bit."""
         tolerance = TOLERANCE if exact else TOLERANCE_TO_ROUNDING
         for plan in self.plans:
             sums, noise = error_sums(self.values[plan.reference], self._run(plan)), plan.found.noise.noise
@@ -118,8 +105,7 @@ class IsolatedCheck:
                     env[node] = attribute_of(self.root, node)
                     continue
                 writes = op_rules.mutates_first_argument(node.target)
-                arguments: Any = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                (first, *rest), kwargs = arguments
+                (first, *rest), kwargs = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)
                 function: Callable[..., Any] = node.target  # type: ignore[assignment]
                 env[node] = function(copied(first) if writes else first, *rest, **kwargs)
         return env[plan.nodes[-1]]
@@ -136,11 +122,9 @@ class _Planner:
         self.values = {node for node in quantized.graph.nodes if node.op == "placeholder" or node.name in ops}
         inputs = ([n for n in graph.graph.nodes if n.op == "placeholder"] for graph in (quantized, reference))
         self.inputs = dict(zip(*inputs, strict=True))
-        self.by_handle: dict[int, list[Node]] = {}
+        self.by_handle: dict[int | None, list[Node]] = defaultdict(list)
         for node in reference.graph.nodes:
-            handle = handle_of(node)
-            if handle is not None:
-                self.by_handle.setdefault(handle, []).append(node)
+            self.by_handle[handle_of(node)].append(node)
 
     def plan(self, found: Isolated) -> _Plan | None:
         """None if the source of a value that the region reads is ambiguous."""
@@ -157,10 +141,11 @@ class _Planner:
                 needed.add(node)
                 open_nodes += node.all_input_nodes
                 continue
-            handle = handle_of(node)
-            source = self.inputs.get(node) or (None if handle is None else self._only(handle))
+            source = self.inputs.get(node) or self._only(handle_of(node))
             # If an op overwrites the value, its other readers may see it before or after the write.
-            overwritten = len(node.users) > 1 and any(_writes_to(user, node) for user in node.users)
+            overwritten = len(node.users) > 1 and any(
+                op_rules.mutates_first_argument(user.target) and user.args[0] is node for user in node.users
+            )
             if source is None or overwritten:
                 return None
             sources[node] = source
@@ -168,15 +153,11 @@ class _Planner:
             return None
         return _Plan(found, tuple(sorted(needed, key=self.position.__getitem__)), sources, reference)
 
-    def _only(self, handle: int) -> Node | None:
-        nodes = self.by_handle.get(handle, [])
-        return nodes[0] if len(nodes) == 1 else None
+    def _only(self, handle: int | None) -> Node | None:
+        nodes = self.by_handle[handle]
+        return nodes[0] if handle is not None and len(nodes) == 1 else None
 
 
 def _serves_quantization(node: Node) -> bool:
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, Node) and quant_ops.is_quantization(source)
-
-
-def _writes_to(user: Node, node: Node) -> bool:
-    return op_rules.mutates_first_argument(user.target) and bool(user.args) and user.args[0] is node

@@ -13,10 +13,7 @@ from pt2qa._simulator.program import Slot, Step
 def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) -> None:
     """Writes ``releases``, ``reuse`` and ``reuse_all_on`` into the steps.
 
-    Args:
-        steps: in order.
-        outputs: what the graph returns, with slots in place of values.
-        given: slots of inputs and constants; the program does not own their memory.
+    ``given`` are the slots of inputs and constants, whose memory the program does not own.
     """
     # If both sites are on, a duplicate reads the result of the first one.
     last = {slot: step.index for step in steps for slot in (*step.reads, step.duplicate_of) if slot is not None}
@@ -29,12 +26,10 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
         if step.out not in last:
             step.releases += (step.out,)
     # With a site off, its result is its source; with it on, the result is new memory, shared with its duplicates.
-    overwrite = _overwritable(
-        steps, last, given, [(step.out, step.reads[0]) for step in steps if step.site is not None]
-    )
-    overwrite_all_on = _overwritable(
-        steps, last, given, [(step.out, step.duplicate_of) for step in steps if step.duplicate_of is not None]
-    )
+    sources = [(step.out, step.reads[0]) for step in steps if step.site is not None]
+    duplicates = [(step.out, step.duplicate_of) for step in steps if step.duplicate_of is not None]
+    overwrite = _overwritable(steps, last, given, sources)
+    overwrite_all_on = _overwritable(steps, last, given, duplicates)
     for step in steps:
         if step.in_place is not None or step.site is not None:
             step.reuse = step.index in overwrite
@@ -52,12 +47,6 @@ def slots_in(template: Any) -> list[int]:
     if isinstance(template, (list, tuple)):
         return [slot for item in template for slot in slots_in(item)]
     return []
-
-
-def _written_slot(step: Step) -> int:
-    """The slot that the in-place form of a step writes to; -1 if its first argument is not a slot."""
-    first = step.args[0] if step.args else None
-    return first.number if isinstance(first, Slot) else -1
 
 
 def _overwritable(
@@ -83,7 +72,8 @@ def _overwritable(
     foreign = {root(slot) for slot in given}
     found = set()
     for step in steps:
-        family = root(_written_slot(step))
+        first = step.args[0] if step.args else None
+        family = root(first.number) if isinstance(first, Slot) else -1
         read_once = [root(slot) for slot in step.reads].count(family) == 1
         if read_once and family not in foreign and last_of_family[family] == step.index:
             found.add(step.index)
