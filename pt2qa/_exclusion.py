@@ -10,14 +10,12 @@ Exports that a program starts without pt2qa are not seen.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Turns:
@@ -64,23 +62,11 @@ class _Turns:
 _turns = _Turns()
 
 
-def computes(function: Callable[P, T]) -> Callable[P, T]:
+def computes(function: Function) -> Function:
     """A function that computes values with torch; it waits while another thread exports."""
-
-    @functools.wraps(function)
-    def waiting(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _turns.running():
-            return function(*args, **kwargs)
-
-    return waiting
+    return _turns.running()(function)
 
 
-def exports(function: Callable[P, T]) -> Callable[P, T]:
+def exports(function: Function) -> Function:
     """A function that may export; it waits while other threads compute or export."""
-
-    @functools.wraps(function)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _turns.exporting():
-            return function(*args, **kwargs)
-
-    return alone
+    return _turns.exporting()(function)
