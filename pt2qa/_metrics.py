@@ -101,11 +101,7 @@ class ErrorSums:
     nonfinite: int = 0
 
     def update(self, reference: Tensor, quantized: Tensor) -> ErrorSums:
-        """Adds a pair of tensors of equal shape and of any dtype.
-
-        Raises:
-            ValueError: the shapes differ.
-        """
+        """Adds a pair of tensors of equal shape and of any dtype."""
         return self.merge(error_sums(reference, quantized))
 
     def merge(self, other: ErrorSums) -> ErrorSums:
@@ -203,11 +199,7 @@ class NoiseSums:
 
 
 def error_sums(reference: Tensor, quantized: Tensor) -> ErrorSums:
-    """The :class:`ErrorSums` of one pair of tensors of equal shape, any dtype, any strides.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """The :class:`ErrorSums` of one pair of tensors of equal shape, any dtype, any strides."""
     return sums_of_row(reference, quantized, ())[0]
 
 
@@ -222,14 +214,8 @@ def sums_of_row(
 ) -> tuple[ErrorSums, tuple[NoiseSums, ...]]:
     """All sums of one row of the layer table, chunk by chunk, so that the reference is read from memory once.
 
-    Args:
-        reference: the signal.
-        quantized: what gets an :class:`ErrorSums`.
-        others: what gets :class:`NoiseSums` against the same reference: its isolated and its rounded value.
-        ranges: of ``reference`` and ``quantized`` where they are known; they are then not computed.
-
-    Raises:
-        ValueError: the shapes differ.
+    The ``others``, its isolated and its rounded value, get :class:`NoiseSums` against the same reference.  The
+    ``ranges`` of ``reference`` and ``quantized`` are not computed where they are given.
     """
     tensors = (reference, quantized, *others)
     for tensor in tensors:

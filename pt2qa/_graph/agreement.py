@@ -20,14 +20,10 @@ FLIPS = 1e-3
 
 
 def compare_outputs(expected: Any, actual: Any, least: float, *, flips: float = 0.0) -> str | None:
-    """The first output in which two runs differ, and how; None where they agree.
+    """The first of some nested outputs in which two runs differ, and how; None where they agree.
 
-    Args:
-        expected: nested outputs of the one run.
-        actual: those of the other.
-        least: the SQNR in dB that floating-point outputs must have.
-        flips: share of an output's integers and booleans that may differ, 0..1: where two values are nearly equal,
-            float rounding decides which is the larger one.
+    Floating-point outputs must have an SQNR of ``least`` dB.  ``flips`` is the share of an output's integers and
+    booleans that may differ, 0..1: where two values are nearly equal, float rounding decides which is the larger one.
 
     >>> compare_outputs((torch.ones(2), 1), (torch.ones(2), 2), 100)
     'output[1] is 2 instead of 1'

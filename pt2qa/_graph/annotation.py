@@ -28,7 +28,7 @@ def annotated_ops(nodes: Iterable[Node]) -> Counter[str]:
         op_of(node.target)
         for node in nodes
         if node.op == "call_function"
-        and any(rounds(spec, constant=_is_constant(source)) for source, spec in specs_of(node))
+        and any(rounds(spec, constant=getattr(source, "op", "") == "get_attr") for source, spec in specs_of(node))
     )
 
 
@@ -38,7 +38,3 @@ def rounds(spec: Any, *, constant: bool) -> bool:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return True
     return dtype.itemsize == 1 or (dtype is torch.float16 and constant)
-
-
-def _is_constant(source: Node | None) -> bool:
-    return source is not None and source.op == "get_attr"

@@ -67,14 +67,7 @@ class OpName:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A node and where it stands.
-
-    Attributes:
-        node: the node.
-        graph_module: what holds its graph.
-        owner: the higher-order op whose nested graph it is in; None at the top.
-        body: which of the owner's nested graphs, such as ``true`` of a ``cond``.
-    """
+    """A node, and the higher-order op in whose nested graph it is: in the body ``true`` of a ``cond``, say."""
 
     node: Node
     graph_module: GraphModule
@@ -124,19 +117,10 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
             node.meta = {**node.meta, CUSTOM: custom}
 
 
-def restore_input_handles(source: GraphModule | ExportedProgram) -> None:
-    """Gives the inputs of a graph their handles back, in place.
-
-    Inputs come first in a graph, so input number i has handle i.  ``torch.export.save`` writes no metadata of inputs,
-    and re-export with ``strict=True`` drops it; ops keep theirs in both.
-    """
-    for handle, node in enumerate(user_inputs(source)):
-        node.meta = {**node.meta, CUSTOM: {**_custom(node), HANDLE: handle}}
-
-
 def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
     """The handles of a graph's inputs; input number i has handle i also where its metadata was lost.
 
+    ``torch.export.save`` writes no metadata of inputs, and re-export with ``strict=True`` drops it; ops keep theirs.
     Inputs have none where an op has such a number: those handles were not given by :func:`assign_handles`, but by
     torchao's ``generate_numeric_debug_handle``, say, which numbers the ops alone.
     """
@@ -147,11 +131,8 @@ def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
         for placed in walk(graph_module)
         if placed.node.op == "call_function" and not _is_quantization(placed.node)
     }
-    by_place = (
-        {}
-        if ops <= {None} or not ops.isdisjoint(range(len(inputs)))
-        else {node: number for number, node in enumerate(inputs)}
-    )
+    ours = not ops <= {None} and ops.isdisjoint(range(len(inputs)))
+    by_place = {node: number for number, node in enumerate(inputs)} if ours else {}
     own = {node: number for node in inputs if (number := handle_of(node)) is not None}
     return {**by_place, **own}
 
@@ -174,12 +155,8 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
     """The nested graphs that a higher-order op runs, each with what it is called; empty for other nodes."""
     if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
         return []
-    found = []
-    for argument in node.args:
-        if isinstance(argument, Node) and argument.op == "get_attr":
-            body = attribute_of(graph_module, argument)
-            if isinstance(body, GraphModule):
-                found.append(body)
+    read = (attribute_of(graph_module, arg) for arg in node.args if isinstance(arg, Node) and arg.op == "get_attr")
+    found = [body for body in read if isinstance(body, GraphModule)]
     labels = _BODIES.get(op_of(node.target), ())
     return [(labels[i] if i < len(labels) else f"graph{i}", body) for i, body in enumerate(found)]
 
@@ -197,17 +174,9 @@ def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
     ``block/cond.true/linear``.  Ordinals count in the order of handles, so that nothing depends on the names of nodes
     or on in-place spelling.  Take the names from the captured program: a graph that lost ops on the way counts
     differently.
-
-    Args:
-        source: a graph with handles.
-
-    Returns:
-        The names in the order of handles; empty where there is no handle.
     """
     graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
-    placed_by_handle: dict[int, Placed] = {}
-    for node, number in input_handles(source).items():
-        placed_by_handle[number] = Placed(node, graph_module, None, "")
+    placed_by_handle = {number: Placed(node, graph_module, None, "") for node, number in input_handles(source).items()}
     for placed in walk(graph_module):
         handle = handle_of(placed.node)
         if placed.node.op != "call_function" or handle is None:
@@ -251,9 +220,7 @@ def module_of(node: Node) -> tuple[str, str]:
 def source_line(node: Node, *, code: bool = False) -> str:
     """The innermost line of the user's files that made a node, ``net.py:12``; empty where nothing says so.
 
-    Args:
-        node: of a graph from ``torch.export``.
-        code: also what stands there: ``net.py:12: y = self.conv(x)``.
+    With ``code``, what stands there follows: ``net.py:12: y = self.conv(x)``.
     """
     frames = _FRAME.findall(str(node.meta.get(STACK_TRACE) or ""))
     own = [(path, line, text) for path, line, text in frames if not _is_library(path)]
