@@ -72,14 +72,19 @@ class FloatConstants:
         known = {arg: constant for arg in node.all_input_nodes if (constant := self._evaluate(arg)) is not None}
         if not known or len(known) != len(node.all_input_nodes):
             return None
-        function: Callable[..., Any] = node.target  # type: ignore[assignment]
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: known[arg].value)
-        with torch.no_grad():
-            value = function(*args, **kwargs)
+        value = run_on_constants(node, lambda arg: known[arg].value)
         if not isinstance(value, Tensor | list | tuple):
             return None
         first = next(iter(known.values()))
         return FloatConstant(value, first.attribute, any(constant.is_parameter for constant in known.values()))
+
+
+def run_on_constants(node: Node, value_of: Callable[[Node], Any], *first: Any) -> Any:
+    """Runs the op of a node on the values of its arguments, with ``first`` in place of the first ones."""
+    function: Callable[..., Any] = node.target  # type: ignore[assignment]
+    args, kwargs = torch.fx.map_arg((node.args[len(first) :], node.kwargs), value_of)
+    with torch.no_grad():
+        return function(*first, *args, **kwargs)
 
 
 def _reader_key(node: Node) -> int | str | None:

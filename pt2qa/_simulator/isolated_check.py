@@ -105,7 +105,8 @@ class IsolatedCheck:
                     env[node] = attribute_of(self.root, node)
                     continue
                 writes = op_rules.mutates_first_argument(node.target)
-                (first, *rest), kwargs = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                arguments: Any = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                (first, *rest), kwargs = arguments
                 function: Callable[..., Any] = node.target  # type: ignore[assignment]
                 env[node] = function(copied(first) if writes else first, *rest, **kwargs)
         return env[plan.nodes[-1]]

@@ -30,7 +30,6 @@ class Event:
     Large values may come in flat pieces, one event each; ``shape`` is the shape of the whole.
 
     Attributes:
-        step: an op, or an activation site.
         reference: value in the reference run; at a site, the value before rounding.
         quantized: value in the quantized run; at a site, the value after rounding.
         isolated: by group number, the value when the group runs quantized on the reference's inputs.
@@ -63,19 +62,12 @@ def lockstep(
     ranges: bool = False,
     pieces: bool = False,
 ) -> tuple[Any, Any]:
-    """Runs the reference and the quantized model side by side.
+    """Runs the reference and the quantized model side by side, and returns the outputs of both.
 
-    Args:
-        simulator: both models.
-        values: the inputs, flat.
-        visit: called for every step, in graph order; it must not keep or change the tensors.
-        groups: sets of op step numbers that also run quantized on the reference's inputs.
-        rounding: whether to round every site's reference value too (always on if there are groups).
-        ranges: whether to find the ranges at fused sites and to count the values that each clamp moves.
-        pieces: whether large values may come in pieces; the pieces of steps that run together alternate.
-
-    Returns:
-        The outputs of the reference and of the quantized model.
+    ``visit`` is called for every step, in graph order, and must not keep or change the tensors.  ``groups`` are sets of
+    op step numbers that also run quantized on the reference's inputs.  ``rounding`` is always on if there are groups;
+    it rounds every site's reference value too.  ``ranges`` also counts the values that each clamp moves.  ``pieces``:
+    large values may come in pieces, and those of steps that run together alternate.
     """
     return _Lockstep(simulator, groups, rounding or bool(groups), ranges, pieces).run(values, visit)
 
@@ -290,8 +282,7 @@ class _Lockstep:
     ) -> tuple[Range, ...]:
         """Visits the values of the first op, overwrites them with those of the second, visits these, and so on.
 
-        Returns:
-            The ranges of the reference and of the quantized value after the last op, if requested.
+        Finds the ranges of the reference and of the quantized value after the last op, if requested.
         """
         ranges: tuple[Range, ...] = ()
         for number, op in enumerate(ops):
@@ -326,9 +317,8 @@ class _Lockstep:
         fits = self.ranges and ref.is_floating_point() and ref.numel() > 0
         known = (ranges[0] if ranges else value_range(ref)) if fits else None
         stats = RoundingStats(source=ranges[1] if ranges else None) if fits else None
-        noted = [stats, RoundingStats(source=known, count=False) if self.rounding and fits else None] + [None] * len(
-            inputs
-        )
+        uncounted = RoundingStats(source=known, count=False) if self.rounding and fits else None
+        noted = [stats, uncounted, *[None] * len(inputs)]
         results = [function(value, out=out, stats=note) for value, out, note in zip(inputs, into, noted, strict=False)]
         by_group = dict(zip(groups, results[1 + self.rounding :], strict=True))
         event = Event(site, ref, results[0], by_group, results[1] if self.rounding else None, tuple(shape))

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, op_of
+from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, op_of
 from pt2qa._graph.internals.nodes import VALUE, calls_guards, module_stack
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._simulator import op_rules, quant_ops
-from pt2qa._simulator.aliases import has_living_alias, written_value
-from pt2qa._simulator.float_constants import FloatConstants, Path
-from pt2qa._simulator.lifetimes import mark_lifetimes, slots_in
+from pt2qa._simulator.float_constants import FloatConstants, Path, run_on_constants
+from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, slots_in, written_value
 from pt2qa._simulator.products import constant_role
-from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot, Step
-from pt2qa._simulator.regions import find_regions
+from pt2qa._simulator.program import Constant, Program, QuantParams, Region, Site, Slot, Step
 from pt2qa._simulator.site_functions import converted_site, fused_site
 from pt2qa.errors import PairingError
 
@@ -63,12 +61,9 @@ class _Deferred:
 
 
 def lower(quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName]) -> Program:
-    """Lowers a converted graph.
+    """Lowers what ``convert_pt2e`` returned, weights folded or not.
 
-    Args:
-        quantized: what ``convert_pt2e`` returned, weights folded or not.
-        reference: the float graph as ``prepare`` rewrote it, with the same handles.
-        names: what to call each handle.
+    ``reference`` is the float graph as ``prepare`` rewrote it, with the same handles; ``names`` is what to call each.
 
     Raises:
         PairingError: the quantized graph still has observers, or nothing in it is quantized.
@@ -83,6 +78,7 @@ class _Lowering:
         self.floats = FloatConstants(reference)
         self.values: dict[Node, Any] = {}
         self.roots: dict[Node, Node] = {}
+        """For each in-place op, the value that it writes to, which is the result of no in-place op."""
         self.slots = 0
         self.inputs: list[tuple[int, str, int]] = []
         self.constants: list[Constant] = []
@@ -128,7 +124,7 @@ class _Lowering:
                 "nothing in the quantized graph is quantized: it has no quantize or dequantize op. "
                 "Expected what convert_pt2e returns after a quantizer annotated ops and calibration ran."
             )
-        regions = find_regions(self.steps, self.sites, self.constants, self.producers)
+        regions = _find_regions(self.steps, self.sites, self.producers)
         given = [slot for slot, _, _ in self.inputs] + [constant.slot for constant in self.constants]
         mark_lifetimes(self.steps, outputs, given)
         return Program(
@@ -153,8 +149,7 @@ class _Lowering:
         ):
             self.values[node] = _Deferred(node)
         elif quant_ops.is_quantize(node):
-            source = self._value(node.args[0])
-            self.values[node] = _Integers(node, source)
+            self.values[node] = _Integers(node, self._value(node.args[0]))
         elif quant_ops.is_dequantize(node):
             self.values[node] = self._dequantize(node)
         elif quant_ops.is_half_cast(node):
@@ -165,12 +160,7 @@ class _Lowering:
 
     def _value(self, arg: Any) -> Any:
         """The value that a node has at this point of the graph, after in-place writes to it."""
-        return self.values[self._root(arg)]
-
-    def _root(self, node: Node) -> Node:
-        while node in self.roots:
-            node = self.roots[node]
-        return node
+        return self.values[self.roots.get(arg, arg)]
 
     def _new_slot(self) -> Slot:
         self.slots += 1
@@ -206,21 +196,12 @@ class _Lowering:
             return None
         has_reference = all(value.reference is not None for value in folded)
         return _Folded(
-            self._run_on_constants(node, "quantized"),
-            self._run_on_constants(node, "reference") if has_reference else None,
+            run_on_constants(node, self._tensor),
+            run_on_constants(node, lambda arg: self._value(arg).reference) if has_reference else None,
             params=params,
             attribute=folded[0].attribute,
             is_parameter=any(value.is_parameter for value in folded),
         )
-
-    def _run_on_constants(self, node: Node, side: Literal["quantized", "reference"]) -> Any:
-        def value(arg: Node) -> Any:
-            return getattr(self._value(arg), side)
-
-        function: Callable[..., Any] = node.target  # type: ignore[assignment]
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
-        with torch.no_grad():
-            return function(*args, **kwargs)
 
     def _tensor(self, node: Node) -> Any:
         """The constant value of a node; None if it depends on the batch."""
@@ -243,9 +224,10 @@ class _Lowering:
         if not isinstance(value, _Integers):
             return self._op(node)
         if isinstance(value.source, _Folded):
+            integers = run_on_constants(value.node, self._tensor, value.source.quantized)
             return replace(
                 value.source,
-                quantized=self._apply(node, self._apply(value.node, value.source.quantized)),
+                quantized=run_on_constants(node, self._tensor, integers),
                 params=quant_ops.read_params(node, self._tensor),
             )
         matching = value.node.args[1:] == node.args[1:] or quant_ops.is_dynamic_per_tensor(value.node)
@@ -254,7 +236,9 @@ class _Lowering:
                 f"{self._reader_name(node)}: a value is dequantized with other parameters than it was quantized with"
             )
         alone = node in self.written_dequantizes
-        if alone and self._is_read_after(node, value):
+        origin = value.node.args[0]
+        readers = [*value.node.users, *(origin.users if isinstance(origin, Node) else ())]
+        if alone and any(self.order[reader] > self.order[node] for reader in readers):
             self.notes.append(
                 f"{self._reader_name(next(iter(node.users)))}: an in-place op writes to a quantized value or a view of "
                 "it; convert copies quantized values, so other readers miss the write"
@@ -272,21 +256,8 @@ class _Lowering:
         args = tuple(self._tensor(arg) if isinstance(arg, Node) else arg for arg in node.args[1:])
         key = (node.target, str(node.kwargs), *(id(arg) if isinstance(arg, Tensor) else arg for arg in (value, *args)))
         if key not in self.dequantized:
-            self.dequantized[key] = self._apply(node, value)
+            self.dequantized[key] = run_on_constants(node, self._tensor, value)
         return self.dequantized[key]
-
-    def _is_read_after(self, dequantize: Node, value: _Integers) -> bool:
-        """Whether the quantized value is read later, other than through this dequantize node."""
-        source = value.node.args[0]
-        readers = [*value.node.users, *(source.users if isinstance(source, Node) else ())]
-        return any(self.order[reader] > self.order[dequantize] for reader in readers)
-
-    def _apply(self, node: Node, value: Any) -> Any:
-        """Runs a quantization node on a constant."""
-        function: Callable[..., Any] = node.target  # type: ignore[assignment]
-        args, kwargs = torch.fx.map_arg((node.args[1:], node.kwargs), self._tensor)
-        with torch.no_grad():
-            return function(value, *args, **kwargs)
 
     def _half_cast(self, node: Node) -> Any:
         source = node.args[0]
@@ -294,7 +265,7 @@ class _Lowering:
         value = self._value(source)
         if isinstance(value, _Folded):
             params = value.params or quant_ops.read_params(node, self._tensor)
-            return replace(value, quantized=self._apply(node, value.quantized), params=params)
+            return replace(value, quantized=run_on_constants(node, self._tensor, value.quantized), params=params)
         return self._op(node)
 
     def _activation_site(self, value: _Integers, dequantize: Node, *, exact: bool, alone: bool) -> Slot:
@@ -358,8 +329,9 @@ class _Lowering:
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def _op(self, node: Node) -> Slot:
-        handle = handle_of(node)
-        known = self.names.get(handle) if handle is not None else None
+        handle, op = handle_of(node), op_of(node.target)
+        unknown = OpName(f"{op} (no handle, {node.name})", "", "", op)
+        known = unknown if handle is None else self.names.get(handle, unknown)
         function = self._function(node)
         in_place = op_rules.in_place_spelling(function) if _keeps_dtype(node) else None
         mutates, keeps_strides = op_rules.mutates_first_argument(node.target), False
@@ -372,11 +344,11 @@ class _Lowering:
         slots = list(dict.fromkeys(slots_in((args, kwargs))))
         constant_numbers = {constant.slot for constant in self.constants}
         out = self._new_slot()
-        name = known.name if known is not None else f"{op_of(node.target)} (no handle, {node.name})"
+        name = known.name
         if handle is not None:
             self.handle_uses[handle] += 1
             if self.handle_uses[handle] > 1:
-                name = f"{name}:{op_of(node.target)}{self.handle_uses[handle] - 1}"
+                name = f"{name}:{op}{self.handle_uses[handle] - 1}"
         self._append(
             Step(
                 index=len(self.steps),
@@ -387,9 +359,9 @@ class _Lowering:
                 args=args,
                 kwargs=kwargs,
                 name=name,
-                op=known.op if known is not None else op_of(node.target),
-                module=known.module if known is not None else "",
-                module_type=known.module_type if known is not None else "",
+                op=known.op,
+                module=known.module,
+                module_type=known.module_type,
                 handle=-1 if handle is None else handle,
                 module_stack=_module_stack(node),
                 node=node.name,
@@ -401,7 +373,7 @@ class _Lowering:
         if op_rules.mutates_first_argument(node.target):
             written = node.args[0]
             assert isinstance(written, Node)
-            root = self._root(written)
+            root = self.roots.get(written, written)
             self.values[root] = out
             self.roots[node] = root
             if mutates:
@@ -472,26 +444,13 @@ class _Lowering:
             return self.constant_slots[key]
         slot = self._new_slot()
         self.constant_slots[key] = slot
-        name, op = self._reader_name(reader), op_of(reader.target)
+        name, op, number = self._reader_name(reader), op_of(reader.target), -1 if handle is None else handle
         position = path[0] if path and isinstance(path[0], int) else -1
         site = None
         if value.params is not None:
             kind = constant_role(op, position, is_parameter)
             site = len(self.sites)
-            self.sites.append(
-                Site(
-                    site,
-                    kind,
-                    name,
-                    op,
-                    -1 if handle is None else handle,
-                    (),
-                    value.params,
-                    slot.number,
-                    slot.number,
-                    True,
-                )
-            )
+            self.sites.append(Site(site, kind, name, op, number, (), value.params, slot.number, slot.number, True))
         self.constants.append(
             Constant(
                 slot=slot.number,
@@ -501,7 +460,7 @@ class _Lowering:
                 is_parameter=is_parameter,
                 reader=name,
                 op=op,
-                handle=-1 if handle is None else handle,
+                handle=number,
                 argument=position,
                 site=site,
                 mutated=mutated or any(op_rules.mutates_first_argument(user.target) for user in arg.users),
@@ -510,8 +469,7 @@ class _Lowering:
         return slot
 
     def _reader_name(self, node: Node) -> str:
-        handle = handle_of(node)
-        return self.names[handle].name if handle is not None and handle in self.names else node.name
+        return name_of(node, self.names) or node.name
 
     def _append(self, step: Step) -> None:
         self.steps.append(step)
@@ -528,13 +486,54 @@ class _Lowering:
 
 def _keeps_dtype(node: Node) -> bool:
     """Whether an op's result has the dtype of its first argument, so that it may overwrite it."""
-    value, first = (
-        node.meta.get(VALUE),
-        node.args[0].meta.get(VALUE) if node.args and isinstance(node.args[0], Node) else None,
-    )
+    source = node.args[0] if node.args else None
+    value, first = node.meta.get(VALUE), source.meta.get(VALUE) if isinstance(source, Node) else None
     return not (isinstance(value, Tensor) and isinstance(first, Tensor)) or value.dtype == first.dtype
 
 
 def _module_stack(node: Node) -> tuple[tuple[str, str, str], ...]:
     stack = module_stack(node)
     return tuple((str(key), str(path), str(getattr(kind, "__name__", kind))) for key, (path, kind) in stack.items())
+
+
+def _find_regions(steps: Sequence[Step], sites: Sequence[Site], producers: dict[int, int]) -> list[Region]:
+    """Numbers the regions in graph order and writes the number into each op's step.
+
+    Two ops belong to one region if there is no site between them, if nothing else reads the value, and if the second is
+    a pointwise op that backends fuse with the first (conv + relu, linear + gelu, conv + batch norm).
+    """
+    readers: dict[int, list[Step]] = defaultdict(list)
+    for step in steps:
+        for slot in step.reads:
+            readers[slot].append(step)
+    members: dict[int, list[Step]] = {}
+    for step in steps:
+        if step.site is not None:
+            continue
+        step.region = len(members)
+        before = steps[producers[step.reads[0]]] if step.reads and step.reads[0] in producers else None
+        epilogue = before is not None and op_rules.is_epilogue(step.op) and len(readers[before.out]) == 1
+        if before is not None and before.site is None and (epilogue or step.op == "getitem"):
+            step.region = before.region
+        members.setdefault(step.region, []).append(step)
+    site_of_result = {site.result: site.index for site in sites}
+    sites_of_source: dict[int, list[int]] = defaultdict(list)
+    for site in sites:
+        if site.result != site.source:
+            sites_of_source[site.source].append(site.index)
+    regions = []
+    for number, own in members.items():
+        around: set[int] = set()
+        for step in own:
+            around.update(site_of_result[slot] for slot in (*step.reads, *step.constants) if slot in site_of_result)
+            around.update(sites_of_source[step.out])
+        regions.append(
+            Region(
+                index=number,
+                name=own[0].name,
+                ops=tuple(step.name for step in own),
+                steps=tuple(step.index for step in own),
+                sites=tuple(sorted(around)),
+            )
+        )
+    return regions

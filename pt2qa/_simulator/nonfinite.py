@@ -27,7 +27,6 @@ class NonFinite:
     Attributes:
         name: the op or input that produces it.
         side: which model; ``batch`` if the inputs contain it.
-        what: ``NaN`` or ``infinite``.
         sample: the first sample that has one, from 0 in its batch; -1 if the value has no samples.
         origin: the op or input where the infinities that the op reads begin; empty if the op itself produces them.
     """
@@ -40,15 +39,7 @@ class NonFinite:
 
 
 def first_nonfinite(simulator: Simulator, values: Sequence[Any]) -> NonFinite | None:
-    """Runs both models again and finds the first value that is NaN in one of them, or infinite in only one.
-
-    Args:
-        simulator: both models.
-        values: the inputs, flat.
-
-    Returns:
-        None if there is none.
-    """
+    """Runs both models again and finds the first value that is NaN in one of them, or infinite in only one."""
     return _Search(simulator, values).run()
 
 
@@ -112,10 +103,6 @@ def is_empty(samples: int, outputs: Any) -> bool:
     """Whether a batch is empty: it has no sample, and none of its outputs has a finite number.
 
     A batch in which only the first input has no element, such as a cache that starts empty, is not empty.
-
-    Args:
-        samples: number of samples in the batch.
-        outputs: a model's outputs for it.
     """
     return not samples and not any(
         isinstance(value, Tensor) and bool(value.isfinite().any()) for value in pytree.tree_leaves(plain(outputs))
@@ -123,11 +110,7 @@ def is_empty(samples: int, outputs: Any) -> bool:
 
 
 def unlike(ref: Any, quant: Any) -> tuple[What, Side, Tensor] | None:
-    """What is wrong with a value, in which model, and at which elements.
-
-    Returns:
-        None if both are finite or not floating-point tensors, and for infinities that both share.
-    """
+    """What is wrong with a value, in which model, and at which elements; nothing is with infinities that both share."""
     if not (_may_break(ref) and _may_break(quant)) or (_is_finite(ref) and _is_finite(quant)):
         return None
     nans = [value.isnan() for value in (ref, quant)]

@@ -11,11 +11,9 @@ from pt2qa._graph.internals.torch import calling_convention, pytree
 
 
 def output_names(graph_module: GraphModule, count: int) -> list[str]:
-    """``output``, ``output[1]``, ``output.logits``: where each leaf sits in what the model returns.
+    """``output``, ``output[1]``, ``output.logits``: where each of ``count`` leaves sits in what the model returns.
 
-    Args:
-        graph_module: the graph; if ``torch.export`` made it, it knows how the model nests its outputs.
-        count: number of its outputs, flat.
+    A graph of ``torch.export`` knows how the model nests its outputs.
     """
     spec = _out_spec(graph_module, count)
     if spec is not None:
@@ -39,7 +37,10 @@ def leaf_names(value: Any) -> list[str]:
     ['output.logits', 'output.rest[0]', 'output.rest[1]']
     """
     paths, _ = pytree.tree_flatten_with_path(value)
-    return ["output" + "".join(_key(part) for part in path) for path, _ in paths]
+    return [
+        "output" + "".join(f".{part.key}" if isinstance(part, pytree.MappingKey) else str(part) for part in path)
+        for path, _ in paths
+    ]
 
 
 def named_parts(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
@@ -70,9 +71,3 @@ def _out_spec(graph_module: GraphModule, count: int) -> Any:
     convention = calling_convention(graph_module)
     spec = None if convention is None else convention.out_spec
     return spec if spec is not None and spec.num_leaves == count else None
-
-
-def _key(part: Any) -> str:
-    if isinstance(part, pytree.SequenceKey):
-        return f"[{part.idx}]"
-    return f".{part.key if isinstance(part, pytree.MappingKey) else getattr(part, 'name', None)}"

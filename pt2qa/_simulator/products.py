@@ -52,13 +52,7 @@ PRODUCTS: Final = (
 
 
 class Read(NamedTuple):
-    """One value that an op reads.
-
-    Attributes:
-        argument: number of the argument.
-        constant: whether it depends on no input, like a weight.
-        rounded: whether it is rounded.
-    """
+    """One value that an op reads, as argument number ``argument``; a constant depends on no input, like a weight."""
 
     argument: int
     constant: bool
@@ -71,14 +65,12 @@ def reads_of(program: Program) -> Iterator[tuple[Step, tuple[Read, ...]]]:
     constants = {constant.slot: constant for constant in program.constants}
     for step in program.steps:
         if step.site is None:
-            yield (
-                step,
-                tuple(
-                    Read(argument, slot in constants, slot in results)
-                    for argument, slot in arguments_of(step)
-                    if slot not in constants or isinstance(constants[slot].quantized, Tensor)
-                ),
+            reads = (
+                Read(argument, slot in constants, slot in results)
+                for argument, slot in arguments_of(step)
+                if slot not in constants or isinstance(constants[slot].quantized, Tensor)
             )
+            yield step, tuple(reads)
 
 
 def arguments_of(step: Step) -> Iterator[tuple[int, int]]:
@@ -96,13 +88,7 @@ def keyword_numbers(target: Any) -> dict[str, int]:
 
 
 def constant_role(op: str, argument: int, is_parameter: bool) -> Literal["activation", "weight", "bias"]:
-    """What a constant is to the op that reads it.
-
-    Args:
-        op: kind of the op, such as ``conv2d``.
-        argument: position among its arguments.
-        is_parameter: whether it is a Parameter of the model, as against a buffer or a literal.
-    """
+    """What a constant is to the op that reads it; what is no parameter is a buffer or a literal."""
     if op in WEIGHTED and argument in (1, 2):
         return "weight" if argument == 1 else "bias"
     return "weight" if is_parameter else "activation"

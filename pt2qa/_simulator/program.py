@@ -92,18 +92,12 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A slot that is filled before the first step.
+    """A slot that is filled before the first step; ``op``, ``handle`` and ``argument`` say where its reader has it.
 
     Attributes:
-        slot: its number.
-        reference: its value in the reference.
-        quantized: its value in the quantized model.
         attribute: qualified name in the float model, if known, such as ``layer1.0.conv1.weight``.
         is_parameter: whether it is a Parameter of the float model, not a buffer or a literal.
         reader: name of the op that reads it first; empty if none does.
-        op: that op's type.
-        handle: that op's handle.
-        argument: position among that op's arguments.
         site: index of its site; None if it stays in float.
         mutated: whether the graph writes to it; every run then starts from the captured value.
     """
@@ -126,19 +120,14 @@ class Step:
     """One op, or one activation site if ``site`` is set.
 
     Attributes:
-        index: position in the list of steps.
         out: slot that it fills.
         reads: slots of activations that it reads, without constants, each once.
-        constants: constant slots that it reads.
         function: the op; for a site, the quantize-dequantize function.
-        args: positional arguments, with :class:`Slot` in place of values.
-        kwargs: keyword arguments likewise.
+        args, kwargs: its arguments, with :class:`Slot` in place of values.
         name, op, module, handle: as reports show them; see ``pt2qa._graph.handles``.
         module_stack: call keys and ``(path, class)`` of the modules around it, outermost first.
         node: name of the op's node in the converted graph; for a site, that of its dequantize node.
-        site: index of the activation site.
         duplicate_of: slot of an earlier site of the same value with the same parameters, whose result this one has.
-        region: number of its region.
         mutates: whether it writes to its first argument (aliases prevent a functional form).
         converted: for a site, the ops of the converted graph that ``function`` must equal.
         in_place: in-place form of ``function``, for inputs that are not read again.

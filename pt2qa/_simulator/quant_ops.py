@@ -81,9 +81,7 @@ def chosen_by(node: Node) -> Node | None:
 def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
     """The parameters of a quantize, dequantize or cast node.
 
-    Args:
-        node: a node of any of the op families above.
-        constant: returns the constant tensor of an argument node, None if it is computed from the batch.
+    ``constant`` returns the constant tensor of an argument node, None if it is computed from the batch.
     """
     arguments = node.normalized_arguments(GraphModule({}, Graph()), normalize_to_only_use_kwargs=True)
     named: dict[str, Any] = dict(arguments.kwargs) if arguments is not None else {}
@@ -91,21 +89,16 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
         (named[key] for key in ("output_dtype", "input_dtype", "dtype") if isinstance(named.get(key), torch.dtype)),
         None,
     )
-    scale, zero_point = (
-        constant(value) if isinstance(value, Node) else value
-        for value in (
-            next((named[key] for key in ("scale", "scales") if key in named), None),
-            next((named[key] for key in ("zero_point", "zero_points") if key in named), None),
-        )
-    )
+    given = named.get("scale", named.get("scales")), named.get("zero_point", named.get("zero_points"))
+    scale, zero_point = (constant(value) if isinstance(value, Node) else value for value in given)
     if _op_name(node).endswith("quantize_per_tensor") and isinstance(scale, Tensor) and isinstance(zero_point, Tensor):
         scale, zero_point = float(scale), int(zero_point)
     return QuantParams(
         dtype=str(dtype).removeprefix("torch."),
         scale=scale,
         zero_point=zero_point,
-        quant_min=_int_or_zero(named.get("quant_min")),
-        quant_max=_int_or_zero(named.get("quant_max")),
+        quant_min=int(named.get("quant_min") or 0),
+        quant_max=int(named.get("quant_max") or 0),
         axis=named.get("axis"),
         dynamic=scale is None and not is_half_cast(node),
     )
@@ -136,7 +129,3 @@ def strip_quantization(graph_module: GraphModule) -> GraphModule:
     stripped.graph.eliminate_dead_code()
     stripped.recompile()
     return stripped
-
-
-def _int_or_zero(value: Any) -> int:
-    return int(value) if isinstance(value, (int, float)) else 0

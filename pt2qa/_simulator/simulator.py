@@ -40,15 +40,10 @@ class Simulator:
         on: bool | Collection[int] = True,
         visit: Callable[[Step, Any], None] = lambda step, value: None,
     ) -> Any:
-        """One forward pass.
+        """One forward pass over flat inputs, which returns the graph's outputs.
 
-        Args:
-            values: the inputs, flat, in the order of ``program.inputs``.
-            on: True for the quantized model, False for the reference, or the indices of the sites to quantize.
-            visit: called with every step and its value, which it must not keep.
-
-        Returns:
-            The graph's outputs, a tuple or list of values.
+        ``on`` is True for the quantized model, False for the reference, or the indices of the sites to quantize;
+        ``visit`` is called with every step and its value, which it must not keep.
         """
         walk = self.walk(values, on)
         with torch.no_grad():
@@ -60,14 +55,9 @@ class Simulator:
                 visit(step, value)
 
     def walk(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Generator[tuple[Step, Any], None, Any]:
-        """One forward pass, step by step: yields each step with its value, which later steps may overwrite.
+        """:meth:`run` step by step: yields each step with its value, which later steps may overwrite.
 
-        Args:
-            values: the inputs, flat.
-            on: as for :meth:`run`.  The caller must disable gradients around each step.
-
-        Returns:
-            As :meth:`run`, when all steps are done.
+        The caller must disable gradients around each step.
         """
         program = self.program
         all_on, all_off = on is True, on is False
@@ -75,15 +65,15 @@ class Simulator:
         env = self.environment(values, on)
         for step in program.steps:
             source, first = step.reads[0] if step.reads else -1, step.duplicate_of
+            reuse = step.reuse_all_on if all_on else step.reuse
             if step.site is None:
-                reuse = step.reuse_all_on if all_on else step.reuse
                 env[step.out] = self.call(step, env, reuse)
             elif all_off or not (all_on or step.site in chosen):
                 env[step.out] = env[source]
             elif first is not None and (all_on or program.steps[program.producers[first]].site in chosen):
                 env[step.out] = env[first]
             else:
-                env[step.out] = self._quantize(step, env[source], step.reuse_all_on if all_on else step.reuse)
+                env[step.out] = self.site_function(step)(env[source], out=env[source] if reuse else None)
             yield step, env[step.out]
             for slot in step.releases:
                 env[slot] = None
@@ -114,9 +104,6 @@ class Simulator:
             return step.in_place(*args, **kwargs)
         result = step.function(*args, **kwargs)
         return with_strides(result, args[0].stride()) if step.keeps_strides else result
-
-    def _quantize(self, step: Step, value: Tensor, reuse: bool) -> Tensor:
-        return self.site_function(step)(value, out=value if reuse else None)  # type: ignore[no-any-return]
 
     def site_function(self, step: Step) -> Callable[..., Any]:
         """The fused op of a site, or the converted ops if this simulator does not fuse."""

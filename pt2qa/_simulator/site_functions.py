@@ -42,13 +42,7 @@ def fused_site(quantize: Node, params: QuantParams) -> SiteFunction | None:
 
 
 def converted_site(quantize: Node, dequantize: Node, tensor: Callable[[Node], Any]) -> SiteFunction:
-    """The ops of the converted graph, one after the other.
-
-    Args:
-        quantize: the quantize node.
-        dequantize: one of its dequantize nodes.
-        tensor: returns the constant value of an argument node.
-    """
+    """The ops of the converted graph, one after the other; ``tensor`` returns the constant value of an argument."""
     choose = quant_ops.chosen_by(quantize)
     if choose is not None:
 

@@ -38,25 +38,19 @@ Values = Sequence[Any]
 
 
 class Run(Protocol):
-    """What an engine computed for a batch.
-
-    Attributes:
-        reference: the outputs of the reference, flat; None if the engine does not run it.
-        quantized: those of the quantized model.
-        isolated: the isolated errors that it found, summed over this batch.
-    """
+    """What an engine computed for a batch."""
 
     @property
     def reference(self) -> Any:
-        """Outputs of the reference."""
+        """The outputs of the reference; None if the engine does not run it."""
 
     @property
     def quantized(self) -> Any:
-        """Outputs of the quantized model."""
+        """The outputs of the quantized model."""
 
     @property
     def isolated(self) -> Sequence[Isolated]:
-        """Errors of regions on the reference's values."""
+        """The errors of regions on the reference's values, summed over this batch."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -73,13 +67,9 @@ class Outputs:
 
 @dataclass(slots=True)
 class Graphs:
-    """The two graphs that a simulator computes.
+    """The two graphs that a simulator computes; its fused ops are switched off if they turn out not to be exact.
 
-    Attributes:
-        quantized: what ``convert_pt2e`` returned.
-        reference: the float graph.
-        simulator: computes both; its fused ops are switched off if they turn out not to be exact.
-        accepted: by side, and digest and kind of the inputs, the digests of outputs that passed the comparison.
+    ``accepted`` has by side, and digest and kind of the inputs, the digests of outputs that passed the comparison.
     """
 
     quantized: GraphModule
@@ -90,12 +80,7 @@ class Graphs:
 
 @dataclass(slots=True)
 class Verification:
-    """The checks of one engine in one analysis.
-
-    Attributes:
-        graphs: what the engine is compared with.
-        notes: for the report.
-    """
+    """The checks of one engine in one analysis; the notes are for the report."""
 
     graphs: Graphs
     notes: list[str] = field(default_factory=list)
@@ -105,10 +90,7 @@ class Verification:
     def run(self, engine: Callable[[], AnyRun], values: Values, quantized_values: Values | None = None) -> AnyRun:
         """Runs an engine on a batch and checks what it computed.
 
-        Args:
-            engine: runs the batch on ``graphs.simulator`` and has no side effects; it may be called twice.
-            values: the inputs, flat.
-            quantized_values: those of the quantized model, if they differ.
+        The engine runs the batch on ``graphs.simulator`` and has no side effects; it may be called twice.
 
         Raises:
             SimulationError: the outputs differ from those of the graphs; the message names the first op where they do.
