@@ -10,8 +10,8 @@ from pt2qa._conformance.conformance import check_quantizer
 from pt2qa._conformance.conformance_class import QuantizerConformance
 from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
-from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.properties import PROPERTIES, Property
+from pt2qa._conformance.properties.property import Outcome, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa._conformance.trial import Trial

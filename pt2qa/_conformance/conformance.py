@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
-from pt2qa._conformance.outcome import Outcome, failed
 from pt2qa._conformance.properties import PROPERTIES, Property
+from pt2qa._conformance.properties.property import Outcome, failed
 from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
@@ -77,12 +77,7 @@ def check_quantizer(
 
 
 class ConformanceRun:
-    """One quantizer on several models.
-
-    Args:
-        quantizer: the quantizer.
-        models: the models by name.
-    """
+    """One quantizer on several models, which are given by name."""
 
     def __init__(self, quantizer: QuantizerUnderTest, models: Mapping[str, ConformanceModel]) -> None:
         self.quantizer = quantizer
@@ -118,12 +113,7 @@ class ConformanceRun:
 
 
 def chosen(what: str, wanted: Iterable[str | Named] | None, known: Mapping[str, Named]) -> dict[str, Named]:
-    """What a user asked for, by name.
-
-    Args:
-        what: ``model`` or ``property``, for errors.
-        wanted: names and objects; None for all that are known.
-        known: by name.
+    """The models or properties (``what``, for errors) that a user asked for, by name; all that are known for None.
 
     Raises:
         SelectionError: a name is not known, two are the same, or there is none.

@@ -35,10 +35,6 @@ class IdealSimulator(Simulator):
 
     Number of levels, channel axis and places are the quantizer's own, and activations that have one scale in the
     quantized model have one here: its range holds all of them.
-
-    Args:
-        program: the lowered pair.
-        values: the inputs, flat.
     """
 
     def __init__(self, program: Program, values: Sequence[Any]) -> None:
@@ -71,15 +67,10 @@ class IdealSimulator(Simulator):
 
 
 def ideal_rounding(value: Tensor, params: QuantParams, limits: Range | None = None) -> Tensor:
-    """A value rounded to as many levels as a site has.
+    """A value rounded to as many levels as a site has, in the range ``limits``; None for that of the value.
 
     With ``low ≤ 0 ≤ high``: ``step = (high - low) / (quant_max - quant_min)``, ``z = round(-low / step)``,
     ``(clamp(round(x / step) + z, 0, quant_max - quant_min) - z) · step``.
-
-    Args:
-        value: float tensor of any shape.
-        params: gives the number of levels, and the channel axis.
-        limits: low and high; None for those of the value.
     """
     stored = getattr(torch, params.dtype)
     if stored.is_floating_point:

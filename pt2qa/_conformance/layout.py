@@ -16,12 +16,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class PlaceSpec:
-    """How one place is quantized.
-
-    Attributes:
-        spec: dtype, scheme, range and observer.
-        group: the places that have the same scale, itself included.
-    """
+    """How one place is quantized: dtype, scheme, range and observer, and the places of its scale, itself included."""
 
     spec: str
     group: frozenset[str]

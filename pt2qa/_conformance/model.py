@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ class ConformanceModel:
     pattern: str
     make: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
-    spellings: Mapping[str, Callable[[], nn.Module]] = field(default_factory=lambda: MappingProxyType({}))
+    spellings: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
     dynamic_shapes: Any = None
     decompose: tuple[str, ...] = ()
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from pt2qa._capture.program import Capture, capture
 from pt2qa._conformance.model import MODULE, ConformanceModel
@@ -23,23 +22,14 @@ from pt2qa._graph.handles import OpName, assign_handles
 
 @dataclass(frozen=True)
 class Plain:
-    """A graph as ``torch.export`` gave it, with handles.
-
-    Attributes:
-        capture: the program, not normalised.
-        names: what to call each handle; ops of other graphs of the same model have the same names.
-    """
+    """A graph as ``torch.export`` gave it, not normalised, with names that other graphs of the model have too."""
 
     capture: Capture
     names: dict[int, OpName] = field(repr=False)
 
 
 class Programs:
-    """The graphs of one model, each made when it is first asked for.
-
-    Args:
-        model: the model.
-    """
+    """The graphs of one model, each made when it is first asked for."""
 
     def __init__(self, model: ConformanceModel) -> None:
         self.model = model
@@ -59,7 +49,9 @@ class Programs:
 
     def re_exported(self, *, strict: bool) -> Plain:
         """The graph module of the exported program, exported once more."""
-        return self._once("re_exported", MODULE, strict, lambda: self._export(self._graph(strict), strict))
+        program = self.exported(strict=strict).capture.program
+        module = functools.partial(program.module, check_guards=False)
+        return self._once("re_exported", MODULE, strict, lambda: self._export(module(), strict))
 
     def saved(self, *, strict: bool) -> Plain:
         """The exported program, saved and loaded."""
@@ -80,9 +72,6 @@ class Programs:
         shapes = self.model.dynamic_shapes
         return torch.export.export(module, self.model.batches()[0], dynamic_shapes=shapes, strict=strict)
 
-    def _graph(self, strict: bool) -> GraphModule:
-        return self.exported(strict=strict).capture.program.module(check_guards=False)
-
     def _save_and_load(self, strict: bool) -> ExportedProgram:
         file = io.BytesIO()
         torch.export.save(self.exported(strict=strict).capture.program, file)
@@ -91,13 +80,9 @@ class Programs:
 
 
 def same_names(names: dict[int, OpName], wanted: dict[int, OpName]) -> dict[int, OpName]:
-    """The names of one graph's ops in another graph of the same model.
+    """By handle, the names that a graph's ops have in another graph of the same model.
 
     Ops belong together by their place in the order of the graph; where one graph has more of them, by kind and ordinal.
-
-    Args:
-        names: of the graph to name, by handle.
-        wanted: of the other graph.
     """
     if len(names) == len(wanted):
         return dict(zip(names, wanted.values(), strict=True))

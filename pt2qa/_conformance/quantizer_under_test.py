@@ -14,12 +14,7 @@ from pt2qa.plugins import QuantizerPlugin, describe, resolve
 
 @dataclass(frozen=True)
 class QuantizerUnderTest:
-    """A quantizer under test.
-
-    Args:
-        quantizer: what :func:`pt2qa.quantize` takes, or a function without arguments that returns it.
-        qat: whether it is for quantization-aware training.
-    """
+    """What :func:`pt2qa.quantize` takes, or a function without arguments that returns it."""
 
     quantizer: Any
     qat: bool = False
@@ -61,12 +56,7 @@ class QuantizerUnderTest:
 
 @dataclass(frozen=True)
 class ChangedPlugin:
-    """A plug-in whose quantizer is changed after it is built.
-
-    Args:
-        plugin: the plug-in.
-        change: from its quantizer to another one.
-    """
+    """A plug-in whose quantizer is changed after it is built."""
 
     plugin: QuantizerPlugin
     change: Callable[[Any], Any]

@@ -42,23 +42,14 @@ class Annotated:
 
 @dataclass(frozen=True)
 class Failure:
-    """A step that ended in an error.
-
-    Attributes:
-        stage: which.
-        why: the error.
-    """
+    """A step that ended in an error, and why."""
 
     stage: Stage
     why: str
 
 
 class Calibration:
-    """Batches for calibration that note how far it came.
-
-    Args:
-        batches: the batches.
-    """
+    """Batches for calibration that note how far it came."""
 
     def __init__(self, batches: Sequence[Inputs]) -> None:
         self.batches = batches
@@ -143,16 +134,9 @@ class Trial:
             edits: changes to what the quantizer annotates.
         """
         capture, calibration = self.capture, Calibration(self.batches)
-        overrides = OverridePlan(edits) if edits else None
+        overrides, qat = OverridePlan(edits) if edits else None, self.quantizer.qat
         try:
-            return quantize(
-                capture,
-                self.quantizer.plugin(),
-                calibration,
-                qat=self.quantizer.qat,
-                overrides=overrides,
-                progress=False,
-            )
+            return quantize(capture, self.quantizer.plugin(), calibration, overrides=overrides, qat=qat, progress=False)
         except Exception as error:  # torchao's errors at an observer are not pt2qa's; each is an outcome here
             return Failure(_stage(error, calibration), _text(error))
 

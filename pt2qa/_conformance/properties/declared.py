@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from pt2qa._conformance.layout import some
-from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed
-from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.properties.property import Outcome, Property, does_not_apply, failed, passed
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE

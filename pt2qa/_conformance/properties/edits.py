@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from pt2qa._conformance.layout import some
-from pt2qa._conformance.outcome import Outcome, failed, passed
 from pt2qa._conformance.properties.flow import pair_or_skip
-from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.properties.property import Outcome, Property, failed, passed
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.program import Site

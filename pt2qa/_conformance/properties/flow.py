@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pt2qa._conformance.layout import some
-from pt2qa._conformance.outcome import Outcome, failed, passed, skipped
-from pt2qa._conformance.properties.property import Property, annotated_or_skip
+from pt2qa._conformance.properties.property import Outcome, Property, annotated_or_skip, failed, passed, skipped
 from pt2qa._conformance.trial import Failure, Stage, Trial
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa.errors import SimulationError

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from pt2qa._conformance.layout import Layout, differences, some
 from pt2qa._conformance.model import MODULE
-from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.programs import Plain
-from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.properties.property import Outcome, Property, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 
 

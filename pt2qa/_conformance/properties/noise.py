@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pt2qa._conformance.ideal import ALLOWANCE, IdealSimulator, output_sqnr
-from pt2qa._conformance.outcome import Outcome, failed, passed
 from pt2qa._conformance.properties.flow import pair_or_skip
-from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.properties.property import Outcome, Property, failed, passed
 from pt2qa._conformance.trial import Trial
 from pt2qa._quantize.pairing import QuantizedPair
 

@@ -6,8 +6,7 @@ import copy
 from typing import Any
 
 from pt2qa._conformance.layout import differences, some
-from pt2qa._conformance.outcome import Outcome, does_not_apply, failed, passed, skipped
-from pt2qa._conformance.properties.property import Property
+from pt2qa._conformance.properties.property import Outcome, Property, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.quantizer_under_test import ChangedPlugin
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa.plugins import QuantizerPlugin
@@ -39,11 +38,8 @@ def _order(trial: Trial) -> Outcome:
 
 
 def _list_of(quantizer: Any) -> str:
-    for attribute in LISTS:
-        found = getattr(quantizer, attribute, None)
-        if isinstance(found, list) and len(found) > 1:
-            return attribute
-    return ""
+    lists = {attribute: getattr(quantizer, attribute, None) for attribute in LISTS}
+    return next((attribute for attribute, found in lists.items() if isinstance(found, list) and len(found) > 1), "")
 
 
 def _reuse(trial: Trial) -> Outcome:

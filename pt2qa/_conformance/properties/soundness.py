@@ -7,8 +7,7 @@ from collections import defaultdict
 from torch import Tensor
 
 from pt2qa._conformance.layout import place_of, some
-from pt2qa._conformance.outcome import Outcome, failed, passed
-from pt2qa._conformance.properties.property import Property, annotated_or_skip
+from pt2qa._conformance.properties.property import Outcome, Property, annotated_or_skip, failed, passed
 from pt2qa._conformance.trial import Annotated, Trial
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.overrides.points import Derives, Point, Shares, is_quantized
