@@ -19,11 +19,7 @@ AGREEMENT_DB = 100.0
 
 
 class State:
-    """A copy of a model's current buffers, to restore them later.
-
-    Args:
-        model: the model; its buffers are copied.
-    """
+    """A copy of a model's current buffers, to restore them later."""
 
     def __init__(self, model: nn.Module) -> None:
         self._saved = [
@@ -57,11 +53,7 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a model returns for its example inputs, without gradients.
-
-    Raises:
-        CaptureError: it fails on them.
-    """
+    """What a model returns for its example inputs, without gradients; CaptureError where it fails on them."""
     try:
         with torch.no_grad():
             return run(model, args, kwargs)
@@ -75,14 +67,7 @@ def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def check_stateless(
     model: nn.Module, state: State, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, ...]:
-    """The buffers that forward changes; restores them.
-
-    Args:
-        model: the model, right after the run that returned ``eager``.
-        state: its buffers before that run.
-        eager: what the model returned.
-        args: positional example inputs.
-        kwargs: keyword example inputs.
+    """The buffers that the run that returned ``eager`` changed after ``state``; restores them.
 
     Raises:
         CaptureError: the changed buffers change what the next run returns.
@@ -109,13 +94,7 @@ def check_agreement(
 ) -> None:
     """Checks that a program agrees with its model: float outputs at :data:`AGREEMENT_DB`, all others exactly.
 
-    Args:
-        model: the model.
-        state: its buffers before the run that returned ``eager``.
-        eager: what the model returned.
-        program: the captured program, as something to call.
-        args: positional example inputs.
-        kwargs: keyword example inputs.
+    ``eager`` is what the model returned, and ``state`` are its buffers before that run.
 
     Raises:
         CaptureError: they disagree; the message says whether the model agrees with itself.

@@ -22,17 +22,8 @@ from pt2qa._graph.internals.torch import (
 )
 
 _RETURNS_ITS_INPUT = {
-    "dropout",
-    "feature_dropout",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
-    "broadcast_tensors",
-    "chain_matmul",
-    "einsum",
-    "meshgrid",
+    *("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
+    *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "chain_matmul", "einsum", "meshgrid"),
 }
 """aten ops that may return their input, although their schema does not say so."""
 
@@ -40,10 +31,8 @@ _RETURNS_ITS_INPUT = {
 class Aliases:
     """Memory groups of a graph's values, and when each is written.
 
-    If a group is too large, a pass merely leaves an op alone; so when in doubt, groups are merged.
-
-    Args:
-        graph_module: the graph to analyse; it is not changed, and later edits of it are not seen.
+    If a group is too large, a pass merely leaves an op alone; so when in doubt, groups are merged.  Later edits of the
+    graph are not seen.
     """
 
     def __init__(self, graph_module: GraphModule) -> None:

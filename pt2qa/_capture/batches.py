@@ -28,11 +28,6 @@ def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[s
 
     A dynamic dimension accepts every size in its range; dimensions that were captured as one must be equal.
 
-    Args:
-        program: the captured program.
-        args: positional inputs.
-        kwargs: keyword inputs.
-
     Raises:
         BatchError: they do not fit; the message names the input, its shape and what was captured.
 

@@ -19,11 +19,7 @@ _LINES = 3
 
 
 def check_model(model: object) -> nn.Module:
-    """The model, if it is a module in eval mode.
-
-    Raises:
-        CaptureError: it is not.
-    """
+    """The model, if it is a module in eval mode; else CaptureError."""
     if isinstance(model, ExportedProgram):
         raise CaptureError(
             "model is an ExportedProgram; expected the nn.Module that it was made from. Pass that module, or "
@@ -46,11 +42,7 @@ def check_model(model: object) -> nn.Module:
 def export(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
 ) -> ExportedProgram:
-    """``torch.export.export``.
-
-    Raises:
-        CaptureError: it failed; the cause is torch's own error.
-    """
+    """``torch.export.export``; where it fails, CaptureError, whose cause is torch's own error."""
     with warnings.catch_warnings():
         # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is not state.
         warnings.filterwarnings(

@@ -15,14 +15,7 @@ from pt2qa.errors import CaptureError
 
 
 def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as positional and keyword inputs.
-
-    Args:
-        args: a tuple of positional inputs, one tensor, or a dict of keyword inputs.
-        kwargs: a dict of keyword inputs, or None.
-
-    Raises:
-        CaptureError: they are something else.
+    """Positional and keyword inputs, of a tuple, one tensor or a dict; CaptureError where they are something else.
 
     >>> as_call({"x": 1}, None)
     ((), {'x': 1})
@@ -78,11 +71,7 @@ def without_gradients(value: Tensor) -> Tensor:
 
 
 def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Checks that example inputs are of kinds that can be captured.
-
-    Raises:
-        CaptureError: one is a NumPy array or a sparse tensor; the message says what to pass.
-    """
+    """Refuses example inputs that are NumPy arrays or sparse tensors; the CaptureError says what to pass."""
     for name, value in leaf_names(args, kwargs):
         reason = refusal(f"example input {name}", value)
         if reason is not None:
@@ -90,13 +79,10 @@ def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Checks that example inputs are separate tensors.
+    """Refuses example inputs that share memory with each other, or with a parameter or buffer of the model.
 
     If one tensor is passed twice, ``torch.export`` turns it into one input; if a parameter is passed as an input, it
     confuses the two.  The program then silently reads the wrong one.
-
-    Raises:
-        CaptureError: two inputs share memory, or an input is a parameter or buffer of the model.
     """
     inputs = [(name, value) for name, value in leaf_names(args, kwargs) if isinstance(value, Tensor)]
     for (first, a), (second, b) in combinations(inputs, 2):

@@ -25,12 +25,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 def read_calls(
     capture: Capture, graph: GraphModule, calibration: Iterable[Any], inputs_of: Callable[[Any], Batch] | None
 ) -> Iterator[Call]:
-    """The calibration batches as calls of a graph, each checked as it is read.
-
-    Raises:
-        QuantizeError: there is no batch.
-        BatchError: a batch does not fit what was captured.
-    """
+    """The calibration batches as calls of a graph, each checked as it is read; at least one."""
     found = False
     for batch in read_batches(calibration, inputs_of):
         found = True
@@ -53,13 +48,6 @@ def calibrate(
     progress: bool | None,
 ) -> None:
     """Runs every batch through a prepared graph, whose observers learn.
-
-    Args:
-        prepared: the graph.
-        calls: the batches.
-        names: what to call each handle.
-        quantizer: its name, for the progress bar.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
 
     Raises:
         QuantizeError: a batch failed, or observers never saw a value; the message names them.
@@ -91,11 +79,7 @@ def calibrate(
 
 
 def run_batch(graph: GraphModule, call: Call, number: int) -> Any:
-    """What a graph returns for a calibration batch.
-
-    Raises:
-        QuantizeError: it fails; the message tells whether the batch holds NaN or infinity.
-    """
+    """What a graph returns for a batch; where it fails, QuantizeError, which tells of NaN and infinity in the batch."""
     args, kwargs = call
     try:
         with torch.no_grad():

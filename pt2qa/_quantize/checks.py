@@ -34,22 +34,14 @@ _REMEDY = "Pass model.float() and float32 inputs to pt2qa.capture"
 
 
 def refuse_float64(float_graph: GraphModule) -> None:
-    """Refuses a model that computes in float64 alone, before it is prepared.
-
-    Raises:
-        QuantizeError: all its floating-point values are float64, which the quantize ops of torch do not take.
-    """
+    """Refuses a model that computes in float64 alone, before it is prepared."""
     dtypes = {dtype for node in float_graph.graph.nodes if (dtype := _dtype(node)) is not None}
     if {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}:
         raise QuantizeError(f"the model computes in float64, which torch's quantize ops do not take. {_REMEDY}.")
 
 
 def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName], quantizer: str) -> None:
-    """Refuses a quantizer that wants float64 values of a model to be rounded.
-
-    Raises:
-        QuantizeError: there are such values; the message names them.
-    """
+    """Refuses a quantizer that wants float64 values of a model to be rounded."""
     found = {
         observed_value(node, names)
         for node in find_observers(prepared).values()
@@ -65,14 +57,7 @@ def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName],
 def check_prepared(
     float_graph: GraphModule, prepared: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str
 ) -> None:
-    """Compares the outputs of a prepared graph, observers left out, with those of the float graph.
-
-    Args:
-        float_graph: what was prepared.
-        prepared: the graph, in eval mode; its observers see nothing of this.
-        call: the first calibration batch.
-        names: what to call each handle.
-        quantizer: its name, for the error.
+    """Compares the outputs of a prepared graph, in eval mode and without observers, with those of the float graph.
 
     Raises:
         QuantizeError: they differ by more than float rounding, in integers, or in where NaN stands; the message names
@@ -123,12 +108,6 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
 
 def check_runs(quantized: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str) -> None:
     """Runs a converted graph on a batch; its buffers stay as they are.
-
-    Args:
-        quantized: what ``convert_pt2e`` returned.
-        call: the first calibration batch.
-        names: what to call each handle.
-        quantizer: its name, for the error.
 
     Raises:
         QuantizeError: it fails; the message names the op and what it was given.

@@ -30,10 +30,9 @@ def observed_value(observer: Node, names: Mapping[int, OpName]) -> str:
 
 
 def without(graph_module: GraphModule, is_gone: Callable[[nn.Module], bool]) -> GraphModule:
-    """A graph, and those nested in it, without the calls of some modules that hand on their input.
+    """A copy of a graph, and of those nested in it, without the calls of some modules that hand on their input.
 
-    Returns:
-        A copy with the same parameters; the graph itself where it calls none of these modules.
+    The parameters are the same; a graph that calls none of these modules is returned itself.
     """
     stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     changed = False

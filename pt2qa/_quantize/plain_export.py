@@ -29,13 +29,8 @@ _known: weakref.WeakKeyDictionary[ExportedProgram, list[tuple[Any, str]]] = weak
 def rewriting_note(capture: Capture, plugin: QuantizerPlugin, here: Counter[str], *, qat: bool) -> str:
     """Says how capture's rewriting changed what a quantizer annotates; empty where it did not.
 
-    The plain export is annotated once for each quantizer, as long as that annotates the captured program alike.
-
-    Args:
-        capture: keeps the plain export where it changed anything.
-        plugin: the quantizer.
-        here: what it annotates in the captured program, see :func:`pt2qa._graph.annotation.annotated_ops`.
-        qat: as ``prepare_qat_pt2e`` annotates.
+    The plain export is annotated once for each quantizer, as long as that annotates the captured program alike, which
+    is what ``here`` says: see :func:`pt2qa._graph.annotation.annotated_ops`.
     """
     if capture.plain is None:
         return ""

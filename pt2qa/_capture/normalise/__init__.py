@@ -21,13 +21,7 @@ from pt2qa._capture.normalise.sources import write_sources
 from pt2qa._capture.normalise.writes import make_writes_functional
 from pt2qa._capture.normalise.zeros import remove_added_zeros
 
-PASSES = (
-    make_writes_functional,
-    remove_added_zeros,
-    remove_dead_code,
-    keep_scalars,
-    write_out_padding,
-)
+PASSES = (make_writes_functional, remove_added_zeros, remove_dead_code, keep_scalars, write_out_padding)
 """In this order, after everything is inlined; dead code goes first, because it is not worth rewriting."""
 
 DECOMPOSABLE = (*RECURRENT, ATTENTION)
@@ -40,15 +34,7 @@ __all__ = ["DECOMPOSABLE", "DECOMPOSED", "PASSES", "normalise"]
 
 
 def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[Change, ...]:
-    """Runs every pass on a program, in place.
-
-    Args:
-        program: the program.
-        decompose: kinds of ops to decompose, of :data:`DECOMPOSABLE`.
-
-    Returns:
-        What the passes did.
-    """
+    """Runs every pass on a program, in place; ``decompose`` has kinds of ops of :data:`DECOMPOSABLE`."""
     changes = list(inline_regions(program))
     changes += decompose_recurrent(program, decompose)
     if ATTENTION in decompose:

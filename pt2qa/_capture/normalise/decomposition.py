@@ -49,11 +49,7 @@ def put_instead(
 ) -> None:
     """Replaces ``node``, at the top level of a program, with the ops of a traced ``body``, in place.
 
-    Args:
-        program: the program.
-        node: the op; readers of its outputs then read the body's.
-        body: what :func:`trace` returned for it.
-        notes: for each op of the body, what its copy has in its metadata.
+    Readers of its outputs then read the body's; ``notes`` has what the copy of each op of the body has in its metadata.
     """
     graph = program.graph
     values = operands_of(node, body)

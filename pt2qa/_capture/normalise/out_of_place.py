@@ -27,14 +27,9 @@ class Unsupported(Exception):
 
 
 class Writer:
-    """Creates the functional form of one in-place op, at the graph's insertion point.
+    """Creates the functional form of an in-place op that writes to ``argument``, at the graph's insertion point.
 
-    Args:
-        node: the in-place op.
-        argument: the value that it writes to.
-
-    Attributes:
-        made: every node that was created.
+    ``made`` has every node that was created.
     """
 
     def __init__(self, node: Node, argument: Node) -> None:
@@ -44,11 +39,7 @@ class Writer:
         self._rebuilt: dict[Node, Node] = {}
 
     def write(self) -> None:
-        """Creates the result, and from it every larger tensor that its argument was a view of.
-
-        Raises:
-            Unsupported: there is no functional form.
-        """
+        """Creates the result, and from it every larger tensor that its argument was a view of."""
         chain = [self._argument]
         while (parent := _looked_at(chain[-1])) is not None:
             chain.append(parent)

@@ -32,11 +32,8 @@ RECURRENT = {
 def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple[Change, ...]:
     """Replaces recurrent ops with linears and elementwise ops, one step of the sequence after the other, in place.
 
-    Each part records under :data:`pt2qa._graph.handles.PART` its op and its step of the sequence.
-
-    Args:
-        program: the program.
-        kinds: what to decompose: keys of :data:`RECURRENT`; others are ignored.
+    Each part records under :data:`pt2qa._graph.handles.PART` its op and its step of the sequence.  Kinds that are no
+    key of :data:`RECURRENT` are ignored.
     """
     targets = {target for kind in kinds for target in RECURRENT.get(kind, ())}
     wanted = [node for node in program.graph.nodes if node.op == "call_function" and node.target in targets]

@@ -31,11 +31,8 @@ def inline_regions(program: ExportedProgram) -> tuple[Change, ...]:
         name = names_by_node(program)[region]
         count = sum(node.op == "call_function" for node in nested_graphs(region, graph_module)[0][1].graph.nodes)
         _inline(program, graph_module, region)
-        kind = (
-            "no_grad or enable_grad"
-            if op_of(region.target) == "wrap_with_set_grad_enabled"
-            else "switched-off autocast"
-        )
+        grad = op_of(region.target) == "wrap_with_set_grad_enabled"
+        kind = "no_grad or enable_grad" if grad else "switched-off autocast"
         changes.append(Change(_RULE, name, f"its {count} ops are now in the graph around the {kind} region"))
     return tuple(changes)
 

@@ -76,14 +76,9 @@ def write_sources(program: ExportedProgram, opened: tuple[type[nn.Module], ...] 
     """Rewrites ``source_fn_stack`` in place: one entry for each op, none for parameters.
 
     Ops inside a composite ``torch.nn`` module, such as ``MultiheadAttention``, keep that module as their source, as in
-    strict export; one call of it is one partition.
-
-    Args:
-        program: the program.
-        opened: composite modules whose ops get the sources that they would have outside of any module.
-
-    Returns:
-        Which modules are called more than once, and which ops got a class that did not call them.
+    strict export; one call of it is one partition.  Ops of the modules that are ``opened`` get the sources that they
+    would have outside of any module.  Returned is which modules are called more than once, and which ops got a class
+    that did not call them.
     """
     renamed: list[tuple[Node, str]] = []
     calls: Counter[tuple[str, str]] = Counter()

@@ -22,16 +22,7 @@ from pt2qa._graph.internals.torch import pytree
 
 _RULE = "partial write"
 _CHANGES_NO_VALUE = {
-    "as_strided",
-    "detach",
-    "rename",
-    "requires_grad",
-    "resize",
-    "set",
-    "squeeze",
-    "swapaxes",
-    "t",
-    "transpose",
+    *("as_strided", "detach", "rename", "requires_grad", "resize", "set", "squeeze", "swapaxes", "t", "transpose"),
     "unsqueeze",
 }
 
