@@ -11,10 +11,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from pt2qa._graph.internals.nodes import calls_guards
+from pt2qa._report.prose import few
 from pt2qa.errors import CaptureError
 
 _DOCS = "https://docs.pytorch.org/docs/stable/export.html"
-_SHOWN = 5
 _LINES = 3
 
 
@@ -30,10 +30,9 @@ def check_model(model: object) -> nn.Module:
     # For a graph from torch.export, the flag means nothing, and eval() raises NotImplementedError.
     training = [] if _is_exported(model) else [name for name, part in model.named_modules() if part.training]
     if training:
-        names = ", ".join(repr(name) if name else "the model itself" for name in training[:_SHOWN])
-        more = f" and {len(training) - _SHOWN} more" if len(training) > _SHOWN else ""
+        names = few([repr(name) if name else "the model itself" for name in training])
         raise CaptureError(
-            f"{len(training)} modules are in training mode: {names}{more}. Call model.eval() first, for "
+            f"{len(training)} modules are in training mode: {names}. Call model.eval() first, for "
             "quantization-aware training too: pt2qa.quantize(..., qat=True) trains the exported graph."
         )
     return model
@@ -74,4 +73,4 @@ def _is_exported(model: nn.Module) -> bool:
 def _first_lines(error: Exception) -> str:
     """The first lines of an error; torch adds pages of advice to it."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
-    return "\n".join(lines[:_LINES]) if lines else "no message"
+    return "\n".join(lines[:_LINES]) or "no message"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import combinations
+from collections.abc import Mapping
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
         )
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
-        raise CaptureError(f"kwargs is {_describe(kwargs)}; expected a dict from the names of inputs to values.")
+        given = f"dict with the keys {list(kwargs)}" if isinstance(kwargs, dict) else type(kwargs).__name__
+        raise CaptureError(f"kwargs is a {given}; expected a dict from the names of inputs to values.")
     return args, kwargs
 
 
@@ -92,13 +93,14 @@ def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
                 f"example inputs {first} and {second} {what}; expected separate tensors, because torch.export would "
                 f"make one input of both. Pass {second}.clone()."
             )
-    for kind, name, state in _state(model):
-        for leaf, value in inputs:
-            if share_memory(state, value):
-                raise CaptureError(
-                    f"example input {leaf} shares memory with the model's {kind} {name!r}; expected a separate tensor, "
-                    f"because torch.export would take one for the other. Pass {leaf}.detach().clone()."
-                )
+    state: list[tuple[str, Tensor]] = [(f"parameter {name!r}", value) for name, value in model.named_parameters()]
+    state += [(f"buffer {name!r}", value) for name, value in model.named_buffers()]
+    for (what, own), (leaf, value) in product(state, inputs):
+        if share_memory(own, value):
+            raise CaptureError(
+                f"example input {leaf} shares memory with the model's {what}; expected a separate tensor, because "
+                f"torch.export would take one for the other. Pass {leaf}.detach().clone()."
+            )
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
@@ -114,12 +116,3 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
     used = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
     used.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
     return bool(used.as_strided(b.shape, b.stride(), b.storage_offset()).any())
-
-
-def _state(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-    yield from (("parameter", name, value) for name, value in model.named_parameters())
-    yield from (("buffer", name, value) for name, value in model.named_buffers())
-
-
-def _describe(value: object) -> str:
-    return f"a dict with the keys {list(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"

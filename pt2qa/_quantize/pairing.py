@@ -39,14 +39,7 @@ WEIGHT_MATCH_DB = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """One handle and the nodes that carry it.
-
-    Attributes:
-        handle: the handle.
-        name: what people read.
-        reference: fx node names in the reference graph.
-        quantized: fx node names in the quantized graph.
-    """
+    """One handle, what people call it, and the fx names of the nodes that carry it in both graphs."""
 
     handle: int
     name: str
@@ -93,13 +86,7 @@ class OpCoverage:
 class Recipe:
     """How a pair was quantized, so that it can be quantized again with other settings.
 
-    Attributes:
-        plugin: the quantizer.
-        calibration: the batches; None where they came from an iterator, which is used up.
-        qat: whether it was prepared for quantization-aware training.
-        train: what trained it.
-        inputs_of: from an item of ``calibration`` to a batch.
-        edits: the edits of the override plan that it was given.
+    ``calibration`` is None where the batches came from an iterator, which is used up.
     """
 
     plugin: Any
@@ -354,13 +341,13 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
         )
         for handle in sorted(reference.keys() & quantized.keys() & set(pair.names))
     )
-    original = _handles(pair.float_graph) if pair.float_graph is not None else reference
+    float_graph = pair.reference if pair.float_graph is None else pair.float_graph
+    original = _handles(float_graph)
     unpaired = [
         Unpaired(handle, name.name, "reference", _reason(original.get(handle, ()), pair, quantized))
         for handle, name in sorted(pair.names.items())
         if handle not in quantized or handle not in reference
     ]
-    float_graph = pair.reference if pair.float_graph is None else pair.float_graph
     numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not _serves_quantization(node)]
     unpaired += [_nameless(node, "reference", "carries no handle") for node in numberless]
     for node in _ops(pair.quantized):

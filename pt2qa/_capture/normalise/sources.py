@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
@@ -83,7 +83,27 @@ def write_sources(program: ExportedProgram, opened: tuple[type[nn.Module], ...] 
     renamed: list[tuple[Node, str]] = []
     calls: Counter[tuple[str, str]] = Counter()
     for graph_module in graph_modules(program):
-        _write(graph_module, opened, renamed, calls)
+        first_in_call: dict[tuple[Any, ...], str] = {}
+        for node in graph_module.graph.nodes:
+            if node.op != "call_function":
+                node.meta.pop(SOURCES, None)
+                continue
+            if node.target is operator.getitem and isinstance(node.args[0], Node) and SOURCES in node.args[0].meta:
+                node.meta[SOURCES] = list(node.args[0].meta[SOURCES])
+                continue
+            caller = _calling_class(node)
+            caller = None if caller in opened else caller
+            source = _source(node, caller)
+            label = node.name
+            if source is caller and caller not in _SINGLE:
+                label = first_in_call.setdefault(tuple(module_stack(node)), node.name)
+            elif source in _SINGLE:
+                path, kind = module_of(node)
+                if source is caller:
+                    calls[path, op_of(node.target)] += 1
+                else:
+                    renamed.append((node, f"matched as {source.__name__}; its caller is {kind or 'not known'}"))
+            node.meta[SOURCES] = [(label, source)]
     if not renamed and all(count == 1 for count in calls.values()):
         return ()
     names = names_by_node(program)
@@ -93,35 +113,6 @@ def write_sources(program: ExportedProgram, opened: tuple[type[nn.Module], ...] 
         if count > 1
     )
     return shared + tuple(Change(_RULE, names[node], what) for node, what in renamed)
-
-
-def _write(
-    graph_module: GraphModule,
-    opened: tuple[type[nn.Module], ...],
-    renamed: list[tuple[Node, str]],
-    calls: Counter[tuple[str, str]],
-) -> None:
-    first_in_call: dict[tuple[Any, ...], str] = {}
-    for node in graph_module.graph.nodes:
-        if node.op != "call_function":
-            node.meta.pop(SOURCES, None)
-            continue
-        if node.target is operator.getitem and isinstance(node.args[0], Node) and SOURCES in node.args[0].meta:
-            node.meta[SOURCES] = list(node.args[0].meta[SOURCES])
-            continue
-        caller = _calling_class(node)
-        caller = None if caller in opened else caller
-        source = _source(node, caller)
-        label = node.name
-        if source is caller and caller not in _SINGLE:
-            label = first_in_call.setdefault(tuple(module_stack(node)), node.name)
-        elif source in _SINGLE:
-            path, kind = module_of(node)
-            if source is caller:
-                calls[path, op_of(node.target)] += 1
-            else:
-                renamed.append((node, f"matched as {source.__name__}; its caller is {kind or 'not known'}"))
-        node.meta[SOURCES] = [(label, source)]
 
 
 def _source(node: Node, caller: type[nn.Module] | None) -> Any:

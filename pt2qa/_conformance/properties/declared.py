@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,17 +90,11 @@ def _matches(annotated: Annotated, pattern: Pattern) -> list[list[Node]]:
         chain = [node]
         while len(chain) < len(pattern) and len(chain[-1].users) == 1:
             chain.append(next(iter(chain[-1].users)))
-        if _kinds(chain) == list(pattern) and all(isinstance(_value(each), Tensor) for each in chain):
-            chains += [chain] if _value(node).is_floating_point() else []
+        kinds = tuple(op_type(each) if each.op == "call_function" else "" for each in chain)
+        values = [each.meta.get(VALUE) for each in chain]
+        if kinds == pattern and all(isinstance(value, Tensor) for value in values) and values[0].is_floating_point():
+            chains.append(chain)
     return chains
-
-
-def _kinds(chain: Sequence[Node]) -> list[str]:
-    return [op_type(node) if node.op == "call_function" else "" for node in chain]
-
-
-def _value(node: Node) -> Any:
-    return node.meta.get(VALUE)
 
 
 def _fault(annotated: Annotated, pattern: Pattern, chain: list[Node]) -> str:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from pt2qa._conformance.layout import Layout, differences, some
 from pt2qa._conformance.model import MODULE
 from pt2qa._conformance.programs import Plain
 from pt2qa._conformance.properties.property import Outcome, Property, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.trial import Annotated, Failure, Trial
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """What other graphs of a model are held against: ``torch.export``'s, in the mode that the quantizer works with."""
-
-    strict: bool
-    layout: Layout
 
 
 def _spelling(trial: Trial) -> Outcome:
@@ -26,11 +18,12 @@ def _spelling(trial: Trial) -> Outcome:
     base = _base(trial)
     if isinstance(base, Outcome):
         return base
-    faults, annotated = [], len(base.layout)
+    strict, layout = base
+    faults, annotated = [], len(layout)
     for spelling in model.spellings:
-        after = trial.annotate(trial.programs.exported(strict=base.strict, spelling=spelling))
+        after = trial.annotate(trial.programs.exported(strict=strict, spelling=spelling))
         annotated += len(after.layout) if isinstance(after, Annotated) else 0
-        if found := _difference(base.layout, after):
+        if found := _difference(layout, after):
             faults.append(f"{spelling}: {found}")
     if faults:
         return failed(f"against the spelling with modules, {'. '.join(faults)}")
@@ -55,21 +48,15 @@ def _strict(trial: Trial) -> Outcome:
 
 
 def _re_export(trial: Trial) -> Outcome:
-    base = _base(trial)
-    if isinstance(base, Outcome):
-        return base
-    return _same(trial, base, trial.programs.re_exported(strict=base.strict), "after another export")
+    return _same(trial, lambda strict: trial.programs.re_exported(strict=strict), "after another export")
 
 
 def _saved(trial: Trial) -> Outcome:
-    base = _base(trial)
-    if isinstance(base, Outcome):
-        return base
-    return _same(trial, base, trial.programs.saved(strict=base.strict), "after save and load")
+    return _same(trial, lambda strict: trial.programs.saved(strict=strict), "after save and load")
 
 
-def _base(trial: Trial) -> _Base | Outcome:
-    """The annotation of the model with modules, with ``strict=True`` where the quantizer needs it."""
+def _base(trial: Trial) -> tuple[bool, Layout] | Outcome:
+    """The annotation of the model with modules, with ``strict=True`` where the quantizer needs it, and that mode."""
     if trial.model.decompose:
         return _taken_apart()
     found = {strict: trial.exported(strict=strict) for strict in (False, True)}
@@ -77,13 +64,17 @@ def _base(trial: Trial) -> _Base | Outcome:
     if not working:
         return skipped("annotate fails on what torch.export gives: see strict")
     strict = max(working, key=lambda mode: (bool(working[mode]), not mode))
-    return _Base(strict, working[strict])
+    return strict, working[strict]
 
 
-def _same(trial: Trial, base: _Base, program: Plain, when: str) -> Outcome:
-    if found := _difference(base.layout, trial.annotate(program)):
+def _same(trial: Trial, remade: Callable[[bool], Plain], when: str) -> Outcome:
+    base = _base(trial)
+    if isinstance(base, Outcome):
+        return base
+    strict, layout = base
+    if found := _difference(layout, trial.annotate(remade(strict))):
         return failed(f"{when}, {found}")
-    return passed(f"{len(base.layout)} places are the same") if base.layout else skipped("nothing is annotated")
+    return passed(f"{len(layout)} places are the same") if layout else skipped("nothing is annotated")
 
 
 def _difference(before: Layout, after: Annotated | Failure) -> str:
