@@ -69,12 +69,7 @@ class Marks:
 
 
 def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) -> Marks:
-    """The numbers of a report's column on a graph, handle by handle.
-
-    Raises:
-        ReportError: the report has no such column or no number in it, its rows belong to no ops, or it is for another
-            graph.
-    """
+    """The numbers of a report's column on a graph, handle by handle."""
     if not isinstance(report, NodeReport):
         raise ReportError(
             f"got a {type(report).__name__}, which has no numbers of ops; expected a report of layers, weights or "

@@ -51,15 +51,11 @@ def write_neighbourhood(
     if hops < 0:
         raise SelectionError(f"hops: got {hops}, expected 0 or more")
     marks = marks_of(report, graph, column)
-    text = _dot(marks, marks.worst if around is None else _handle(marks, around), hops)
+    handles = {name: handle for handle, name in marks.names.items()}
+    if around is not None and around not in handles:
+        raise SelectionError(f"the graph has no op {around!r}; near names: {near_names(around, handles)}")
+    text = _dot(marks, marks.worst if around is None else handles[around], hops)
     write_atomic(path, text.encode("utf-8") if suffix == ".dot" else _svg(text, path))
-
-
-def _handle(marks: Marks, name: str) -> int:
-    handles = {each: handle for handle, each in marks.names.items()}
-    if name not in handles:
-        raise SelectionError(f"the graph has no op {name!r}; near names: {near_names(name, handles)}")
-    return handles[name]
 
 
 def _dot(marks: Marks, centre: int, hops: int) -> str:

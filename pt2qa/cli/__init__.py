@@ -7,6 +7,6 @@ from typing import Final
 from pt2qa.cli.program import Program
 
 main: Final = Program()
-"""The program; :mod:`pt2qa.cli.commands` holds its commands."""
+"""The program around the commands."""
 
 __all__ = ["main"]

@@ -150,7 +150,8 @@ def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
     Raises:
         KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
     """
-    stem = _file_stem(spec)
+    # xnnpack:mode=dynamic,per_channel=false becomes xnnpack-mode=dynamic-per_channel=false.
+    stem = re.sub(r"[^\w.=-]+", "-", spec)
     path = folder / f"{stem}-{what}.safetensors"
     report.save(path)
     say_wrote(path)
@@ -161,12 +162,3 @@ def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
     if what != "weights":
         click.echo(f"{report}\n")
     stop_if_interrupted(report)
-
-
-def _file_stem(spec: str) -> str:
-    """A quantizer spec as part of a file name.
-
-    >>> _file_stem("xnnpack:mode=dynamic,per_channel=false")
-    'xnnpack-mode=dynamic-per_channel=false'
-    """
-    return re.sub(r"[^\w.=-]+", "-", spec)

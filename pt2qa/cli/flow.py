@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import length_hint
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -23,12 +24,7 @@ OPTIONAL: Final = ("inputs_of", "dynamic_shapes")
 class Flow:
     """The checked result of a flow function.
 
-    Args:
-        model: the float ``torch.nn.Module``.
-        args: positional example inputs.
-        kwargs: keyword example inputs.
-        batches: calibration and analysis data; can be read any number of times.
-        dynamic_shapes: as for ``pt2qa.capture``.
+    ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration and analyses, can be read again and again.
     """
 
     model: Any
@@ -69,9 +65,6 @@ def load_flow(where: str) -> Flow:
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
     fourth value, or a dict with these names (and ``dynamic_shapes``).  ``example_inputs`` is a tensor, a tuple of
     positional inputs or a dict of keyword inputs.
-
-    Args:
-        where: path of the file, a colon, the function's name.
 
     Raises:
         FlowError: there is no such file or function, it fails, or it returns something else.
@@ -185,16 +178,10 @@ def _batches(batches: Any, where: str) -> Iterable[Any]:
             f"{where}: batches: got {_kind(batches)}, which can be read only once, but calibration and each "
             "analysis need the batches again; return a list, or a loader that starts over such as a DataLoader"
         )
-    if hasattr(batches, "__len__") and _length(batches) == 0:
+    # A DataLoader over an IterableDataset has __len__, but no length.
+    if length_hint(batches, 1) == 0:
         raise FlowError(f"{where}: batches: got an empty {_kind(batches)}, expected at least one batch")
     return batches
-
-
-def _length(batches: Any) -> int | None:
-    try:
-        return len(batches)
-    except TypeError:  # A DataLoader over an IterableDataset has __len__, but no length.
-        return None
 
 
 def _kind(value: Any) -> str:

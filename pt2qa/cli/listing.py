@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any, Final
 
 import click
@@ -42,9 +42,7 @@ def quantizers(width: int | None) -> None:
 
 
 def _options(plugin: Any) -> list[str]:
-    if not is_dataclass(plugin) or not fields(plugin):
-        return ["none"]
-    return [f"{option.name}={_spelled(getattr(plugin, option.name))}" for option in fields(plugin)]
+    return [f"{option.name}={_spelled(getattr(plugin, option.name))}" for option in fields(plugin)] or ["none"]
 
 
 def _spelled(value: Any) -> str:

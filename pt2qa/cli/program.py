@@ -21,7 +21,7 @@ _AGAIN: Final = 0.02
 """Seconds after which an interrupt is raised again if it fell into a destructor, which cannot raise errors."""
 
 
-class Interrupts:
+class _Interrupts:
     """Whether Ctrl-C was pressed, whatever happened to the exception."""
 
     # Not a dataclass: importing dataclasses takes longer than all else here, and Ctrl-C would not work meanwhile.
@@ -29,7 +29,6 @@ class Interrupts:
         self.pressed = False
 
     def hear(self, number: int, frame: FrameType | None) -> NoReturn:
-        """The handler of SIGINT."""
         self.pressed = True
         raise KeyboardInterrupt
 
@@ -103,12 +102,14 @@ class Program:
 
 
 def _commands() -> Any:
-    from pt2qa.cli.commands import main
+    # They import what they need when they run: ``pt2qa show`` must not wait for torch.
+    from pt2qa.cli import analyzing, checking, listing, measuring, reading  # noqa: F401 - each adds its commands
+    from pt2qa.cli.group import main
 
     return main
 
 
-def _code(interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
+def _code(interrupts: _Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
     """Run the commands; returns the exit code."""
     code: Any = 0
     try:
@@ -133,8 +134,8 @@ def _say(what: str) -> None:
 
 
 @contextmanager
-def _heard() -> Iterator[Interrupts]:
-    interrupts = Interrupts()
+def _heard() -> Iterator[_Interrupts]:
+    interrupts = _Interrupts()
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     # Shells make background jobs ignore Ctrl-C; an embedding program has its own handler; only the main thread has one.
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
@@ -22,28 +23,19 @@ from pt2qa.overrides.points import write_specs
 from pt2qa.plugins import QuantizerPlugin, resolve
 
 
+@dataclass(eq=False, repr=False)
 class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
     """Wraps a quantizer, counts its annotations, and edits them.
 
     ``annotated`` says by op type how many ops the quantizer annotated; it is None before that.
     """
 
-    def __init__(
-        self,
-        quantizer: Any,
-        plugin: QuantizerPlugin,
-        edits: tuple[Edit, ...],
-        names: Mapping[int, OpName],
-        *,
-        qat: bool,
-    ) -> None:
-        super().__init__()
-        self.quantizer = quantizer
-        self.plugin = plugin
-        self.edits = edits
-        self.names = names
-        self.qat = qat
-        self.annotated: Counter[str] | None = None
+    quantizer: Any
+    plugin: QuantizerPlugin
+    edits: tuple[Edit, ...]
+    names: Mapping[int, OpName]
+    qat: bool = field(kw_only=True)
+    annotated: Counter[str] | None = field(default=None, init=False)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Applies the quantizer's own rewriting of the graph before annotation."""

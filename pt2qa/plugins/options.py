@@ -50,11 +50,11 @@ def check_options(plugin: object) -> None:
     """
     hints = _hints(plugin)
     for field in _fields(plugin):
-        value = getattr(plugin, field.name)
-        if not _fits(value, hints[field.name]):
+        value, hint = getattr(plugin, field.name), hints[field.name]
+        if not any(_fits(value, part) for part in _alternatives(hint)):
             raise PluginError(
                 f"quantizer {name_of(plugin)!r}: option {field.name}: got {value!r}, "
-                f"expected {_values(hints[field.name])}{did_you_mean(value, _choices(hints[field.name]))}"
+                f"expected {_values(hint)}{did_you_mean(value, _choices(hint))}"
             )
 
 
@@ -65,7 +65,7 @@ def with_options(plugin: _P, options: Mapping[str, object]) -> _P:
         PluginError: an option that the plug-in does not have, or a value that it does not take.
     """
     for name in options:
-        _field(plugin, name)
+        _check_known(plugin, name)
     changed: _P = dataclasses.replace(plugin, **options)  # type: ignore[type-var]  # plug-ins are dataclasses
     check_options(changed)
     return changed
@@ -82,7 +82,7 @@ def parse_options(plugin: object, text: str) -> dict[str, object]:
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
             raise PluginError(f"quantizer {name_of(plugin)!r}: got {item!r}, expected option=value")
-        _field(plugin, name)
+        _check_known(plugin, name)
         if name in options:
             raise PluginError(f"quantizer {name_of(plugin)!r}: option {name} is given twice")
         options[name] = _parse(plugin, name, value, hints[name])
@@ -96,7 +96,8 @@ def describe(plugin: object) -> str:
     """
     changed = []
     for field in _fields(plugin):
-        value, default = getattr(plugin, field.name), _default(field)
+        value = getattr(plugin, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if default is not dataclasses.MISSING and value != default:
             changed.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
     return name_of(plugin) + (":" + ",".join(changed) if changed else "")
@@ -111,19 +112,14 @@ def _fields(plugin: object) -> tuple[dataclasses.Field[Any], ...]:
     return tuple(field for field in dataclasses.fields(plugin) if field.init)  # type: ignore[arg-type]  # ditto
 
 
-def _field(plugin: object, name: str) -> dataclasses.Field[Any]:
-    known = {field.name: field for field in _fields(plugin)}
+def _check_known(plugin: object, name: str) -> None:
+    known = [field.name for field in _fields(plugin)]
     if name not in known:
         listed = ", ".join(f"{option.name} ({option.values})" for option in options_of(plugin))
         raise PluginError(
             f"quantizer {name_of(plugin)!r} has no option {name!r}{did_you_mean(name, known)} "
             + (f"Its options: {listed}" if listed else "It has no options")
         )
-    return known[name]
-
-
-def _default(field: dataclasses.Field[Any]) -> object:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _hints(plugin: object) -> dict[str, Any]:
@@ -164,10 +160,6 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    return any(_fits_one(value, part) for part in _alternatives(hint))
-
-
-def _fits_one(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
     if hint in (int, float):
