@@ -1,6 +1,7 @@
 """From a pair, or a capture and a quantizer, to an annotation report."""
 
 # No `from __future__ import annotations` here: the function below has its name.
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import nan
@@ -8,15 +9,16 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2qa._annotations.modules import module_calls
 from pt2qa._annotations.report import AnnotationReport
 from pt2qa._annotations.resolving import SpecResolver
-from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow
+from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow, ModuleCalls
 from pt2qa._annotations.values import AnnotatedValue, missing_values, value_dtypes, values_in_graph, values_in_program
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.handles import OpName
+from pt2qa._graph.handles import OpName, handle_of, walk
+from pt2qa._graph.internals.nodes import clean_path, module_stack
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint
+from pt2qa._report.prose import few
 from pt2qa._report.rows import Environment
 from pt2qa._simulator.products import Read, is_quantized
 from pt2qa.errors import SelectionError
@@ -129,7 +131,7 @@ def _report(graph: _Graph, resolver: SpecResolver, **facts: Any) -> AnnotationRe
     quantized = {owners[row.name] for _, row in listed if row.quantized and row.role != "output"}
     return AnnotationReport(
         rows=tuple(row for _, row in listed),
-        modules=module_calls(graph.captured, graph.names, set(owners.values()), quantized),
+        modules=_module_calls(graph.captured, graph.names, set(owners.values()), quantized),
         coverage=_coverage(listed, set(missing), resolver.annotations is not None),
         **facts,
     )
@@ -183,3 +185,65 @@ def _coverage(listed: Iterable[_Listed], missing: Collection[str], known: bool) 
 
 def _reads(listed: Iterable[_Listed]) -> list[Read]:
     return [Read(row.argument, value.constant, row.quantized) for value, row in listed if row.argument >= 0]
+
+
+def _module_calls(
+    graph: GraphModule, names: Mapping[int, OpName], present: Collection[str], quantized: Collection[str]
+) -> tuple[ModuleCalls, ...]:
+    """The modules of a captured graph in the order in which they are called, then those that are never called.
+
+    A module is known by the ops that it calls, or by the parameters that it holds: one that has neither is not listed.
+    ``present`` are the ops that are left in the graph that is quantized, ``quantized`` those that read a rounded value.
+    """
+    calls: dict[str, set[str]] = defaultdict(set)
+    types: dict[str, str] = {}
+    ops: dict[str, list[str]] = defaultdict(list)
+    for placed in walk(graph):
+        handle = handle_of(placed.node)
+        if placed.node.op != "call_function" or handle is None or handle not in names:
+            continue
+        for key, (raw_path, kind) in module_stack(placed.node).items():
+            path = clean_path(raw_path)
+            calls[path].add(str(key))
+            types[path] = str(getattr(kind, "__qualname__", kind)).rpartition(".")[2]
+            ops[path].append(names[handle].name)
+    called = [
+        ModuleCalls(
+            path,
+            types[path],
+            len(keys),
+            sum(name in present for name in ops[path]),
+            sum(name in quantized for name in ops[path]),
+            "",
+        )
+        for path, keys in calls.items()
+        if path
+    ]
+    return (*called, *_never_called(graph, names, set(calls)))
+
+
+def _never_called(graph: GraphModule, names: Mapping[int, OpName], called: Collection[str]) -> list[ModuleCalls]:
+    """Modules that hold parameters or buffers of their own and call no op."""
+    state = graph.state_dict(keep_vars=True)
+    # One module under two paths is called by one of them.
+    theirs = {id(tensor) for name, tensor in state.items() if name.rpartition(".")[0] in called}
+    tensors: dict[str, list[str]] = defaultdict(list)
+    for name, tensor in state.items():
+        path = name.rpartition(".")[0]
+        if path and path not in called and id(tensor) not in theirs:
+            tensors[path].append(name)
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            handles = [handle_of(user) for user in node.users]
+            readers[str(node.target).rpartition(".")[0]] += [
+                names[h].name for h in handles if h is not None and h in names
+            ]
+    return [
+        ModuleCalls(path, "", 0, 0, 0, f"never called; {_read_by(readers[path])}") for path, found in tensors.items()
+    ]
+
+
+def _read_by(readers: list[str]) -> str:
+    names = list(dict.fromkeys(readers))
+    return f"its parameters are read by {few(names)}" if names else "nothing reads its parameters"

@@ -49,22 +49,19 @@ Specs = Mapping[Point, Any]
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """What an edit needs to know about a node.
+    """What an edit needs to know about a node; other nodes are given by their fx names, as it is by ``key``.
 
     Attributes:
-        key: fx name.
         name: as reports show it; for a constant, the qualified name of its attribute.
         owner: name of the captured op that it is, or is part of; empty for constants and what prepare inserted.
-        op: its type, such as ``conv2d``.
         constant: whether its value is computed once, only from constants; an op that reads a rounded constant runs with
             each batch, see ``_as_lowered`` in :mod:`pt2qa.overrides.annotations`.
         moves: whether its result consists of values of its one input, all or some of them.
         is_parameter: for a constant, whether it comes from a Parameter.
         is_tensor: whether its value is one tensor, so that an observer can follow it.
-        dtype: of its value, such as ``float32``; for several outputs each one once, with commas; empty if unknown.
-        inputs: fx names of its positional inputs, with the number of the argument.
-        reads: every value that it reads, including keyword arguments and repeats: number of the argument and fx name.
-        readers: fx names of the ops that read it.
+        dtype: as :func:`dtype_of` gives it.
+        inputs: its positional inputs, with the number of the argument.
+        reads: every value that it reads, including keyword arguments and repeats, after the number of the argument.
     """
 
     key: str
@@ -196,19 +193,14 @@ class SpecFacts:
 def spec_facts(spec: Any) -> SpecFacts:
     """The content of a spec that is not a reference."""
     own = own_spec(spec)
-    scheme = getattr(own, "qscheme", None)
-    per_channel = scheme in (
-        torch.per_channel_affine,
-        torch.per_channel_symmetric,
-        torch.per_channel_affine_float_qparams,
-    )
+    scheme = str(getattr(own, "qscheme", None) or "").removeprefix("torch.")
     axis = getattr(own, "ch_axis", None)
     maker = observer_class(own)
     inner = getattr(maker_of(own)[1].get("observer"), "__name__", "")
     return SpecFacts(
         dtype=str(getattr(own, "dtype", type(own).__name__)).removeprefix("torch."),
-        scheme="" if scheme is None else str(scheme).removeprefix("torch."),
-        axis=axis if per_channel and axis is not None else -1,
+        scheme=scheme,
+        axis=axis if scheme.startswith("per_channel") and axis is not None else -1,
         quant_min=getattr(own, "quant_min", None),
         quant_max=getattr(own, "quant_max", None),
         dynamic=bool(getattr(own, "is_dynamic", False)),
