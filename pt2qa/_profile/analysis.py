@@ -19,7 +19,7 @@ from pt2qa._profile.target import ProfileTarget, Side, node_names, target_of
 from pt2qa._profile.watch import ValueStatistics, Wanted, Watch
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
-from pt2qa._simulator.batches import Batch, as_batch, count_samples, flatten_batch, restore_buffers, snapshot_buffers
+from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, count_samples, flatten_batch
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import structured
 from pt2qa.errors import BatchError, CaptureError
@@ -135,15 +135,10 @@ class Profiler:
             BatchError: the batch does not fit the graph.
         """
         values = self._target.values(batch)
-        saved = snapshot_buffers(self.graph) if self._plan.writes else {}
         if self._plan.writes:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
-        try:
-            with torch.no_grad():
-                self._run(values, observes=False)
-        finally:
-            if saved:
-                restore_buffers(self.graph, saved)
+        with buffers_kept(self.graph, self._plan.writes), torch.no_grad():
+            self._run(values, observes=False)
 
     def __enter__(self) -> Profiler:
         if "forward" in vars(self.graph):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,17 @@ def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
     args, kwargs = as_call(batch, graph_module)
     spec = _call_spec(graph_module)
     if spec is not None:
-        expected = spec.child(0).num_children, list(spec.child(1).context)
-        kwargs = _ordered(kwargs, expected[1], batch)
-        if len(args) != expected[0]:
+        count, keywords = spec.child(0).num_children, list(spec.child(1).context)
+        if set(kwargs) != set(keywords):
             raise BatchError(
-                f"the batch has {len(args)} positional inputs; the model was captured with {expected[0]} positional "
-                f"inputs and the keywords {expected[1]}. If a batch holds targets too, pass "
+                f"the batch has the keyword inputs {sorted(kwargs)}; the model was captured with {keywords}. "
+                "A dict is read as keyword inputs; pass a tuple for positional ones."
+            )
+        kwargs = {name: kwargs[name] for name in keywords}
+        if len(args) != count:
+            raise BatchError(
+                f"the batch has {len(args)} positional inputs; the model was captured with {count} positional "
+                f"inputs and the keywords {keywords}. If a batch holds targets too, pass "
                 "inputs_of=lambda item: item[0]."
             )
         values, given = pytree.tree_flatten((args, kwargs))
@@ -118,15 +124,6 @@ def count_samples(values: list[Any]) -> int:
     return next((int(value.shape[0]) for value in values if isinstance(value, Tensor) and value.dim()), 1)
 
 
-def _ordered(kwargs: dict[str, Any], expected: list[str], batch: Batch) -> dict[str, Any]:
-    if set(kwargs) != set(expected):
-        raise BatchError(
-            f"the batch has the keyword inputs {sorted(kwargs)}; the model was captured with {expected}. "
-            "A dict is read as keyword inputs; pass a tuple for positional ones."
-        )
-    return {name: kwargs[name] for name in expected}
-
-
 def _check(name: str, captured: Any, value: Any) -> None:
     if not isinstance(captured, Tensor):
         return
@@ -151,13 +148,13 @@ def _check(name: str, captured: Any, value: Any) -> None:
         )
 
 
-def snapshot_buffers(graph_module: torch.nn.Module) -> dict[str, Tensor]:
-    """Copies of all buffers, for graphs whose forward writes to them."""
-    return {name: buffer.clone() for name, buffer in graph_module.named_buffers()}
-
-
-def restore_buffers(graph_module: torch.nn.Module, saved: dict[str, Tensor]) -> None:
-    """Puts the copies back."""
-    with torch.no_grad():
-        for name, buffer in graph_module.named_buffers():
-            buffer.copy_(saved[name])
+@contextmanager
+def buffers_kept(graph_module: torch.nn.Module, writes: bool) -> Iterator[None]:
+    """Gives all buffers their values back after a run, for graphs whose forward writes to them."""
+    saved = {name: buffer.clone() for name, buffer in graph_module.named_buffers()} if writes else {}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in saved.items():
+                graph_module.get_buffer(name).copy_(value)

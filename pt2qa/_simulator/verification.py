@@ -22,7 +22,7 @@ from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import FLIPS, compare_leaves
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.batches import restore_buffers, snapshot_buffers
+from pt2qa._simulator.batches import buffers_kept
 from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.isolated_check import Isolated, IsolatedCheck
 from pt2qa._simulator.outputs import output_names, plain
@@ -101,11 +101,7 @@ class Verification:
         return result
 
     def accepts(self, run: Run, values: Values, quantized_values: Values | None = None) -> bool:
-        """Whether a run is correct; if not, the fused ops are now off: run again and check again.
-
-        Raises:
-            SimulationError: as for :meth:`run`.
-        """
+        """Whether a run is correct; if not, the fused ops are now off: run again and check again."""
         alike = quantized_values is None or quantized_values is values
         quantized_values = values if quantized_values is None else quantized_values
         kind = (*_kind(values), *_kind(quantized_values))
@@ -168,13 +164,9 @@ def graph_outputs(
 ) -> Any:
     """A graph's outputs on flat inputs; inputs and buffers do not change.  ``visit`` receives every value."""
     writes = any(op_rules.mutates_first_argument(node.target) for node in graph_module.graph.nodes)
-    saved = snapshot_buffers(graph_module) if writes else {}
-    try:
-        own = [copied(value) if writes and isinstance(value, Tensor) else value for value in values]
+    own = [copied(value) if writes and isinstance(value, Tensor) else value for value in values]
+    with buffers_kept(graph_module, writes):
         return graph_values(graph_module, own, visit)
-    finally:
-        if writes:
-            restore_buffers(graph_module, saved)
 
 
 def digest_of(values: Sequence[Any]) -> str:
