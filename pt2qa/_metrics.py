@@ -237,8 +237,7 @@ def sums_of_row(
 
 def _noise(ref: Tensor, other: Tensor, signal: float | None) -> NoiseSums:
     """The sums of one chunk; ``signal`` is the reference's sum of squares where all of it is finite."""
-    noise = _fast_noise(ref, other) if signal is not None else None
-    if signal is not None and noise is not None:
+    if signal is not None and (noise := _fast_noise(ref, other)) is not None:
         return NoiseSums(signal, noise, ref.numel())
     exact = _exact_sums(ref, other)
     return NoiseSums(exact.signal, math.nan if exact.nonfinite else exact.noise, exact.count)

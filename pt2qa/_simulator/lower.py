@@ -74,6 +74,7 @@ def lower(quantized: GraphModule, reference: GraphModule, names: Mapping[int, Op
 class _Lowering:
     def __init__(self, quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName]) -> None:
         self.graph_module = quantized
+        self.order = {node: position for position, node in enumerate(quantized.graph.nodes)}
         self.names = names
         self.floats = FloatConstants(reference)
         self.values: dict[Node, Any] = {}
@@ -97,14 +98,12 @@ class _Lowering:
 
     def run(self) -> Program:
         outputs: Any = ()
-        order = {node: position for position, node in enumerate(self.graph_module.graph.nodes)}
-        self.order = order
         input_numbers = input_handles(self.graph_module)
         # convert gives every reader its own dequantize node, so a write to one of them does not affect the others.
         self.written_dequantizes = {
-            written_value(node) for node in order if op_rules.mutates_first_argument(node.target)
+            written_value(node) for node in self.order if op_rules.mutates_first_argument(node.target)
         }
-        for node in order:
+        for node in self.order:
             if node.op == "placeholder":
                 slot = self._new_slot()
                 handle = input_numbers.get(node)
@@ -170,9 +169,8 @@ class _Lowering:
 
     def _constant(self, node: Node) -> _Folded:
         value = attribute_of(self.graph_module, node)
-        if isinstance(value, GraphModule):
-            return _Folded(value, quant_ops.strip_quantization(value), attribute=str(node.target))
-        return _Folded(value, value, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter))
+        reference = quant_ops.strip_quantization(value) if isinstance(value, GraphModule) else value
+        return _Folded(value, reference, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter))
 
     def _fold(self, node: Node) -> _Folded | None:
         """Computes an op that reads only constants; None if the op must be a step.
@@ -211,9 +209,7 @@ class _Lowering:
     # -- quantization --------------------------------------------------------------------------------------------
 
     def _dequantize(self, node: Node) -> Any:
-        source = node.args[0]
-        assert isinstance(source, Node)
-        value = self._value(source)
+        value = self._value(node.args[0])
         if isinstance(value, _Folded):
             return replace(
                 value,
@@ -260,9 +256,7 @@ class _Lowering:
         return self.dequantized[key]
 
     def _half_cast(self, node: Node) -> Any:
-        source = node.args[0]
-        assert isinstance(source, Node)
-        value = self._value(source)
+        value = self._value(node.args[0])
         if isinstance(value, _Folded):
             params = value.params or quant_ops.read_params(node, self._tensor)
             return replace(value, quantized=run_on_constants(node, self._tensor, value.quantized), params=params)
