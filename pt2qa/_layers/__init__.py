@@ -1,1 +1,1 @@
-"""Layer by layer and module by module: how far the quantized model is from the reference."""
+"""Layer-by-layer and module-by-module comparison of the quantized model with the reference."""

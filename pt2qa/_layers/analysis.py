@@ -1,4 +1,4 @@
-"""Layer by layer: the reference against the quantized model, all errors in one row."""
+"""Layer-by-layer comparison: reference against quantized model, one row per value."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def compare_layers(
 ) -> LayerReport:
     """Compares every op's output in the reference and in the quantized model.
 
-    Both run side by side on each batch; a value is compared when it is made and dropped when nothing needs it any more,
-    so memory does not grow with layers or batches.  The outputs of this very run are held against the converted graph,
-    bit for bit, and against the float graph, on the first batch and on each batch of new dtypes, shapes or strides.
+    Both models run side by side on each batch. A value is compared when it is produced and freed after its last use, so
+    memory does not grow with layers or batches. On the first batch, and on each batch with new dtypes, shapes or
+    strides, the outputs of this very run are checked bit for bit against the converted graph and the float graph.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
-        batches: iterable of batches, read once; batches may differ in size where the capture allows it.
-        isolated: also run every region on the reference's inputs and round every reference value: the columns
-            ``isolated_sqnr`` and ``rounding_sqnr``.  Without, they are nan and the run takes about two thirds.
+        batches: iterable of batches, consumed once; batches may differ in size if the capture allows it.
+        isolated: also run every region on the reference's inputs and round every reference value, for ``isolated_sqnr``
+            and ``rounding_sqnr``; else these are nan, and the run takes about two thirds of the time.
         prefixes: module paths (``layer1``) or op names; only ops under them are compared.
-        ops: kinds of op (``conv2d``); only they are compared.
-        modules: module paths (``layer2``), classes or their names (``BasicBlock``): each call of them is also run
-            whole, quantized, on the reference's inputs, and gets a row of its own in ``report.modules``.
-        metrics: more columns: name → a :class:`pt2qa.Metric` in its empty state.
-        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        ops: op types (``conv2d``); only these are compared.
+        modules: module paths (``layer2``), classes or class names (``BasicBlock``): each of their calls is also run
+            whole, quantized, on the reference's inputs, and gets its own row in ``report.modules``.
+        metrics: extra columns: name → a :class:`pt2qa.Metric` in its empty state.
+        inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
-        The report.  Interrupted with Ctrl-C after at least one batch, it covers the finished batches and says so.
+        The report. After Ctrl-C, if at least one batch is finished, it covers the finished batches and says so.
 
     Raises:
-        BatchError: there is no batch, or one does not fit the captured inputs.
-        SelectionError: a prefix, op type or module matches nothing, or a metric's name is taken.
-        SimulationError: the simulator does not compute what the converted graph computes.
+        BatchError: there is no batch, or one does not match the captured inputs.
+        SelectionError: a prefix, op type or module matches nothing, or a metric's name is already taken.
+        SimulationError: the simulator does not reproduce the converted graph.
     """
     steps = [step for step in pair.program.steps if step.site is None]
     selected = frozenset(steps[position].index for position in select(steps, prefixes, ops))
@@ -63,7 +63,7 @@ def compare_layers(
 
 
 def named_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
-    """The metrics of a user by name; a column's name, or another ``worse`` than the two, is refused."""
+    """The user's metrics by name; rejects column names and any ``worse`` other than the two allowed."""
     named = dict(metrics or {})
     taken = {column.name for column in fields(LayerRow)} & named.keys()
     if taken:

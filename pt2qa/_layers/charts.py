@@ -1,4 +1,4 @@
-"""Charts of a layer report: SQNR along the graph, and histograms of values on the grid of the integers."""
+"""Charts of a layer report: SQNR along the graph, and histograms of values on the integer grid."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHOWN: Final = 8
 """Layers whose histograms are shown, the worst first."""
 
 BINS: Final = 160
-"""Bins of one histogram at most."""
+"""Maximum number of bins per histogram."""
 
 _FLOAT_SIDES: Final = frozenset({"reference", "float"})
 
 
 def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
-    """SQNR of every layer in graph order; of columns that were measured."""
+    """SQNR of every layer in graph order, for the columns that were measured."""
     series = [pair for pair in _SERIES if any(isfinite(getattr(row, pair[0])) for row in rows)]
     if not series:
         return []
@@ -46,10 +46,10 @@ def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
 
 
 def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence[Report]) -> list[dict[str, Any]]:
-    """The outputs of the worst layers by a column that profiles of this model, among the other reports, hold.
+    """Output histograms of the worst layers by a column, from profiles of this model among the other reports.
 
-    Bins are whole numbers of integer steps with their edges between two integers, so that the quantized values fall
-    into all of them alike.
+    Bins are whole numbers of integer steps with edges halfway between integers, so that quantized values spread evenly
+    over the bins.
     """
     profiles: list[Any] = [each for each in others if each.kind == "profile"]
     mine = [each for each in profiles if each.histograms and _is_of(each, report)]
@@ -78,7 +78,7 @@ def _output(profile: Any, name: str) -> Any:
     try:
         return profile.find(name)
     except ReportError:
-        # A layer that one side lacks has no values there: it is drawn from the other side alone.
+        # A layer missing on one side has no values there and is drawn from the other side alone.
         return None
 
 
@@ -101,7 +101,7 @@ def _chart(title: str, sides: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
 
 
 def _grid(row: Any) -> dict[str, Any] | None:
-    """The integers that a value is rounded to; None where it is not, or not on one even grid."""
+    """The integer grid that a value is rounded to; None if there is none, or it is not uniform."""
     if not row.dtype.startswith(("int", "uint")) or not isfinite(row.scale) or not isfinite(row.zero_point):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a comparison adds up: a row for each value that is compared, batch after batch."""
+"""Accumulates a comparison: one row per compared value, summed over batches."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ from pt2qa._simulator.verification import Verification
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """The sums of one row over some values; ``merge`` gives those over both.
+    """The sums of one row over some values; ``merge`` combines two.
 
-    ``clamped`` of ``clamped_of`` values were moved by clamps; ``dtype`` and ``shape`` are the first value's, None
-    without one.
+    ``clamped`` of ``clamped_of`` values were clamped; ``dtype`` and ``shape`` are the first value's, None without one.
     """
 
     sums: ErrorSums = field(default_factory=ErrorSums)
@@ -67,13 +66,12 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Row:
-    """What one row of the table adds up over the batches that count, and over those that are set ``apart``.
+    """What one row of the table accumulates over the batches that count, and over those that are set ``apart``.
 
-    It compares the value of the step ``place``, None for an output of the model, with ``params`` of the site where it
-    is read; ``group`` is the number of the group that makes it isolated, None where nothing in its region is
-    quantized.  The op's region reads the values of the steps ``sources``, None standing for inputs of the model.  What
-    is ``aside`` is no row of the table, but a value that rows read.  The other names are those of
-    :class:`pt2qa.LayerRow`.
+    It compares the value of the step ``place``, None for a model output, with ``params`` of the site that is read
+    there; ``group`` is the number of the group that computes it in isolation, None if nothing in its region is
+    quantized. The op's region reads the values of the steps ``sources``, None standing for model inputs. ``aside``
+    marks a value that is not in the table but that rows read. The other names are those of :class:`pt2qa.LayerRow`.
     """
 
     name: str
@@ -95,13 +93,13 @@ class _Row:
 
     @property
     def scale(self) -> float:
-        """What one integer step is worth, the largest of several; nan where nothing says so."""
+        """The real value of one integer step, the largest of several; nan if unknown."""
         return self.params.largest_scale if self.params is not None else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What one run of both models on a batch gave; see :class:`pt2qa._simulator.verification.Run`."""
+    """The result of one run of both models on a batch; see :class:`pt2qa._simulator.verification.Run`."""
 
     reference: Any
     quantized: Any
@@ -110,7 +108,7 @@ class _Measured:
 
 
 class Comparison:
-    """Rows by the step whose value they compare."""
+    """Rows, keyed by the step whose value they compare."""
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class Comparison:
         metrics: dict[str, Metric],
     ) -> None:
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
-        # What a metric is given beside the two tensors where its update names it; see pt2qa.Metric.
+        # Arguments that a metric also gets if its update names them; see pt2qa.Metric.
         self.asked = {
             name: {"isolated", "scale"} & inspect.signature(metric.update).parameters.keys()
             for name, metric in metrics.items()
@@ -162,7 +160,7 @@ class Comparison:
                         row.part_of, row.step = known.part_of, known.step
 
     def _plan_sources(self) -> None:
-        """What the rows read and no row compares, such as ops that were not selected: its error alone is found."""
+        """Values that rows read but no row compares, such as unselected ops: only their error is computed."""
         sources = {
             source for rows in self.rows.values() for row in rows for source in row.sources if source is not None
         }
@@ -208,7 +206,7 @@ class Comparison:
         self._take(values, self.check.run(functools.partial(self._measure_batch, values), values))
 
     def _measure_batch(self, values: list[Any]) -> _Measured:
-        """Runs both models on a batch; nothing is added yet, so that a batch can be checked, or run again."""
+        """Runs both models on a batch; adds nothing yet, so that the run can be checked or repeated."""
         seen: list[tuple[_Row, _Totals]] = []
 
         def visit(event: Event) -> None:
@@ -229,7 +227,7 @@ class Comparison:
         return _Measured(reference, quantized, tuple(self._isolated(seen)), seen)
 
     def _isolated(self, seen: Sequence[tuple[_Row, _Totals]]) -> Iterator[Isolated]:
-        """The isolated errors of a batch, whose rows may come in pieces."""
+        """The isolated errors of a batch, whose rows may come in chunks."""
         noise: dict[int, NoiseSums] = {}
         for row, totals in seen:
             noise[id(row)] = noise.get(id(row), NoiseSums()).merge(totals.isolated)
@@ -255,9 +253,9 @@ class Comparison:
     def _why_apart(
         self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[tuple[_Row, _Totals, bool]]
     ) -> SetApart | None:
-        """Why a batch may be in no number: it is empty, or a value of it is not finite; None for a batch that counts.
+        """Why a batch is excluded: it is empty, or one of its values is not finite; None for a batch that counts.
 
-        Equal infinities are part of a model (masks), and so are equal NaN that reach no output.
+        Equal infinities are part of the model (masks), and so are equal NaN that reach no output.
         """
         if is_empty(samples, measured.quantized):
             return empty_batch(self.batches)
@@ -290,7 +288,7 @@ class Comparison:
         )
 
     def _measured(self, row: _Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
-        """A row's own metrics of one value, each given what it asks for."""
+        """The user's metrics for one value, each with the arguments it names."""
         known = {"isolated": isolated, "scale": None if math.isnan(row.scale) else row.scale}
         measured = {}
         for name, metric in () if row.aside else self.metrics.items():
@@ -299,7 +297,7 @@ class Comparison:
         return measured
 
     def _others(self, row: _Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
-        """What else is held against the reference: the isolated and the rounded value, where they are asked for."""
+        """What else is compared with the reference: the isolated and the rounded value, if requested."""
         others: dict[str, Tensor] = {}
         if row.aside or not (self.with_isolated or row.is_block):
             return others
@@ -312,7 +310,7 @@ class Comparison:
         return others
 
     def _measure_outputs(self, reference: Any, quantized: Any) -> list[tuple[_Row, _Totals, bool]]:
-        """The sums of each output that can be compared, and whether it holds NaN."""
+        """The sums of each comparable output, and whether it contains NaN."""
         pairs = list(zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True))
         if not self.outputs:
             names = output_names(self.pair.quantized, len(pairs))
@@ -331,16 +329,16 @@ class Comparison:
     # -- the report ----------------------------------------------------------------------------------------------
 
     def report(self, notes: Sequence[str]) -> LayerReport:
-        """What was added up so far; ``notes`` come before its own."""
+        """The results so far; ``notes`` come before its own."""
         rows = [row for place in sorted(self.rows) for row in self.rows[place] if not (row.is_block or row.aside)]
-        # Where no batch counts, what the others show is better than nothing.
+        # If no batch counts, show the excluded ones rather than nothing.
         only_apart = len(self.set_apart) == self.batches
 
         def numbers(row: _Row) -> _Totals:
             return row.apart if only_apart else row.totals
 
         def input_sqnr(row: _Row) -> float:
-            """The smallest SQNR among the values that a row's region reads; nan where one of them has none."""
+            """The smallest SQNR among the values that a row's region reads; nan if one of them has none."""
             own = (self.rows.get(source, ()) for source in row.sources if source is not None)
             found = [next((numbers(one).sums.sqnr for one in rows if not one.is_block), math.nan) for rows in own]
             return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
@@ -373,7 +371,7 @@ class Comparison:
         )
 
     def _metrics_worse(self, way: str) -> tuple[str, ...]:
-        """The user's metrics that say that smaller, or larger, values are the worse ones."""
+        """The user's metrics that declare smaller, or larger, values as worse."""
         return tuple(name for name, metric in self.metrics.items() if getattr(metric, "worse", None) == way)
 
 
@@ -384,7 +382,7 @@ def compare(
     progress: bool | None,
     what: str,
 ) -> LayerReport:
-    """Runs a comparison over all batches, verifying its own runs; ``what`` names the progress bar."""
+    """Runs a comparison over all batches and verifies its own runs; ``what`` names the progress bar."""
     notes = accumulate(
         comparison, batches, title=f"compare {what}", purpose="compare on", inputs_of=inputs_of, progress=progress
     )
@@ -434,7 +432,7 @@ def _finish(row: _Row, totals: _Totals, input_sqnr: float = math.nan) -> LayerRo
 
 
 def _reach(sums: ErrorSums, params: QuantParams | None) -> tuple[float, float]:
-    """Share of the integers that the reference values span, and how many steps they reach beyond them."""
+    """Share of the integer range that the reference spans, and how many steps it reaches beyond the range."""
     if (
         params is None
         or not isinstance(params.scale, float)

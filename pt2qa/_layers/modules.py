@@ -24,26 +24,26 @@ def compare_modules(
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
 ) -> LayerReport:
-    """Compares whole modules: each call of them is run quantized on the inputs that it has in the reference.
+    """Compares whole modules: runs each of their calls quantized on the inputs it has in the reference.
 
-    This is :func:`pt2qa.compare_layers` for its rows of modules alone, without the time that rows of ops take.
+    Equivalent to the module rows of :func:`pt2qa.compare_layers`, without the time spent on op rows.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
-        batches: iterable of batches, read once.
+        batches: iterable of batches, consumed once.
         modules: module paths (``layer2``), classes (``nn.LSTM``) or their names (``BasicBlock``).
-        metrics: more columns: name → a :class:`pt2qa.Metric` in its empty state.
-        inputs_of: from an item of ``batches`` to a batch.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        metrics: extra columns: name → a :class:`pt2qa.Metric` in its empty state.
+        inputs_of: maps an item of ``batches`` to a batch.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
-        A report whose rows are the values that leave the modules, ``isolated_sqnr`` being the float module against the
-        quantized one on the same input and ``sqnr`` the two models at that place.  ``op`` is the module's class.
+        A report whose rows are the module outputs: ``isolated_sqnr`` compares the float and the quantized module on the
+        same input, ``sqnr`` the two models at that point. ``op`` is the module's class.
 
     Raises:
-        BatchError: there is no batch, or one does not fit the captured inputs.
-        SelectionError: a module matches nothing, or a metric's name is taken.
-        SimulationError: the simulator does not compute what the converted graph computes.
+        BatchError: there is no batch, or one does not match the captured inputs.
+        SelectionError: a module matches nothing, or a metric's name is already taken.
+        SimulationError: the simulator does not reproduce the converted graph.
 
     >>> import torch, pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()

@@ -1,4 +1,4 @@
-"""Who reads a value as it is, which op answers for its error, and what an op reads."""
+"""Direct consumers of a value, the op responsible for its error, and what an op reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pt2qa._simulator.program import Program, Step
 
 
 class Reading:
-    """What the ops of a program read, and who reads what they make."""
+    """What the ops of a program read, and which ops consume their results."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -24,10 +24,10 @@ class Reading:
         self.returned = frozenset(slots_in(program.outputs))
 
     def answers_for(self, op: Step) -> str:
-        """Name of the op whose quantization is to blame for the isolated error of a value that stays in float.
+        """Name of the op whose quantization causes the isolated error of a value that stays in float.
 
-        That is the first op of its region that has rounded weights or multiplies rounded values.  Empty where there is
-        none, since the value's error is that of what the region reads, and where only the region itself reads the
+        That is the first op of its region that has rounded weights or multiplies rounded values. Empty if there is
+        none, since the error then comes from the values that the region reads, and if only the region itself reads the
         value: no kernel ever writes it.
         """
         own, readers = self.regions[op.region], self.readers[op.out]
@@ -38,9 +38,9 @@ class Reading:
         )
 
     def sources(self, step: Step) -> tuple[int | None, ...]:
-        """The steps whose values the region of an op, or of a site's value, reads; None stands for the model's inputs.
+        """The steps whose values the region of an op, or of a site's value, reads; None stands for model inputs.
 
-        Of sites that are duplicates it is the one that computes the value.
+        Of duplicate sites, the one that computes the value is used.
         """
         if step.site is not None:
             made = self._producer(step.reads[0])

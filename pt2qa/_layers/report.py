@@ -1,4 +1,4 @@
-"""The report of a comparison layer by layer."""
+"""The report of a layer-by-layer comparison."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from pt2qa.errors import ReportError
 SCALARS = (
     *("sqnr", "isolated_sqnr", "rounding_sqnr", "mse", "cosine", "l1", "atol", "max_lsb", "saturation", "range_use"),
 )
-"""The columns that TensorBoard shows, beside the user's metrics."""
+"""The columns that TensorBoard shows, besides the user's metrics."""
 
 
 @register("layers", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerReport(Report):
-    """How far each layer of the quantized model is from the reference, and whose fault that is.
+    """How far each layer of the quantized model is from the reference, and which op causes it.
 
     Args:
         rows: one for each compared value, in graph order.
         outputs: the model's outputs, ``output``, ``output[1]``, ``output.logits``.
-        modules: whole modules that the user asked for; ``op`` is the class name.
-        unpaired: nodes of one graph without a partner in the other, with the reason.
+        modules: whole modules that the user selected; ``op`` is the class name.
+        unpaired: nodes of one graph without a counterpart in the other, with the reason.
         notes: what else the reader must know, e.g. ``2 ops fell back to the converted op``.
         batches, samples: how much was run.
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
-        set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities.
-        smaller_is_worse, larger_is_worse: the custom metrics that say so of their values.
+        set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
+        smaller_is_worse, larger_is_worse: the custom metrics that declare a direction.
 
     Raises:
-        ReportError: rows carry different custom metrics, or one under a column's name; or a metric says both.
+        ReportError: custom metrics differ between rows, or one is named like a column or declares both directions.
 
     >>> from pt2qa.report import Environment
     >>> empty = LayerReport((), (), (), (), (), 0, 0, "xnnpack", "Net", Environment.here(""))
@@ -90,9 +90,9 @@ class LayerReport(Report):
         return len(self.set_apart)
 
     def worst(self, k: int, by: str = "isolated_sqnr") -> tuple[LayerRow, ...]:
-        """The k worst rows by a column or custom metric, ties by ``sqnr``; rows whose number is nan come last.
+        """The k worst rows by a column or custom metric, ties by ``sqnr``; rows where it is nan come last.
 
-        Small is worse for SQNR, cosine and range use, and for custom metrics that say so; large for all else.
+        Smaller is worse for SQNR, cosine, range use and custom metrics that declare it; larger for all others.
 
         Raises:
             ReportError: there is no such column.
@@ -100,18 +100,18 @@ class LayerReport(Report):
         return self.ranked(self.rows, by)[:k]
 
     def opened(self, name: str) -> LayerReport:
-        """The same report, in whose tables a recurrent op that capture took apart is shown part by part.
+        """The same report, whose tables show a recurrent op that capture decomposed part by part.
 
         Args:
-            name: of the op, such as ``rnn/lstm``.
+            name: the op's name, such as ``rnn/lstm``.
 
         Raises:
-            ReportError: no op of that name was taken apart.
+            ReportError: no op of that name was decomposed.
         """
         return replace(self, rows=opened(self.rows, name))
 
     def grade(self) -> Grade:
-        """By :data:`LOW_SQNR`; what has no number, an output or a batch, must not hide behind what has one."""
+        """By :data:`LOW_SQNR`; an output or batch without a number must not hide behind the others."""
         usual = Report.grade(self)
         if usual == "bad" or not self.outputs:
             return "bad" if usual == "bad" else "plain"
@@ -124,13 +124,13 @@ class LayerReport(Report):
         return [*along_graph(self.rows), *histograms(self, self.worst(len(self.rows), by), by, others)]
 
     def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
-        """Each metric of each layer and output at the step, and along the graph; what is not finite is left out."""
+        """Each metric of each layer and output at the step, and along the graph; non-finite values are left out."""
         every = self.rows + self.outputs
         found: list[Scalar] = []
         for metric in (*SCALARS, *custom_names(every)):
             seen: dict[str, int] = {}
             for row in every:
-                # A value that is quantized in two ways has two rows of one name.
+                # A value that is quantized in two ways has two rows with the same name.
                 seen[row.name] = ordinal = seen.get(row.name, 0) + 1
                 name = row.name if ordinal == 1 else f"{row.name} ({ordinal})"
                 found.append(Scalar(f"{metric}/{name}", step, float(cell(row, metric))))
@@ -169,7 +169,7 @@ class LayerReport(Report):
         return ranked_by(self.rows)
 
     def _table(self, sort: str, limit: int | None, width: int) -> str:
-        """The rows as a table, in which the steps of a recurrent op are one row."""
+        """The rows as a table that folds the steps of a recurrent op into one row."""
         worst = self._worst_by()
         ordered, by = self._ordered(sort)
         rows, stand_for = folded(ordered, worst if by is None or sort == "name" else by, self.ranked)

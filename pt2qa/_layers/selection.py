@@ -1,4 +1,4 @@
-"""Which ops and modules a comparison is about."""
+"""Which ops and modules a comparison covers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pt2qa._simulator.program import Program, Step
 from pt2qa.errors import SelectionError
 
 Labelled = Step | OpName
-"""What has a name, a module and a kind of op."""
+"""Anything with a name, a module and an op type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """One call of a module: its path and class name, and the numbers of the op steps inside it.
 
-    ``name`` is the path, with ``@1`` and so on after it for later calls of the same module.
+    ``name`` is the path, followed by ``@1`` and so on for later calls of the same module.
     """
 
     name: str
@@ -28,9 +28,9 @@ class Block:
 
 
 def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[str]) -> frozenset[int]:
-    """Positions of the ops under any of the module paths and of any of the kinds; all where both are empty.
+    """Positions of the ops under any of the module paths and of any of the types; all if both are empty.
 
-    What matches nothing is refused, with near names.
+    Rejects unmatched selectors, with close matches.
     """
     for prefix in prefixes:
         if not any(_is_under(label, prefix) for label in labels):
@@ -46,7 +46,7 @@ def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[
 
 
 def find_blocks(program: Program, wanted: Iterable[str | type]) -> list[Block]:
-    """The calls, in graph order, of modules named by path (``layer2``), by class, or by its name (``BasicBlock``)."""
+    """The calls, in graph order, of modules given by path (``layer2``), class, or class name (``BasicBlock``)."""
     blocks: dict[tuple[str, str, str], list[int]] = {}
     for step in program.steps:
         if step.site is None:

@@ -1,4 +1,4 @@
-"""The parts of a recurrent op that capture took apart: one line of a table, until they are asked for one by one."""
+"""The parts of a recurrent op that capture decomposed: one table line until the op is opened."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pt2qa.errors import ReportError
 def folded(
     rows: Sequence[LayerRow], by: str, rank: Callable[[Sequence[LayerRow], str], Sequence[LayerRow]]
 ) -> tuple[tuple[LayerRow, ...], tuple[str, ...]]:
-    """Rows with the parts of each recurrent op in one, which stands where the first of them stood.
+    """Rows with the parts of each recurrent op folded into one, at the position of the first part.
 
-    That one has the numbers of the worst part by a column, which ``rank`` puts first; the lines say what each stands
-    for.
+    The folded row has the numbers of the worst part by a column, which ``rank`` puts first; the lines say what it
+    covers.
     """
     parts: dict[str, list[LayerRow]] = {}
     for row in rows:
@@ -40,7 +40,7 @@ def folded(
 
 
 def opened(rows: Sequence[LayerRow], name: str) -> tuple[LayerRow, ...]:
-    """Rows in which the parts of a recurrent op, one that was taken apart, stand for themselves."""
+    """Rows in which the parts of one decomposed recurrent op are separate rows."""
     known = dict.fromkeys(row.part_of for row in rows if row.part_of)
     if name not in known:
         near = near_names(name, known) or "none: capture took no recurrent op apart"

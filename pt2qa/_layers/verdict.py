@@ -14,10 +14,10 @@ from pt2qa._report.ranking import ranked, without_number
 from pt2qa._report.set_apart import SetApart, failures
 
 MOSTLY: Final = 0.5
-"""Share of a value's error that clamping makes, above which it is counted."""
+"""Share of a value's error caused by clamping above which it is counted."""
 
 NEAR: Final = 3.0
-"""dB above the output's SQNR up to which a layer is named: its noise has at least half the output's share of power."""
+"""dB above the output's SQNR up to which a layer is named: its relative noise is at least half the output's."""
 
 
 def summary_of(
@@ -25,10 +25,10 @@ def summary_of(
 ) -> list[str]:
     """What the rows prove, in sentences that state their thresholds.
 
-    No row can prove what its error costs the output, so that sensitivity and reconfigure are named for that.  Layers
-    are named only where an output is low, their own noise has at least half the share of power that the output's has,
-    and it is what lowers the SQNR there.  The lowest isolated SQNR alone says nothing: those of EfficientNet-Lite0 and
-    MobileNetV2 are of layers that cost the output less than 0.3 dB.
+    No row can prove what its error costs the output, so the summary refers to sensitivity and reconfigure for that.
+    Layers are named only if an output is low, their relative noise is at least half the output's, and they cause the
+    drop in SQNR there. The lowest isolated SQNR alone says nothing: in EfficientNet-Lite0 and MobileNetV2 it belongs to
+    layers that cost the output less than 0.3 dB.
     """
     sqnr = output_sqnr(outputs)
     about = [_about_output(outputs), _about_isolated(rows, sqnr)]
@@ -44,20 +44,20 @@ def output_sqnr(outputs: Sequence[LayerRow]) -> float:
 
 
 def ranked_by(rows: Sequence[LayerRow]) -> str:
-    """The column that says which layer is worst: its own fault, or where that was not measured the cumulative error."""
+    """The column that says which layer is worst: isolated error, or cumulative error if that was not measured."""
     return "isolated_sqnr" if any(not isnan(row.isolated_sqnr) for row in rows) else "sqnr"
 
 
 def growth(row: LayerRow) -> float:
-    """By how much the noise, as a share of the signal's power, is above that in what the row's op reads; or nan."""
+    """How much the relative noise power exceeds that of the values the row's op reads; or nan."""
     return power(-row.sqnr) - power(-row.input_sqnr)
 
 
 def clamped_share(row: LayerRow) -> float:
-    """The share of a value's error that clamping makes, 0..1: beyond ``scale**2 / 12``, which rounding makes alone.
+    """The share of a value's error caused by clamping, 0..1: beyond ``scale**2 / 12``, the error of rounding alone.
 
-    It is that of the reference's values, rounded, within the error of the quantized run.  nan where the rounding was
-    not measured.
+    Computed from the rounded reference values, relative to the error of the quantized run. nan if rounding was not
+    measured.
     """
     if not row.mse > 0:
         return nan
@@ -169,24 +169,24 @@ def _advice(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], found: Sequen
 
 
 def _quantized(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Rows of values that some op reads as they are, and that quantization changes at that very op."""
+    """Rows of values that some op reads directly, and that quantization changes at that very op."""
     return [row for row in rows if row.observed_at == "dq" or row.answers_for]
 
 
 def _named(row: LayerRow) -> str:
-    """Which op answers for a row, and where its value is read."""
+    """Which op is responsible for a row, and where its value is read."""
     return row.name if row.answers_for in ("", row.name) else f"{row.answers_for}, as {row.name} hands it on"
 
 
 def _weighs(sqnr: float, output: float) -> bool:
-    """Whether a noise is so large beside that of the output that what makes it is named."""
+    """Whether a noise is large enough, relative to the output's, for its source to be named."""
     return sqnr < LOW_SQNR and sqnr <= output + NEAR and output < LOW_SQNR
 
 
 def _is_own(row: LayerRow) -> bool:
-    """Whether the op's own quantization is as much as half of what the noise grows by.
+    """Whether the op's own quantization is at least half of the growth in noise.
 
-    What an op reads may weigh more in what it makes: a relu takes signal away, an addition cancels it.
+    Input noise may weigh more in an op's output: a relu removes signal, an addition cancels it.
     """
     return power(-row.isolated_sqnr) >= growth(row) / 2 > 0
 

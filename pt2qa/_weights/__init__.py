@@ -1,1 +1,1 @@
-"""Weight by weight: how far each dequantized weight is from the float one."""
+"""Weight-by-weight comparison of dequantized and float weights."""

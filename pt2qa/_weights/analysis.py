@@ -1,4 +1,4 @@
-"""Weight by weight: the float value against what the quantized model reads."""
+"""Weight-by-weight comparison: the float value against what the quantized model reads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
 
     Returns:
-        One row for each weight, bias and other parameter that an op reads.  Parameters that stay float are rows too,
-        with the note ``not quantized``.  A weight that one module reads again and again, as at each step of a recurrent
-        op, is one row, with the name of the first reader.  A channel is dead where its float value is not zero and its
-        dequantized value is.
+        One row for each weight, bias and other parameter that an op reads. Parameters that stay in float are rows too,
+        with the note ``not quantized``. A weight that one module reads repeatedly, as at each step of a recurrent op,
+        is one row, named after its first reader. A channel is dead if its float value is not zero but its dequantized
+        value is.
     """
     rows = [_row(pair, constant, readers) for constant, readers in _each_once(pair)]
     return WeightReport(
@@ -114,16 +114,16 @@ def _attribute(constant: Constant) -> str:
 
 
 def _channel_axis(constant: Constant) -> int | None:
-    """The axis of output channels, where the op has one."""
+    """The output channel axis, if the op has one."""
     if constant.reference.dim() < 2 or constant.op not in WEIGHTED | {"embedding", "embedding_bag"}:
         return None
     return 1 if constant.op.startswith("conv_transpose") else 0
 
 
 def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tuple[int, float, int]:
-    """Index and SQNR of the worst channel, and how many channels are dead.
+    """Index and SQNR of the worst channel, and the number of dead channels.
 
-    A channel that int8 rounds to nothing has the SQNR 0 dB: all of its signal is noise.  One that is NaN or infinite on
+    A channel that int8 rounds to zero has an SQNR of 0 dB: all of its signal is noise. One that is NaN or infinite on
     one side only is worse than any number, and has none.
     """
     if axis is None or not float_value.numel():
@@ -143,7 +143,7 @@ def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tup
 
 
 def _max_lsb(float_value: Tensor, dequantized: Tensor, params: QuantParams | None) -> float:
-    """Largest error in integer steps, each channel in its own steps."""
+    """Largest error in integer steps, each channel in its own scale."""
     if params is None or params.scale is None or not float_value.numel():
         return math.nan
     difference = (float_value.double() - dequantized.double()).abs()

@@ -1,4 +1,4 @@
-"""The report of a comparison weight by weight."""
+"""The report of a weight-by-weight comparison."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BY: Final = "worst_channel_sqnr"
 @register("weights", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class WeightReport(Report):
-    """How far each dequantized weight is from the float one, over all and in its worst channel.
+    """How far each dequantized weight is from the float one, overall and in its worst channel.
 
     Tables show the quantized weights; ``to_pandas`` and ``csv`` have every weight.
 
     Args:
-        rows: one for each parameter in graph order, those that stay float included (``WeightRow.quantized``).
-        unpaired: parameters of one graph without a partner in the other, with the reason.
+        rows: one per parameter in graph order, including those that stay in float (``WeightRow.quantized``).
+        unpaired: parameters of one graph without a counterpart in the other, with the reason.
         notes: what else the reader must know.
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
@@ -47,7 +47,7 @@ class WeightReport(Report):
     environment: Environment
 
     def worst(self, k: int, by: str = BY) -> tuple[WeightRow, ...]:
-        """The k worst rows by a column, ties by ``sqnr``; rows whose number is nan come last.
+        """The k worst rows by a column, ties by ``sqnr``; rows where it is nan come last.
 
         Raises:
             ReportError: there is no such column.
@@ -73,7 +73,7 @@ class WeightReport(Report):
         yield Listing(f"Not quantized ({len(unquantized)})", unquantized)
 
     def _summary(self) -> Sequence[str]:
-        """What the rows prove; weights are named only where they are low."""
+        """What the rows prove; names weights only if they are low."""
         quantized = self._tabled()
         counts = (
             f"Counts: {len(self.rows) - len(quantized)} not quantized, "
@@ -120,7 +120,7 @@ def _about_worst(ranked: Sequence[WeightRow]) -> str:
 
 
 def _about_dead(dead: Sequence[WeightRow]) -> list[str]:
-    """Dead channels, by what made them: one scale for all, or the smallest scale that their own may be."""
+    """Dead channels, by cause: one scale for all, or a per-channel scale at its lower limit."""
     causes = (
         ([row for row in dead if row.axis < 0], "one scale serves all channels of these weights"),
         ([row for row in dead if row.axis >= 0], "each has a scale of its own, which is too large for it"),

@@ -10,7 +10,7 @@ from pt2qa._report.formats import cosine as five_digits
 from pt2qa._report.formats import index
 
 UNQUANTIZED: Final = "not quantized"
-"""The note of a :class:`WeightRow` whose weight stays float."""
+"""The note of a :class:`WeightRow` whose weight stays in float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class WeightRow:
         op: the op, e.g. ``conv2d``.
         attr: which parameter: ``weight``, ``bias`` and so on.
         dtype: integer type; ``float32`` for a weight that is not quantized.
-        scale: the largest scale of its channels; nan without one.
-        axis: the channel axis of per-channel quantization, -1 when it is per tensor.
+        scale: the largest of its channel scales; nan without one.
+        axis: the channel axis of per-channel quantization, -1 for per-tensor.
         shape: the weight's shape.
         sqnr: dB over the whole weight.
-        worst_channel: index of the channel with the smallest SQNR; -1 where there are no channels.
+        worst_channel: index of the channel with the smallest SQNR; -1 without channels.
         worst_channel_sqnr: that channel's SQNR in dB; 0 for a dead channel.
-        dead_channels: number of channels that hold something in float and nothing but zeros when quantized.
+        dead_channels: number of channels that are non-zero in float but all zeros when quantized.
         mse, cosine, l1, atol, max_lsb: as for layers.
-        ref_min, quant_min, ref_max, quant_max: of the two sides.
-        note: ``not quantized``, or what is special here.
+        ref_min, quant_min, ref_max, quant_max: of both sides.
+        note: ``not quantized``, or anything special about the row.
     """
 
     shown: ClassVar = (
