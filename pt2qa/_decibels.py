@@ -1,4 +1,4 @@
-"""Powers as decibels: the one formula that analyses and reports share.  Free of torch."""
+"""Power ratios in decibels: the one formula that analyses and reports share.  Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from math import inf, isnan, log10, nan
 from typing import Final
 
 LOW_SQNR: Final = 20.0
-"""dB below which a layer, weight or output is called low: the noise has more than 1 % of the signal's power."""
+"""dB below which a layer, weight or output counts as low: the noise has more than 1 % of the signal's power."""
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Signal-to-quantization-noise ratio ``10 * log10(signal / noise)`` in dB, the reference being the signal.
+    """Signal-to-quantization-noise ratio ``10 * log10(signal / noise)`` in dB; the reference is the signal.
 
     Args:
         signal: sum of the squared reference values.
         noise: sum of the squared differences.
 
     Returns:
-        inf where nothing differs, nan where the reference is all zero (or nothing was seen) and something differs, and
-        for what is no sum of squares.
+        inf if nothing differs; nan if the reference is all zero (or nothing was seen) and something differs, or if an
+        argument is not a valid sum of squares.
 
     >>> decibels(100.0, 1.0)
     20.0
@@ -35,7 +35,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def power(level: float) -> float:
-    """The ratio of two powers that stands for so many dB; inf where it is too large for a float.
+    """The power ratio of a level in dB; inf if it overflows a float.
 
     >>> power(20.0), power(-10.0), power(1e4)
     (100.0, 0.1, inf)

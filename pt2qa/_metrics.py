@@ -1,13 +1,13 @@
-"""Error sums between a reference tensor and a quantized one, and the numbers made from them.
+"""Error sums between a reference tensor and a quantized one, and the metrics computed from them.
 
-The sums are frozen accumulators with ``empty / update / merge / compute``: updating with chunks of a tensor, in any
-split, or merging the sums of several batches gives what one update with everything gives.
+The sums are frozen accumulators with ``empty / update / merge / compute``: updating with the chunks of a tensor,
+however split, or merging the sums of several batches equals one update with all the data.
 
 Precision and speed.  A float32 dot product over millions of elements loses four digits, and a float64 copy of every
-tensor costs more than the model.  So float32 tensors are reduced one cache full at a time, with torch's pairwise sum
-or in rows of 64 values, and what they give is added in float64: within 1e-7 relative of an all-float64 computation
+tensor costs more than the model.  So float32 tensors are reduced in cache-sized chunks, with torch's pairwise sum or in
+rows of 64 values, and the results are added in float64: within 1e-7 relative of an all-float64 computation
 (3e-7 dB).
-Values whose squares leave the range of float32, infinities, NaN and every other dtype take the exact route: float64
+Values whose squares exceed the range of float32, infinities, NaN and all other dtypes take the exact path: float64
 throughout.
 """
 
@@ -25,27 +25,27 @@ from torch import Tensor
 from pt2qa._decibels import decibels
 
 CHUNK = 1 << 19
-"""Elements that are summed in float32 before float64 takes over: 2 MiB, which stays in the cache between the passes."""
+"""Elements summed in float32 before float64 takes over: 2 MiB, which stays in cache between passes."""
 _ROW = 64
-"""Squares that are summed in float32 before float64 takes over."""
+"""Squares summed in float32 before float64 takes over."""
 _SMALLEST_CHUNK = 1024
-"""Below this the float64 route is as fast."""
+"""Below this the float64 path is as fast."""
 _SMALLEST_SQUARE_SUM = 1e-24
 """Below this a float32 sum of squares may have lost elements to underflow; it is recomputed in float64."""
 
 
 Range = tuple[float, float]
-"""Smallest and largest value of a tensor; nan where it holds a NaN."""
+"""Smallest and largest value of a tensor; nan if it contains a NaN."""
 
 
 @runtime_checkable
 class Metric(Protocol):
-    """What a user-written metric is: an accumulator whose instances are never changed.
+    """A user-defined metric: an immutable accumulator.
 
     The instance given to ``compare_layers(metrics={"name": instance})`` is the empty state of every row.
 
-    It may have an attribute ``worse``, ``"smaller"`` or ``"larger"``: which of its values are the bad ones.  Tables and
-    ``report.worst`` take large values of a metric without it for the bad ones, and a gate's ``max_drop`` refuses it.
+    It may have an attribute ``worse``, ``"smaller"`` or ``"larger"``: which values are worse.  Without it, tables and
+    ``report.worst`` treat larger values as worse, and a gate's ``max_drop`` refuses the metric.
 
     See ``docs/custom_metric.md`` for a worked example.
     """
@@ -53,28 +53,27 @@ class Metric(Protocol):
     def update(self, reference: Tensor, quantized: Tensor) -> Metric:
         """The state after one more pair of tensors of equal shape.
 
-        A metric that names them as keyword arguments, with the default None, is also given ``isolated``: the value
-        that the op's region makes when it runs quantized on the reference's inputs, of the same shape, or None where
-        that was not run; and ``scale``: the float that one integer step is worth, or None where there is no such
-        number.
+        A metric that declares them as keyword arguments, with default None, also receives ``isolated``: the output of
+        the op's region run quantized on the reference's inputs, of the same shape, or None if that was not run; and
+        ``scale``: the size of one integer step as a float, or None if there is no single step size.
         """
         ...
 
     def merge(self, other: Metric) -> Metric:
-        """The state of both; ``a.merge(empty)`` equals ``a`` and the order does not matter."""
+        """The combined state; ``a.merge(empty)`` equals ``a``, and the order does not matter."""
         ...
 
     def compute(self) -> float:
-        """The number for the table; nan where nothing was seen."""
+        """The number for the table; nan if nothing was seen."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorSums:
-    """Everything the layer table needs of a pair of tensors, as sums that add up over chunks, batches and ranks.
+    """Everything the layer table needs from a pair of tensors, as sums that add up over chunks, batches and ranks.
 
-    Places where both tensors hold the same infinity, or both NaN, carry no error and no finite signal: they are left
-    out and counted in ``excluded``.  Places where only one of them is finite, or they differ in kind, are counted in
+    Elements where both tensors have the same infinity, or both NaN, carry no error and no finite signal: they are left
+    out and counted in ``excluded``.  Elements where only one is finite, or they differ in kind, are counted in
     ``nonfinite``; a single one makes every error nan.
 
     >>> sums = ErrorSums().update(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.5]))
@@ -129,7 +128,7 @@ class ErrorSums:
 
     @property
     def sqnr(self) -> float:
-        """dB; see :func:`pt2qa.sqnr`. Identical tensors give inf, also where the reference is all zero."""
+        """dB; see :func:`pt2qa.sqnr`. Identical tensors give inf, even if the reference is all zero."""
         if self.count and not self.nonfinite and self.noise == 0.0:
             return math.inf
         return self._unless_broken(decibels(self.signal, self.noise))
@@ -151,7 +150,7 @@ class ErrorSums:
 
     @property
     def cosine(self) -> float:
-        """Cosine similarity of the two flattened tensors; nan where one of them is all zero."""
+        """Cosine similarity of the two flattened tensors; nan if either is all zero."""
         scale = math.sqrt(self.signal) * math.sqrt(self.quant_signal)
         return self._unless_broken(min(1.0, max(-1.0, self.product / scale)) if scale else math.nan)
 
@@ -162,12 +161,12 @@ class ErrorSums:
 
     @property
     def quant_mean(self) -> float:
-        """Mean of the quantized values at the places where both are finite."""
+        """Mean of the quantized values at elements where both are finite."""
         return self.quant_sum / self.count if self.count else math.nan
 
     @property
     def reason(self) -> str:
-        """Why a number is nan, or what was left out; empty where there is nothing to say."""
+        """Why a number is nan, or what was left out; empty otherwise."""
         reasons = []
         if not self.count and not self.nonfinite:
             reasons.append("nothing finite in it" if self.excluded else "no elements")
@@ -182,7 +181,7 @@ class ErrorSums:
 
 @dataclass(frozen=True, slots=True)
 class NoiseSums:
-    """The two sums of an SQNR alone: for error columns that share their reference with an :class:`ErrorSums`."""
+    """Only the two sums of an SQNR: for error columns that share their reference with an :class:`ErrorSums`."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -194,7 +193,7 @@ class NoiseSums:
 
     @property
     def sqnr(self) -> float:
-        """dB; see :func:`pt2qa.sqnr`. nan where nothing was seen."""
+        """dB; see :func:`pt2qa.sqnr`. nan if nothing was seen."""
         return math.inf if self.count and self.noise == 0.0 else decibels(self.signal, self.noise)
 
 
@@ -204,7 +203,7 @@ def error_sums(reference: Tensor, quantized: Tensor) -> ErrorSums:
 
 
 def value_range(x: Tensor) -> Range:
-    """Smallest and largest value of a floating-point tensor that is not empty; nan where it holds a NaN."""
+    """Smallest and largest value of a non-empty floating-point tensor; nan if it contains a NaN."""
     # Two passes that use the vector units beat torch.aminmax, which does not.
     return float(x.amin()), float(x.amax())
 
@@ -214,8 +213,8 @@ def sums_of_row(
 ) -> tuple[ErrorSums, tuple[NoiseSums, ...]]:
     """All sums of one row of the layer table, chunk by chunk, so that the reference is read from memory once.
 
-    The ``others``, its isolated and its rounded value, get :class:`NoiseSums` against the same reference.  The
-    ``ranges`` of ``reference`` and ``quantized`` are not computed where they are given.
+    The ``others``, its isolated and its rounded value, get :class:`NoiseSums` against the same reference.  ``ranges``
+    of ``reference`` and ``quantized`` are computed only if not given.
     """
     tensors = (reference, quantized, *others)
     for tensor in tensors:
@@ -236,7 +235,7 @@ def sums_of_row(
 
 
 def _noise(ref: Tensor, other: Tensor, signal: float | None) -> NoiseSums:
-    """The sums of one chunk; ``signal`` is the reference's sum of squares where all of it is finite."""
+    """The sums of one chunk; ``signal`` is the reference's sum of squares if all of it is finite."""
     if signal is not None and (noise := _fast_noise(ref, other)) is not None:
         return NoiseSums(signal, noise, ref.numel())
     exact = _exact_sums(ref, other)
@@ -244,7 +243,7 @@ def _noise(ref: Tensor, other: Tensor, signal: float | None) -> NoiseSums:
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Flat chunks of tensors of one shape in one common order of elements, without a copy where the layouts agree."""
+    """Flat chunks of tensors of one shape in one common element order, without a copy if the layouts agree."""
     if not tensors[0].numel():
         return iter(())
     if any(tensor.is_complex() for tensor in tensors):
@@ -257,7 +256,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 class _Scratch(threading.local):
-    """Memory that every chunk is reduced in, so that it is written to the cache and not to fresh pages."""
+    """Memory reused for every chunk, so that writes hit the cache and not fresh pages."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(CHUNK)
@@ -267,7 +266,7 @@ _scratch = _Scratch()
 
 
 def scratch(count: int) -> Tensor:
-    """Flat float32 memory of this thread for intermediate values; the next call gives the same memory again."""
+    """This thread's flat float32 memory for intermediate values; the next call returns the same memory."""
     return _scratch.memory[:count] if count <= CHUNK else torch.empty(count)
 
 
@@ -288,10 +287,10 @@ def _square_sum(x: Tensor) -> float:
 
 
 def _fast_sums(ref: Tensor, quant: Tensor, ranges: Sequence[Range]) -> ErrorSums | None:
-    """The float32 route; None where its result cannot be trusted.
+    """The float32 path; None if its result cannot be trusted.
 
-    With d = r - q the product needs no pass of its own: 2 Σrq = Σrr + Σqq - Σdd.  The cosine that is made from it keeps
-    its digits, because it does not depend on the first order of an error in Σrr or Σqq where r and q are near.
+    With d = r - q the product needs no separate pass: 2 Σrq = Σrr + Σqq - Σdd.  The cosine stays
+    accurate, because for close r and q it does not depend to first order on an error in Σrr or Σqq.
     """
     if not _is_fast(ref, quant):
         return None
@@ -328,7 +327,7 @@ def _fast_sums(ref: Tensor, quant: Tensor, ranges: Sequence[Range]) -> ErrorSums
 
 
 def _fast_noise(ref: Tensor, quant: Tensor) -> float | None:
-    """Sum of the squared differences by the float32 route; None where it cannot be trusted."""
+    """Sum of the squared differences by the float32 path; None if it cannot be trusted."""
     if not _is_fast(ref, quant):
         return None
     difference = torch.sub(ref, quant, out=scratch(ref.numel()))
@@ -337,7 +336,7 @@ def _fast_noise(ref: Tensor, quant: Tensor) -> float | None:
 
 
 def _exact_sums(ref: Tensor, quant: Tensor) -> ErrorSums:
-    """The float64 route, which also sorts out NaN and infinities."""
+    """The float64 path, which also handles NaN and infinities."""
     ref, quant = ref.double(), quant.double()
     finite = ref.isfinite() & quant.isfinite()
     excluded = nonfinite = 0

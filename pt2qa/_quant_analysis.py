@@ -1,4 +1,4 @@
-"""A whole debugging session as one object: each step writes its report to one folder, where the next can go on."""
+"""A whole debugging session as one object: each step writes its report to one folder, and the next builds on it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ReportType = TypeVar("ReportType", bound=Report)
 
 BAD_CASES: Final = "bad-cases"
 REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "sensitivity", "reconfiguration")
-"""What a folder may hold, in the order of a session."""
+"""What a folder may contain, in session order."""
 
 PLAN: Final = "plan.json"
 CONTENTS: Final = "quant-analysis.json"
-"""Names the files that were written here, so that no other file is ever overwritten or removed."""
+"""Lists the files that were written here, so that no other file is ever overwritten or removed."""
 
 LOCK: Final = ".quant-analysis.lock"
-"""Is there while a process writes to the folder."""
+"""Exists while a process writes to the folder."""
 
 _TEXT_WIDTH: Final = 120
 
@@ -55,20 +55,20 @@ _FILES: Final = frozenset({*(name for what in REPORTS for name in _files_of(what
 
 
 class QuantAnalysis:
-    """Checks, finds bad cases, compares on them, ranks sites and searches a better configuration, all on one pair.
+    """Checks, finds bad cases, compares on them, ranks sites and searches for a better configuration, on one pair.
 
     Every method calls the function of pt2qa that does the work, writes ``<what>.safetensors`` and ``<what>.txt`` (all
-    rows) to ``out_dir``, and returns the report.  Another process goes on from the folder: :meth:`load_bad_case`,
-    :meth:`reports`.  Several processes may work in one folder at a time.
+    rows) to ``out_dir``, and returns the report.  Another process can continue from the folder: :meth:`load_bad_case`,
+    :meth:`reports`.  Several processes may use one folder at the same time.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
-        batches: the data: a list, or a loader that starts over each time.
-        out_dir: folder for the reports; it is made when the first one is written.
+        batches: the data: a list, or a loader that can be iterated repeatedly.
+        out_dir: folder for the reports; created when the first one is written.
         inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
-        post_process: from what the model returns to what counts, for :meth:`auto_find_bad_case` and
+        post_process: from the model's output to what is scored, for :meth:`auto_find_bad_case` and
             :meth:`sensitivity`.
-        progress: whether to show progress bars; None: where stderr is a terminal.
+        progress: whether to show progress bars; None: only if stderr is a terminal.
 
     Raises:
         BatchError: ``batches`` can be read only once.
@@ -121,10 +121,10 @@ class QuantAnalysis:
         feedback: Mapping[str, str] | None = None,
         batch_axis: int | None = 0,
     ) -> BadCases:
-        """Searches the data for the samples that lose most, and sets them: :func:`pt2qa.find_bad_cases`.
+        """Finds the samples that lose most, and sets them as bad cases: :func:`pt2qa.find_bad_cases`.
 
         Args:
-            batches: items like those of the session's batches, which are taken without; an iterator will do.
+            batches: items like the session's batches, which are the default; an iterator will do.
             metric: what ranks samples: a name, a :class:`pt2qa.CaseMetric`, or several.
             k: cases to keep for each metric and output.
             num_steps: batches to read at most; None for all.
@@ -152,7 +152,7 @@ class QuantAnalysis:
         return self.save_bad_case()
 
     def set_bad_case(self, batch: Batch) -> BadCases:
-        """Sets a batch that is known to be bad: what the model takes.  :meth:`save_bad_case` keeps it.
+        """Sets a batch of model inputs that is known to be bad.  :meth:`save_bad_case` keeps it.
 
         Returns:
             The batch as a report, with its SQNR.
@@ -166,7 +166,7 @@ class QuantAnalysis:
         return self.bad_case
 
     def save_bad_case(self) -> BadCases:
-        """Writes the bad cases that are set; :meth:`auto_find_bad_case` has done so.
+        """Writes the bad cases that are set; :meth:`auto_find_bad_case` does so by itself.
 
         Raises:
             ReportError: none is set, or the folder cannot be written.
@@ -177,7 +177,7 @@ class QuantAnalysis:
         return self.bad_case
 
     def load_bad_case(self, path: str | os.PathLike[str] | None = None) -> BadCases:
-        """Sets the bad cases of a file.
+        """Sets the bad cases from a file.
 
         Args:
             path: a report of bad cases; None for the one in the folder.
@@ -195,10 +195,10 @@ class QuantAnalysis:
     # -- analyses ------------------------------------------------------------------------------------------------
 
     def run(self, index: int | None = None) -> LayerReport:
-        """Compares all layers on the bad cases, or on all batches where none is set: :func:`pt2qa.compare_layers`.
+        """Compares all layers on the bad cases, or on all batches if none is set: :func:`pt2qa.compare_layers`.
 
         Args:
-            index: only the bad case with this running number.
+            index: only the bad case with this index.
 
         Raises:
             Pt2qaError: as there; ReportError where there is no such case or the folder cannot be written.
@@ -214,7 +214,7 @@ class QuantAnalysis:
         return self._written("layers", compare_layers, batches=batches, progress=self.progress)
 
     def compare_per_layer(self, **options: Any) -> LayerReport:
-        """Compares layers on the bad cases, or on all batches where none is set.
+        """Compares layers on the bad cases, or on all batches if none is set.
 
         Args:
             options: ``prefixes``, ``ops``, ``modules``, ``isolated``, ``metrics`` of :func:`pt2qa.compare_layers`.
@@ -233,7 +233,7 @@ class QuantAnalysis:
         return self._written("weights", compare_weights)
 
     def sensitivity(self, **options: Any) -> SensitivityReport:
-        """Ranks activations and weights on the bad cases, or on all batches where none is set.
+        """Ranks activations and weights on the bad cases, or on all batches if none is set.
 
         Args:
             options: ``method``, ``metric`` and so on of :func:`pt2qa.sensitivity`.
@@ -245,7 +245,7 @@ class QuantAnalysis:
         return self._written("sensitivity", sensitivity, **self._data(), **options)
 
     def reconfigure(self, *, target: Target | float | str | None = None, **options: Any) -> Reconfiguration:
-        """Searches a configuration that meets a target on all batches: :func:`pt2qa.reconfigure`.
+        """Searches for a configuration that meets a target on all batches: :func:`pt2qa.reconfigure`.
 
         The plan is written too, as ``plan.json``; the new pair is ``report.pair``.
 
@@ -265,7 +265,7 @@ class QuantAnalysis:
     # -- the folder ----------------------------------------------------------------------------------------------
 
     def reports(self) -> dict[str, Report]:
-        """The reports in the folder by what they are, in the order of a session.
+        """The reports in the folder by name, in session order.
 
         Raises:
             ReportError: one is damaged.
@@ -302,7 +302,7 @@ class QuantAnalysis:
         return {"batches": self.batches, "inputs_of": self.inputs_of, "progress": self.progress}
 
     def _data(self) -> dict[str, Any]:
-        """The bad cases, or all batches where none is set."""
+        """The bad cases, or all batches if none is set."""
         if self.bad_case is None:
             return self._every_batch()
         return {"batches": self.bad_case.batches(), "progress": self.progress}
@@ -321,15 +321,15 @@ class QuantAnalysis:
             write_atomic(self.out_dir / plain, f"{text}\n".encode("utf-8", "backslashreplace"))
 
     def _claim(self, *names: str) -> None:
-        """Notes files as ours before the work begins; a file that is there and is not ours stays as it is."""
+        """Records files as ours before the work begins; an existing file that is not ours is left alone."""
         with self._noted(*names):
             pass
 
     @contextmanager
     def _noted(self, *names: str) -> Iterator[None]:
-        """Notes files as ours, and is alone in the folder, whatever other processes work there, while they are written.
+        """Records files as ours, and holds the folder's lock while they are written.
 
-        They are noted again when they are written, since another process may have cleaned the folder in between.
+        They are recorded again when they are written, since another process may have cleaned the folder in between.
         """
         try:
             self.out_dir.mkdir(parents=True, exist_ok=True)
@@ -356,7 +356,7 @@ class QuantAnalysis:
             names = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ReportError(f"{file}: cannot be read ({error}). Remove it to start anew.") from error
-        # Known names alone: whatever a damaged list says, nothing outside of the folder is touched.
+        # Known names only: whatever a damaged list says, nothing outside the folder is touched.
         if not isinstance(names, list) or not all(isinstance(name, str) and name in _FILES for name in names):
             raise ReportError(f"{file}: does not list files of QuantAnalysis. Remove it to start anew.")
         return set(names)

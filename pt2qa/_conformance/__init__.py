@@ -1,1 +1,1 @@
-"""Whether a quantizer behaves: properties that hold on small models."""
+"""Conformance of a quantizer: properties that must hold on small models."""

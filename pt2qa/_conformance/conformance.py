@@ -34,26 +34,26 @@ def check_quantizer(
     qat: bool = False,
     progress: bool | None = None,
 ) -> ConformanceReport:
-    """Looks whether a quantizer behaves, on small models that each show one pattern.
+    """Checks whether a quantizer behaves, on small models of one pattern each.
 
-    Warnings of torch and of the quantizer are not shown, and never become errors.
+    Warnings from torch and the quantizer are hidden, and never become errors.
 
     Args:
-        quantizer: what :func:`pt2qa.quantize` takes: a name, a plug-in, a torchao ``Quantizer`` object; or a function
-            without arguments that returns one. Give a function for a quantizer that remembers what it annotated: then
-            each graph gets a new one, and the property ``reuse`` alone asks one object to annotate several.
-        models: names of :data:`pt2qa._conformance.MODELS`, or models of your own; None: all that ship with pt2qa.
-        properties: names of :data:`pt2qa._conformance.PROPERTIES`, or properties of your own; None: all.
+        quantizer: anything :func:`pt2qa.quantize` takes (a name, a plug-in, a torchao ``Quantizer``), or a function
+            without arguments that returns one. Pass a function if the quantizer keeps state: each graph then gets a
+            new quantizer, and only the property ``reuse`` annotates several graphs with one.
+        models: names of :data:`pt2qa._conformance.MODELS`, or your own models; None: all that ship with pt2qa.
+        properties: names of :data:`pt2qa._conformance.PROPERTIES`, or your own properties; None: all.
         qat: prepare for quantization-aware training.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        progress: whether to show a progress bar; None: only if stderr is a terminal.
 
     Returns:
         One row for each property and model.
 
     Raises:
-        SelectionError: there is no model or no property of a name.
-        PluginError: ``quantizer`` is none.
-        CaptureError: a model of your own cannot be captured.
+        SelectionError: a model or property name is unknown.
+        PluginError: ``quantizer`` is not a quantizer.
+        CaptureError: one of your own models cannot be captured.
 
     >>> from pt2qa.testing import check_quantizer
     >>> report = check_quantizer("x86", models=["linear"], properties=["prepare", "convert"], progress=False)
@@ -77,7 +77,7 @@ def check_quantizer(
 
 
 class ConformanceRun:
-    """One quantizer on several models, which are given by name."""
+    """One quantizer on several models, keyed by name."""
 
     def __init__(self, quantizer: QuantizerUnderTest, models: Mapping[str, ConformanceModel]) -> None:
         self.quantizer = quantizer
@@ -88,14 +88,14 @@ class ConformanceRun:
         }
 
     def outcome(self, wanted: Property, model: str) -> Outcome:
-        """What a property comes to on a model."""
+        """The outcome of a property on a model."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return wanted.check(self.trials[model])
             except CaptureError:  # the model itself is at fault
                 raise
-            except Exception as error:  # one property that stops must not take the others with it
+            except Exception as error:  # one property that raises must not stop the others
                 return failed(f"stopped with {type(error).__name__}: {str(error) or 'no message'}")
 
     def coverage(self, model: str) -> ModelCoverage:
@@ -113,10 +113,10 @@ class ConformanceRun:
 
 
 def chosen(what: str, wanted: Iterable[str | Named] | None, known: Mapping[str, Named]) -> dict[str, Named]:
-    """The models or properties (``what``, for errors) that a user asked for, by name; all that are known for None.
+    """The requested models or properties (``what``, for errors) by name; all known ones for None.
 
     Raises:
-        SelectionError: a name is not known, two are the same, or there is none.
+        SelectionError: a name is unknown or given twice, or nothing is requested.
     """
     if wanted is None:
         return dict(known)

@@ -23,15 +23,15 @@ Expected = Mapping[str | tuple[str, str], str]
 class QuantizerConformance:
     """Subclass it in a test file, and pytest collects a test for each property and model.
 
-    Their ids are ``spelling-conv_bn_relu``; ``pytest -k spelling`` runs one property.  Tests of one model stand
+    Their ids are ``spelling-conv_bn_relu``; ``pytest -k spelling`` runs one property.  Tests of one model run
     together and share its graphs; with pytest-xdist, ``--dist loadscope`` keeps a class in one process.
 
     Attributes:
         models: as :func:`check_quantizer` takes them.
         properties: as :func:`check_quantizer` takes them.
         qat: whether the quantizer is for quantization-aware training.
-        xfail: why a property fails, by ``(property, model)`` or by ``property``, which stands for all models. An
-            expected failure of a pair that does not come any more is a failure.
+        xfail: why a property fails, by ``(property, model)``, or by ``property`` for all models. If a pair that is
+            expected to fail passes, its test fails.
 
     >>> class TestMine(QuantizerConformance):
     ...     xfail = {("shared_specs", "cat"): "cat shares with a later input"}
@@ -82,7 +82,7 @@ class QuantizerConformance:
 
     @classmethod
     def _run(cls) -> ConformanceRun:
-        """The graphs that the tests of this class share."""
+        """The run whose graphs the tests of this class share."""
         found = cls.__dict__.get("_shared_run")
         if found is None:
             found = ConformanceRun(
@@ -97,7 +97,7 @@ class QuantizerConformance:
 def _check_expected(
     name: str, expected: Expected, models: Mapping[str, ConformanceModel], properties: Mapping[str, Property]
 ) -> None:
-    """An expected failure that names nothing would hide that it is gone."""
+    """An expected failure must name a known property and model, or it would go stale unnoticed."""
     for key in expected:
         wanted = (key,) if isinstance(key, str) else tuple(key)
         for what, each, known in zip(("property", "model"), wanted, (properties, models), strict=False):

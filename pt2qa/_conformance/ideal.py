@@ -1,8 +1,8 @@
-"""The textbook's rounding at the sites of a quantizer: what its bits and its choice of sites allow.
+"""Textbook rounding at a quantizer's sites: the best that its bits and its choice of sites allow.
 
-A uniform quantizer with the smallest range that holds the data makes an error of variance ``step² / 12``, and each bit
+A uniform quantizer with the smallest range that covers the data has an error variance of ``step² / 12``; each bit
 halves the step: 6.02 dB.  Source: Widrow and Kollár, Quantization Noise (2008), chapter 5; Jacob et al., Quantization
-and Training of Neural Networks (2018), section 2, for the affine scheme, whose range holds 0.
+and Training of Neural Networks (2018), section 2, for the affine scheme, whose range includes 0.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ BIT: Final = 6.02
 """dB of one bit: ``20 · log10(2)``."""
 
 ALLOWANCE: Final = 2 * BIT
-"""dB that a sound quantizer may stay behind the ideal one: a bit where a symmetric scheme meets one-sided data, such as
-the output of a ReLU, and a bit where an observer cuts off or widens what it saw in all batches of calibration."""
+"""dB by which a sound quantizer may fall short of the ideal: one bit for a symmetric scheme on one-sided data, such as
+a ReLU's output, and one bit for an observer that clips or widens the calibrated range."""
 
 Range = tuple[Tensor, Tensor]
 
 
 class IdealSimulator(Simulator):
-    """Computes the quantized model with ideal scales: each range is that of the values in this batch.
+    """Runs the quantized model with ideal scales: each range is taken from the values of this batch.
 
-    Number of levels, channel axis and places are the quantizer's own, and activations that have one scale in the
-    quantized model have one here: its range holds all of them.
+    Number of levels, channel axis and sites are the quantizer's own. Activations that share a scale in the quantized
+    model share one here, with a range that covers them all.
     """
 
     def __init__(self, program: Program, values: Sequence[Any]) -> None:
@@ -55,7 +55,7 @@ class IdealSimulator(Simulator):
         }
 
     def site_function(self, step: Step) -> Callable[..., Any]:
-        """Ideal rounding for the site of a step; the first run notes the ranges."""
+        """Ideal rounding for the site of a step; the first run records the ranges."""
         assert step.site is not None
         index, params = step.site, self.program.sites[step.site].params
 
@@ -67,7 +67,7 @@ class IdealSimulator(Simulator):
 
 
 def ideal_rounding(value: Tensor, params: QuantParams, limits: Range | None = None) -> Tensor:
-    """A value rounded to as many levels as a site has, in the range ``limits``; None for that of the value.
+    """A value rounded to a site's number of levels in the range ``limits``; None for the value's own range.
 
     With ``low ≤ 0 ≤ high``: ``step = (high - low) / (quant_max - quant_min)``, ``z = round(-low / step)``,
     ``(clamp(round(x / step) + z, 0, quant_max - quant_min) - z) · step``.
@@ -83,7 +83,7 @@ def ideal_rounding(value: Tensor, params: QuantParams, limits: Range | None = No
 
 
 def range_of(value: Tensor, axis: int | None) -> Range:
-    """The smallest range that holds 0 and the finite values, of the tensor or of each channel; float64."""
+    """The smallest range that covers 0 and the finite values, per tensor or per channel; float64."""
     finite = torch.where(value.isfinite(), value, 0.0).double()
     dims = [dim for dim in range(value.dim()) if dim != axis]
     if axis is None:
@@ -94,9 +94,9 @@ def range_of(value: Tensor, axis: int | None) -> Range:
 
 
 def output_sqnr(reference: Any, quantized: Any) -> float:
-    """The smallest SQNR of the float outputs in dB; inf where nothing differs or nothing is float.
+    """The lowest SQNR of the float outputs in dB; inf if they are identical or none is float.
 
-    An output that is infinite or NaN where it should not be counts as -inf, one whose reference is zero not at all.
+    An output that is wrongly infinite or NaN counts as -inf; one whose reference is zero does not count.
     """
     pairs = zip(pytree.tree_leaves(reference), pytree.tree_leaves(quantized), strict=True)
     sums = [error_sums(want, got) for want, got in pairs if isinstance(want, Tensor) and want.is_floating_point()]
@@ -105,7 +105,7 @@ def output_sqnr(reference: Any, quantized: Any) -> float:
 
 
 def _scale_of(site: int, program: Program) -> Hashable:
-    """Equal for activations that have one scale."""
+    """Equal for activations that share a scale."""
     params = program.sites[site].params
     if params.dynamic or isinstance(params.scale, Tensor) or params.scale is None:
         return site

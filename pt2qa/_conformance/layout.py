@@ -1,4 +1,4 @@
-"""An annotation as text by place, so that those of two graphs of one model can be held against each other."""
+"""An annotation as text by place, so that annotations of two graphs of one model can be compared."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pt2qa.overrides.points import Point, is_quantized, spec_text
 from pt2qa.overrides.sharing import root_of
 
 SHOWN = 3
-"""Differences that a sentence names before it counts the rest."""
+"""Number of differences that a sentence names; the rest are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceSpec:
-    """How one place is quantized: dtype, scheme, range and observer, and the places of its scale, itself included."""
+    """How one place is quantized: dtype, scheme, range, observer, and the places (with itself) that share its scale."""
 
     spec: str
     group: frozenset[str]
 
 
 Layout = dict[str, PlaceSpec]
-"""By place (``conv/conv2d → relu/relu``) how it is quantized; places in float are not among them."""
+"""How each place (``conv/conv2d → relu/relu``) is quantized; places in float are left out."""
 
 
 def layout_of(annotations: Annotations) -> Layout:
@@ -43,14 +43,14 @@ def layout_of(annotations: Annotations) -> Layout:
 
 
 def place_of(annotations: Annotations, point: Point) -> str:
-    """What people call a point: ``conv/conv2d → relu/relu``, ``output of fc/linear``, ``argument 1 of fc/linear``."""
+    """A point's readable name: ``conv/conv2d → relu/relu``, ``output of fc/linear``, ``argument 1 of fc/linear``."""
     nodes = annotations.ground.nodes
     source, reader = point
     name = nodes[source].name if source in nodes else source
     if not reader:
         return f"output of {name}"
     if source in nodes and nodes[source].constant and source in nodes[reader].inputs:
-        # Constants have other names in other spellings.
+        # Constants are named differently in each spelling.
         return f"argument {nodes[reader].inputs[source]} of {nodes[reader].name}"
     return f"{name} → {nodes[reader].name}"
 
@@ -58,8 +58,8 @@ def place_of(annotations: Annotations, point: Point) -> str:
 def differences(before: Layout, after: Layout) -> list[str]:
     """Each place where two annotations differ, in the order of the first.
 
-    Of places that have the same spec, those are told whose scale is shared with other places that also have the same
-    spec: that a place is gone is said once.
+    For places with equal specs, a change of the places that share the scale is reported only among places whose specs
+    are equal too: a place that is gone is reported once.
     """
     places = list(dict.fromkeys((*before, *after)))
     changed = [place for place in places if _spec(before, place) != _spec(after, place)]
@@ -73,7 +73,7 @@ def differences(before: Layout, after: Layout) -> list[str]:
 
 
 def some(found: Sequence[str]) -> str:
-    """The first differences as the end of a sentence."""
+    """The first differences, worded as the end of a sentence."""
     more = f"; {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return "; ".join(found[:SHOWN]) + more
 

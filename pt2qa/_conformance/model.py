@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 Inputs = tuple[Tensor, ...]
 MODULE = "module"
-"""The spelling that all properties but ``spelling`` look at."""
+"""The spelling that all properties except ``spelling`` use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +19,14 @@ class ConformanceModel:
     """A small model that shows one pattern.
 
     Args:
-        name: short, as it stands in test ids: ``conv_bn_relu``.
+        name: short, as used in test ids: ``conv_bn_relu``.
         pattern: what it shows, in one line.
         make: makes the module; its parameters are drawn from a fixed seed.
         inputs: makes one batch of inputs; two batches are drawn for calibration, from fixed seeds.
-        spellings: other ways to write the same computation, by what tells them apart.  Their ops must come in the same
-            order, and their parameters must be made in the same order, so that both hold the same numbers.
+        spellings: other ways to write the same computation, by name.  Their ops must come in the same
+            order, and their parameters must be made in the same order, so that both have the same values.
         dynamic_shapes: as ``torch.export.export`` takes it.
-        decompose: recurrent ops to take apart, as :func:`pt2qa.capture` takes it.
+        decompose: recurrent ops to decompose, as :func:`pt2qa.capture` takes it.
 
     >>> import torch
     >>> from pt2qa.testing import ConformanceModel
@@ -44,7 +44,7 @@ class ConformanceModel:
     decompose: tuple[str, ...] = ()
 
     def build(self, spelling: str = MODULE) -> nn.Module:
-        """The module in eval mode; batch norms have statistics as after training.
+        """The module in eval mode; batch norms have statistics as if trained.
 
         Args:
             spelling: a key of ``spellings``; without it, what ``make`` makes.
@@ -65,7 +65,7 @@ class ConformanceModel:
 
 
 def _with_statistics(model: nn.Module) -> nn.Module:
-    """The model with running means and variances that folding cannot ignore."""
+    """The model with nontrivial running means and variances, so that folding has an effect."""
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[2] == "running_mean":
             buffer.normal_(0.0, 0.2)

@@ -15,7 +15,7 @@ from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.nets import Net, images, rows, sequences
 
 _ALL = (
-    # Convolutions with what stands behind them, in every spelling.
+    # Convolutions with what follows them, in every spelling.
     ConformanceModel(
         "conv_bn_relu",
         "convolution, batch norm, ReLU",
@@ -238,10 +238,10 @@ _ALL = (
         "lstm_decomposed",
         "an LSTM taken apart",
         nets.recurrent,
-        lambda: (torch.randn(2, 2, 8),),  # short, because an LSTM is written out step by step
+        lambda: (torch.randn(2, 2, 8),),  # short, because an LSTM is unrolled step by step
         decompose=("lstm",),
     ),
-    # Values that are not activations: integers, booleans, constants, parameters outside of convolutions and linears.
+    # Values that are not activations: integers, booleans, constants, parameters outside convolutions and linears.
     ConformanceModel("embedding", "words looked up", nets.Embedded, lambda: (torch.randint(0, 10, (2, 5)),)),
     ConformanceModel(
         "integers", "arithmetic of integers", nets.Indexed, lambda: (torch.randn(8, 8), torch.randint(0, 3, (3,)))
@@ -278,4 +278,4 @@ _ALL = (
 )
 
 MODELS: dict[str, ConformanceModel] = {model.name: model for model in _ALL}
-"""By name, in the order in which they are run."""
+"""By name, in run order."""

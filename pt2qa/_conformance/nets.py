@@ -17,7 +17,7 @@ Join = Callable[[Tensor, Tensor], Tensor]
 
 
 class Net(nn.Module):
-    """Modules, parameters, buffers and functions by name, and a forward that is given the net and its input."""
+    """Modules, parameters, buffers and functions by name, and a forward that takes the net and its input."""
 
     def __init__(self, compute: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 def images() -> Inputs:
-    """Two pictures."""
+    """Two images."""
     return (torch.randn(2, 3, 8, 8),)
 
 
@@ -46,11 +46,11 @@ def sequences() -> Inputs:
 
 
 class Conv(nn.Conv2d):
-    """A convolution of the user's own class."""
+    """A user-defined subclass of convolution."""
 
 
 def conv(activation: Activation, *, norm: bool = False, make: type[nn.Conv2d] = nn.Conv2d) -> Make:
-    """A convolution, batch norm if wanted, and something behind it."""
+    """A convolution, optionally a batch norm, and an activation."""
     return lambda: Net(
         lambda m, x: m.activation(m.bn(m.conv(x))),
         conv=make(3, 8, 3, padding=1),
@@ -60,7 +60,7 @@ def conv(activation: Activation, *, norm: bool = False, make: type[nn.Conv2d] = 
 
 
 def functional_conv(activation: Activation, *, norm: bool = False) -> Make:
-    """The same by functions."""
+    """The same with functional calls."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         x = F.conv2d(x, m.conv.weight, m.conv.bias, padding=1)
@@ -80,7 +80,7 @@ def between(make: Make) -> Make:
 
 
 class Linear(nn.Linear):
-    """A linear of the user's own class."""
+    """A user-defined subclass of linear."""
 
 
 class Functional(nn.Linear):
@@ -97,12 +97,12 @@ def linears(make: type[nn.Linear]) -> Make:
 
 
 def linear(activation: Activation, make: type[nn.Linear] = nn.Linear) -> Make:
-    """A linear and something behind it."""
+    """A linear and an activation."""
     return lambda: Net(lambda m, x: m.activation(m.fc(x)), fc=make(8, 6), activation=activation)
 
 
 def residual(join: Join) -> Make:
-    """A value, and what a convolution makes of it, put together."""
+    """A value joined with its convolution."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         x = m.stem(x)
@@ -112,7 +112,7 @@ def residual(join: Join) -> Make:
 
 
 def both(join: Join) -> Make:
-    """One value in both places of an op."""
+    """One value as both operands of an op."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         x = m.conv(x)
@@ -122,7 +122,7 @@ def both(join: Join) -> Make:
 
 
 def before_and_after_relu(m: Any, x: Tensor) -> Any:
-    """A forward: a value that a ReLU and an addition read."""
+    """A forward: a value read by a ReLU and an addition."""
     x = m.conv(x)
     return m.relu(x) + x
 
@@ -134,25 +134,25 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 def cat(left: Tensor, right: Tensor) -> Tensor:
-    """Both, joined along the channels."""
+    """Both, concatenated along the channels."""
     return torch.cat([left, right], 1)
 
 
 def tied_weights() -> nn.Module:
-    """Two linears with one weight."""
+    """Two linears that share one weight."""
     encode, decode = nn.Linear(8, 8), nn.Linear(8, 8)
     decode.weight = encode.weight
     return Net(lambda m, x: m.decode(torch.tanh(m.encode(x))), encode=encode, decode=decode)
 
 
 def half_unused(m: Any, x: Tensor) -> Any:
-    """A forward: a linear, and another one whose result nothing reads."""
+    """A forward: a linear, and another whose result is unused."""
     m.unused(x)
     return m.used(x)
 
 
 def pooled(pool: nn.Module, features: int) -> Make:
-    """A convolution, a pool, and a linear on the flat result."""
+    """A convolution, a pool, and a linear on the flattened result."""
     return lambda: Net(
         lambda m, x: m.fc(m.pool(m.conv(x)).flatten(1)),
         conv=nn.Conv2d(3, 4, 3, padding=1),
@@ -162,23 +162,23 @@ def pooled(pool: nn.Module, features: int) -> Make:
 
 
 def attention(compute: Callable[[Any, Tensor], Tensor]) -> Make:
-    """One head of attention."""
+    """One attention head."""
     return lambda: Net(compute, query=nn.Linear(8, 8), key=nn.Linear(8, 8), value=nn.Linear(8, 8))
 
 
 def by_matmul(m: Any, x: Tensor) -> Tensor:
-    """The forward of attention by matmul and softmax."""
+    """The forward of attention with matmul and softmax."""
     weights = torch.softmax(torch.matmul(m.query(x), m.key(x).transpose(1, 2)) / 8**0.5, -1)
     return torch.matmul(weights, m.value(x))
 
 
 def recurrent() -> nn.Module:
-    """An LSTM and a linear on what it gives."""
+    """An LSTM and a linear on its output."""
     return Net(lambda m, x: m.fc(m.rnn(x)[0]), rnn=nn.LSTM(8, 6, batch_first=True), fc=nn.Linear(6, 4))
 
 
 class Embedded(nn.Module):
-    """Words looked up in a table, and a linear."""
+    """An embedding and a linear."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Embedded(nn.Module):
 
 
 class Indexed(nn.Module):
-    """Positions that are computed, then looked up: integers added, multiplied and joined."""
+    """Computed positions, then looked up: integers added, multiplied and concatenated."""
 
     def __init__(self) -> None:
         super().__init__()

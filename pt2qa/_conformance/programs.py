@@ -1,7 +1,7 @@
-"""The graphs of one model: as pt2qa captures it, and as ``torch.export`` gives it in one way or another.
+"""The graphs of one model: as pt2qa captures it, and as the variants of ``torch.export`` return it.
 
-Properties about how a graph was made look at what ``torch.export`` gives, since that is what users of a quantizer have.
-:func:`pt2qa.capture` would take away the very differences that these properties are about.
+Properties about how a graph was made use the output of ``torch.export``, since that is what users of a quantizer have.
+:func:`pt2qa.capture` would remove the very differences that these properties test.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pt2qa._graph.handles import OpName, assign_handles
 
 @dataclass(frozen=True)
 class Plain:
-    """A graph as ``torch.export`` gave it, not normalised, with names that other graphs of the model have too."""
+    """A graph as ``torch.export`` returned it, not normalised, with op names shared by the model's other graphs."""
 
     capture: Capture
     names: dict[int, OpName] = field(repr=False)
 
 
 class Programs:
-    """The graphs of one model, each made when it is first asked for."""
+    """The graphs of one model, each made on first use."""
 
     def __init__(self, model: ConformanceModel) -> None:
         self.model = model
@@ -37,18 +37,18 @@ class Programs:
 
     @functools.cached_property
     def captured(self) -> Capture:
-        """What :func:`pt2qa.capture` gives."""
+        """The result of :func:`pt2qa.capture`."""
         model = self.model
         return capture(
             model.build(), model.batches()[0], dynamic_shapes=model.dynamic_shapes, decompose=model.decompose
         )
 
     def exported(self, *, strict: bool, spelling: str = MODULE) -> Plain:
-        """The model as ``torch.export.export`` gives it."""
+        """The model as ``torch.export.export`` returns it."""
         return self._once("exported", spelling, strict, lambda: self._export(self.model.build(spelling), strict))
 
     def re_exported(self, *, strict: bool) -> Plain:
-        """The graph module of the exported program, exported once more."""
+        """The graph module of the exported program, exported again."""
         program = self.exported(strict=strict).capture.program
         module = functools.partial(program.module, check_guards=False)
         return self._once("re_exported", MODULE, strict, lambda: self._export(module(), strict))
@@ -80,9 +80,9 @@ class Programs:
 
 
 def same_names(names: dict[int, OpName], wanted: dict[int, OpName]) -> dict[int, OpName]:
-    """By handle, the names that a graph's ops have in another graph of the same model.
+    """The names of a graph's ops in another graph of the same model, by handle.
 
-    Ops belong together by their place in the order of the graph; where one graph has more of them, by kind and ordinal.
+    Ops are matched by graph order or, if the graphs differ in size, by kind and ordinal.
     """
     if len(names) == len(wanted):
         return dict(zip(names, wanted.values(), strict=True))
@@ -103,5 +103,5 @@ def _ordinals(names: dict[int, OpName]) -> list[tuple[str, int]]:
 
 @functools.lru_cache(maxsize=64)
 def programs_of(model: ConformanceModel) -> Programs:
-    """The graphs of a model, the same for every quantizer that is checked."""
+    """The graphs of a model, shared by all quantizers that are checked."""
     return Programs(model)

@@ -14,32 +14,32 @@ from pt2qa.plugins import QuantizerPlugin, describe, resolve
 
 @dataclass(frozen=True)
 class QuantizerUnderTest:
-    """What :func:`pt2qa.quantize` takes, or a function without arguments that returns it."""
+    """Anything :func:`pt2qa.quantize` takes, or a function without arguments that returns it."""
 
     quantizer: Any
     qat: bool = False
 
     @property
     def makes_new_ones(self) -> bool:
-        """Whether each graph gets a quantizer of its own."""
+        """Whether each graph gets a new quantizer."""
         return self._factory or not isinstance(self.quantizer, Quantizer)
 
     def plugin(self) -> QuantizerPlugin:
-        """The quantizer as a plug-in: a new one where there is a way to make one, else the object that was given.
+        """The quantizer as a plug-in: a new one if it can be made, else the given object.
 
         Raises:
-            PluginError: it is no quantizer.
+            PluginError: it is not a quantizer.
         """
         return resolve(self.quantizer() if self._factory else self.quantizer)
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return describe(self.plugin()) + (" for QAT" if self.qat else "")
 
     @property
     def note(self) -> str:
-        """How quantizers were made for the many graphs."""
+        """How quantizers were made for the graphs."""
         if self._factory:
             made = getattr(self.quantizer, "__qualname__", type(self.quantizer).__name__)
             return f"each graph was annotated by a new quantizer from {made}()"
@@ -72,5 +72,5 @@ class ChangedPlugin:
         return self.plugin.summary
 
     def build(self, graph: GraphModule, *, qat: bool) -> Any:
-        """What ``change`` makes of the plug-in's quantizer."""
+        """The plug-in's quantizer, changed by ``change``."""
         return self.change(self.plugin.build(graph, qat=qat))

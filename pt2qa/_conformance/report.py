@@ -33,16 +33,16 @@ class _Count:
 @register("conformance", schema=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class ConformanceReport(Report):
-    """What holds for a quantizer.
+    """Which properties hold for a quantizer.
 
     ``print(report)`` shows how often each property held, then each failure with its reason;
-    ``to_pandas(extended=True)`` adds the seconds.
+    ``to_pandas(extended=True)`` adds the times.
 
     Args:
-        rows: one for each property and model, model by model.
+        rows: one per property and model, grouped by model.
         coverage: how much of each model is annotated.
         notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
+        quantizer: the plug-in's name, or a torchao quantizer's class.
         environment: versions.
     """
 
@@ -81,7 +81,7 @@ class ConformanceReport(Report):
         return f"{self.quantizer}: {counted(properties, 'property', 'properties')} on {counted(models, 'model')}"
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
-        """How often each property held, then the failures of each; ``limit`` is for these."""
+        """How often each property held, then the failures of each; ``limit`` applies to the failures."""
         rows = sorted(self.rows, key=lambda row: row.property) if sort == "name" else self.rows
         found: dict[str, list[ConformanceRow]] = {}
         for row in rows:
@@ -120,7 +120,7 @@ class ConformanceReport(Report):
 
 
 def _failures(name: str, rows: list[ConformanceRow], limit: int | None, width: int) -> str:
-    """The failures of one property; models that fail alike stand together."""
+    """The failures of one property; models that fail alike are grouped."""
     lines = [wrap(f"FAILED {name} ({len(rows)}):", width)]
     groups: dict[str, list[str]] = {}
     for row in rows:

@@ -12,16 +12,16 @@ Verdict = Literal["passed", "failed", "does not apply", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class ConformanceRow:
-    """What one property came to on one model.
+    """The outcome of one property on one model.
 
     Args:
         quantizer: what was checked, so that tables of several quantizers can be joined.
         property: the property's name, such as ``spelling``.
         model: the model's name, such as ``conv_bn_relu``.
-        outcome: ``passed``; ``failed``; ``does not apply``: there is nothing the property could be about; ``skipped``:
-            nothing is annotated, or a step before failed, whose own row says why.
+        outcome: ``passed``; ``failed``; ``does not apply``: the model has nothing that the property covers;
+            ``skipped``: nothing is annotated, or an earlier step failed, and its row says why.
         why: the numbers, or the reason.
-        seconds: how long it took; what properties share counts for the first of them.
+        seconds: how long it took; work that properties share counts for the first of them.
     """
 
     shown: ClassVar = ("property", "model", "outcome", "why")
@@ -42,7 +42,7 @@ class ModelCoverage:
         model: its name.
         pattern: what it shows.
         ops: how many ops it has.
-        annotated: how many of them ask for a rounded value.
+        annotated: how many of them are annotated to round a value.
     """
 
     model: Annotated[str, column(key=True)]

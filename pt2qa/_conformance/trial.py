@@ -1,4 +1,4 @@
-"""One quantizer on one model: what properties look at, each part made once for all of them."""
+"""One quantizer on one model: what properties check, each part computed once for all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Stage = Literal["prepare", "calibrated", "convert", "lower"]
 
 @dataclass(frozen=True)
 class Annotated:
-    """A graph after a quantizer's ``annotate``, and what it says."""
+    """A graph after a quantizer's ``annotate``, and its annotations."""
 
     graph: GraphModule = field(repr=False)
     annotations: Annotations
@@ -42,14 +42,14 @@ class Annotated:
 
 @dataclass(frozen=True)
 class Failure:
-    """A step that ended in an error, and why."""
+    """A step that raised an error, and why."""
 
     stage: Stage
     why: str
 
 
 class Calibration:
-    """Batches for calibration that note how far it came."""
+    """Calibration batches that record how far calibration got."""
 
     def __init__(self, batches: Sequence[Inputs]) -> None:
         self.batches = batches
@@ -70,7 +70,7 @@ class Trial:
     Attributes:
         quantizer: the quantizer.
         model: the model.
-        others: trials of other models, for properties about what a quantizer remembers.
+        others: trials of other models, for properties about a quantizer's state.
     """
 
     quantizer: QuantizerUnderTest
@@ -99,7 +99,7 @@ class Trial:
         return self.annotate()
 
     def exported(self, *, strict: bool) -> Annotated | Failure:
-        """The graph as ``torch.export`` gives it, annotated."""
+        """The graph as ``torch.export`` returns it, annotated."""
         found = self._exported.get(strict)
         if found is None:
             found = self._exported[strict] = self.annotate(self.programs.exported(strict=strict))
@@ -114,8 +114,8 @@ class Trial:
         """A copy of a graph, annotated.
 
         Args:
-            program: the graph; without it the capture.
-            plugin: what annotates; without it the quantizer under test.
+            program: the graph; None for the capture.
+            plugin: the quantizer to annotate with; None for the one under test.
         """
         plugin = self.quantizer.plugin() if plugin is None else plugin
         capture = self.capture if program is None else program.capture
@@ -137,14 +137,14 @@ class Trial:
         overrides, qat = OverridePlan(edits) if edits else None, self.quantizer.qat
         try:
             return quantize(capture, self.quantizer.plugin(), calibration, overrides=overrides, qat=qat, progress=False)
-        except Exception as error:  # torchao's errors at an observer are not pt2qa's; each is an outcome here
+        except Exception as error:  # torchao's observers raise errors of any class; each is an outcome here
             return Failure(_stage(error, calibration), _text(error))
 
 
 def _stage(error: Exception, calibration: Calibration) -> Stage:
-    """Which step of :func:`pt2qa.quantize` an error is from.
+    """The step of :func:`pt2qa.quantize` that raised an error.
 
-    prepare and convert pass on an error of torchao's, so theirs has a cause; what pt2qa finds by itself has none.
+    Errors from prepare and convert wrap one from torchao, so they have a cause; pt2qa's own errors have none.
     """
     found_by_pt2qa = isinstance(error, Pt2qaError) and error.__cause__ is None
     if not calibration.given:

@@ -1,1 +1,1 @@
-"""What all reports share: columns, files, tables, differences, gates and pages.  Free of torch."""
+"""What all reports share: columns, files, tables, differences, gates and pages.  Does not import torch."""

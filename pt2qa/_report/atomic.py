@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Writing a file atomically."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pt2qa.errors import ReportError
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part of it.
 
-    The data go to a temporary file in the same folder, are synced to the disk, and take the file's name by one rename.
-    What a process that was killed has left of such a file is removed by the next that writes it.
-    A link is followed: the file it points to is replaced.  A pipe or a device is written to.
+    The data go to a temporary file in the same folder, which is synced to disk and renamed over the target.
+    Temporary files left by a killed process are removed by the next write of the same file.
+    A link is followed: the file it points to is replaced.  A pipe or a device is written to directly.
 
     Raises:
         ReportError: the folder does not exist, the path is a folder, or the disk refuses.  Nothing is left behind.
@@ -54,12 +54,12 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove what processes that were killed while they wrote this file have left behind.
+    """Remove what processes killed while writing this file left behind.
 
-    Whoever writes holds a lock on what he writes, which ends with his process; what is not locked belongs to nobody.
+    A writer locks its temporary file, and the lock ends with its process; an unlocked one is abandoned.
     """
     pattern = re.compile(rf"{re.escape(_stem(target))}[0-9a-f]{{16}}\.tmp")
-    with suppress(OSError):  # a folder that cannot be read or written is the writer's to report
+    with suppress(OSError):  # the writer reports a folder that cannot be read or written
         for name in [name for name in os.listdir(target.parent) if pattern.fullmatch(name)]:
             with open(target.with_name(name), "rb") as file:
                 if _lock(file.fileno(), wait=False, without=False):
@@ -68,10 +68,10 @@ def remove_abandoned(target: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Be the only process in this block, of all that name the same file; it is there only as long as it is needed.
+    """Hold a lock file: one process at a time runs the block.  The file is removed afterwards.
 
     Raises:
-        ReportError: the file cannot be made.
+        ReportError: the file cannot be created.
     """
     try:
         descriptor = _held(path)
@@ -80,7 +80,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while it is held: who waits for it sees that it is gone, and makes a new one.
+        # Removed while held: a process that waits for it sees that it is gone, and creates a new one.
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
@@ -103,19 +103,19 @@ def _stem(target: Path) -> str:
 
 
 def _temporary(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside the target, locked, so that nobody takes it for abandoned."""
+    """A new file beside the target, locked so that no process considers it abandoned."""
     while True:
         path = target.with_name(f"{_stem(target)}{secrets.token_hex(8)}.tmp")
-        # Mode "x" refuses a file that is there; unlike tempfile it gives the permissions that the umask asks for.
-        file = open(path, "xb")  # noqa: SIM115 - the caller closes it, and with it ends the lock
+        # Mode "x" refuses an existing file; unlike tempfile it sets the permissions given by the umask.
+        file = open(path, "xb")  # noqa: SIM115 - the caller closes it, which releases the lock
         if _lock(file.fileno(), wait=False, without=True) and os.fstat(file.fileno()).st_nlink:
             return path, file
-        # Somebody else looked at it before it was locked, and has removed it.
+        # Another process saw it before it was locked, and removed it.
         file.close()
 
 
 def _lock(descriptor: int, *, wait: bool, without: bool) -> bool:
-    """Lock an open file; False where another process holds it, and ``without`` where there are no locks."""
+    """Lock an open file; False if another process holds the lock, ``without`` if locks are not supported."""
     if sys.platform == "win32":
         return without
     import fcntl
@@ -130,7 +130,7 @@ def _lock(descriptor: int, *, wait: bool, without: bool) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system lets a folder be opened."""
+    """Make the rename itself durable, if the system allows opening a folder."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

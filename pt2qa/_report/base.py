@@ -1,5 +1,5 @@
-"""What every report can do, whatever it holds.  A kind of report says what it alone knows, in the methods below
-:class:`Report`'s public ones; everything else follows from its fields.
+"""What every report can do.  A kind of report overrides the methods below :class:`Report`'s public ones;
+everything else follows from its fields.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ORDERS: Final = ("worst", "graph", "name")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A title and its entries, of which a text shows the first and counts the rest."""
+    """A title and its entries; a text shows the first ones and counts the rest."""
 
     title: str
     entries: Sequence[str]
@@ -49,11 +49,11 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A second table of a text.
+    """An additional table of a text.
 
     Args:
-        columns: those to show.
-        rows: in their order.
+        columns: to show.
+        rows: in order.
         title: above it, or empty.
         by: the column they are sorted by.
         limit: rows to show; None for all.
@@ -68,14 +68,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Findings that belong together: what a page shows folded.
+    """Findings that belong together; a page shows them collapsed.
 
     Args:
-        name: of what they have in common.
+        name: what they have in common.
         severity: ``error``, ``warning`` or ``note``.
         title: what it is about.
         rows: with ``name``, ``source``, ``why`` and ``fix``.
-        fix: what to do, where that is the same for all; else empty.
+        fix: what to do, if the same for all; else empty.
     """
 
     name: str
@@ -91,17 +91,17 @@ Block = str | Listing | Table
 class Report:
     """Facts that an analysis found.  Frozen; printing it gives text that fits the terminal.
 
-    ``print(report)`` shows it, ``report.save(path)`` keeps it, ``pt2qa.load(path)`` brings it back.  A kind of report
+    ``print(report)`` shows it, ``report.save(path)`` saves it, ``pt2qa.load(path)`` loads it.  A kind of report
     is a frozen dataclass under :func:`pt2qa.report.register`, whose field ``rows`` holds rows of one class.
 
     Attributes:
         kind: its name in files, such as ``layers``.
-        heading: its name on pages, such as ``Layers``; made from the kind where it has none.
-        usual_measures: the columns that say how good a row is, the one to take where it was measured first; a column of
-            another table as ``table.column``.
+        heading: its name on pages, such as ``Layers``; derived from the kind if not set.
+        usual_measures: the columns that say how good a row is; the first one measured is used. A column of another
+            table is written ``table.column``.
         ties: the column that decides between rows that are equally bad.
-        code: text to paste, where the kind has a field for it.
-        served: tables that a page does not show: they serve the report itself, or it shows them as a list.
+        code: text to paste, if the kind has a field for it.
+        served: tables that a page does not show as tables: they are internal, or shown as a list.
     """
 
     __slots__ = ()
@@ -116,12 +116,12 @@ class Report:
     # -- for people ----------------------------------------------------------------------------------------------------
 
     def text(self, *, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The whole report as ``print`` shows it: header, tables, and last what to look at.
+        """The whole report as ``print`` shows it: header, tables, and finally what to look at.
 
         Args:
             sort: ``worst``, ``graph``, ``name`` or a column.
             limit: rows a table shows; None for all.
-            width: columns of the screen; None asks the terminal, 100 where there is none.
+            width: of the screen, in characters; None: the terminal's, or 100 without one.
 
         Raises:
             ReportError: there is no such column, or the limit is negative.
@@ -138,12 +138,12 @@ class Report:
         )
 
     def table(self, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
-        """The rows alone as a table: ``worst`` first, in ``graph`` order, by ``name`` or by any column.
+        """The rows as a table: ``worst`` first, in ``graph`` order, by ``name`` or by any column.
 
         Args:
             sort: the order.
             limit: rows to show; None for all.
-            width: columns of the screen; None asks the terminal, 100 where there is none.
+            width: of the screen, in characters; None: the terminal's, or 100 without one.
 
         Raises:
             ReportError: there is no such column, or the limit is negative.
@@ -179,7 +179,7 @@ class Report:
         return csv_text(self.row_type(part), getattr(self, part), extended=extended)
 
     def to_csv(self, path: str | os.PathLike[str], *, extended: bool = False, part: str = "rows") -> None:
-        """Write :meth:`csv` to a UTF-8 file, whole or not at all.
+        """Write :meth:`csv` to a UTF-8 file atomically.
 
         Raises:
             ReportError: the folder does not exist, or the disk refuses.
@@ -206,13 +206,13 @@ class Report:
         return tables[part]
 
     def columns(self, part: str = "rows") -> tuple[Column, ...]:
-        """The columns of a table as they are meant in this very report, the user's metrics last."""
+        """The columns of a table as they apply to this report, the user's metrics last."""
         row_type = self.row_type(part)
         custom = map(custom_column, custom_names(getattr(self, part)))
         return tuple(map(self.meant, (*columns_of(row_type), *derived_of(row_type), *custom)))
 
     def shown(self, part: str = "rows") -> tuple[Column, ...]:
-        """Those of :meth:`columns` that tables show at once, in their order."""
+        """The :meth:`columns` that tables show by default, in order."""
         custom = map(custom_column, custom_names(getattr(self, part)))
         return tuple(map(self.meant, (*shown_columns(self.row_type(part)), *custom)))
 
@@ -230,12 +230,12 @@ class Report:
         """The numbers of the whole report, by name."""
         return {each.name: self.meant(each) for each in numbers_of(type(self))}
 
-    # -- what a kind says of itself ------------------------------------------------------------------------------------
+    # -- what a kind may override --------------------------------------------------------------------------------------
 
     def grade(self) -> Grade:
-        """Whether what was found is good, bad, in between, or says nothing of the kind."""
+        """Whether the result is good, bad, in between, or neutral."""
         found: Sequence[SetApart] = getattr(self, "set_apart", ())
-        # Of several candidates one that fails leaves the others as good as they are.
+        # A failing candidate does not make the other candidates worse.
         if any(not each.candidate for each in failures(found)):
             return "bad"
         return "warning" if found else "plain"
@@ -246,7 +246,7 @@ class Report:
         return " · ".join(part for part in parts if part)
 
     def lines(self) -> Sequence[str]:
-        """What a page says of the report above its tables; the first is the verdict."""
+        """What a page says above the report's tables; the first line is the verdict."""
         return [*self._lead(), *self._summary()]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
@@ -263,19 +263,19 @@ class Report:
         return rows
 
     def groups(self) -> tuple[Group, ...] | None:
-        """Findings that a page shows in the place of tables; None where it shows tables."""
+        """Findings that a page shows instead of tables; None if it shows tables."""
         return None
 
     def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
         """The name of a TensorBoard run, and what it shows.
 
         Raises:
-            ReportError: the kind has nothing to show there.
+            ReportError: the kind has nothing to show in TensorBoard.
         """
         raise ReportError(f"got a {type(self).__name__}; TensorBoard shows layer reports and profiles")
 
     def _headline(self) -> str:
-        """What ``repr`` says."""
+        """The text inside ``repr``."""
         return f"<{type(self).__name__} of {self.subject()}: {counted(len(self.rows), 'row')}>"
 
     def _title(self, sort: str) -> str:
@@ -287,19 +287,19 @@ class Report:
         return ()
 
     def _before(self) -> Iterable[Block]:
-        """What stands before the table of rows."""
+        """What comes before the table of rows."""
         return ()
 
     def _tabled(self) -> Sequence[Any]:
-        """The rows that the table of a text is about."""
+        """The rows shown in the table of a text."""
         return self.rows
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
-        """The table of rows, or what a text shows in its place."""
+        """The table of rows, or what a text shows instead."""
         return self._table(sort, limit, width)
 
     def _after(self, limit: int | None) -> Iterator[Block]:
-        """What stands between the table of rows and the summary."""
+        """What comes between the table of rows and the summary."""
         yield from self._set_apart()
         yield from self._unpaired()
         yield from self._notes()
@@ -309,23 +309,23 @@ class Report:
         return ()
 
     def _worst_by(self) -> str | None:
-        """The column that says which row is worst; None where no row is worse than another."""
+        """The column that says which row is worst; None if rows are not ranked."""
         usual = [name for name in self.usual_measures if "." not in name]
         return usual[0] if usual else None
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
-        """A column as it is meant where the report's own data decide about unit or direction.
+        """A column with the unit and direction that this report's data give it.
 
         Args:
             column: as its class describes it.
-            key: of the row whose cell is meant, where rows differ in it.
+            key: of the row, if rows differ in unit or direction.
         """
         return column
 
-    # -- what follows --------------------------------------------------------------------------------------------------
+    # -- shared by kinds -----------------------------------------------------------------------------------------------
 
     def ranked(self, rows: Sequence[Any], by: str, part: str = "rows") -> tuple[Any, ...]:
-        """Rows of a table, the worst by a column first; those without a number last.
+        """Rows of a table, worst by a column first; those without a number last.
 
         Raises:
             ReportError: there is no such column.
@@ -334,7 +334,7 @@ class Report:
         return ranked(self.row_type(part), rows, by, ties=self.ties, custom=columns)
 
     def _ordered(self, sort: str) -> tuple[Sequence[Any], str | None]:
-        """The rows in an order, and the column by which they are sorted; None for the order of the graph."""
+        """The sorted rows, and the column they are sorted by; None for graph order."""
         by = {"worst": self._worst_by(), "graph": None}.get(sort, sort)
         rows = self._tabled()
         return (rows, None) if by is None else (self.ranked(rows, by), by)
@@ -347,7 +347,7 @@ class Report:
         return table(columns, rows, by, limit, width)
 
     def _how(self, sort: str, worst: str = "worst first") -> str:
-        """An order in words."""
+        """A sort order in words."""
         return {"worst": worst, "graph": "in graph order"}.get(sort, f"by {sort}")
 
     def _notes(self) -> Iterator[Listing]:
@@ -364,7 +364,7 @@ class Report:
 
 
 def data_read(batches: int, samples: int) -> str:
-    """How much was run.
+    """How much data was run.
 
     >>> data_read(1, 8)
     '1 batch (8 samples)'
@@ -373,10 +373,10 @@ def data_read(batches: int, samples: int) -> str:
 
 
 def check_name(what: str, name: str, names: Iterable[str], hint: str = "") -> None:
-    """Refuse a name that is not among those known.
+    """Reject an unknown name.
 
     Raises:
-        ReportError: says what has no such name, the nearest one, and all.
+        ReportError: says what lacks the name, the closest match, and all names.
     """
     known = tuple(names)
     if name not in known:

@@ -1,7 +1,7 @@
-"""What a report says of its columns, once, at the fields of its row classes: tables, files, pandas and diffs read it.
+"""Column descriptions, given once at the fields of row classes, and read by tables, files, pandas and diffs.
 
-A row class is a frozen dataclass.  A field is a column, and :func:`column` in its type hint says what the type does
-not: header, unit, format, which values are worse.  :func:`derived` does the same for a number that is computed.
+A row class is a frozen dataclass.  A field is a column, and :func:`column` in its type hint adds what the type does
+not say: header, unit, format, which values are worse.  :func:`derived` does the same for a computed number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CellType = Literal["int", "float", "bool", "text", "shape"]
 Worse = Literal["smaller", "larger", ""]
 
 CUSTOM: Final = "custom"
-"""The field that holds the user's metrics; each becomes a column ``custom/<name>``."""
+"""The field with the user's metrics; each becomes a column ``custom/<name>``."""
 
 LONGEST_HEADER: Final = 20
 
@@ -53,16 +53,16 @@ class Column:
         name: of the field, or of a user's metric.
         type: of its cells.
         header: its title in tables, with the unit, in one line or more.
-        show: from a cell to text; numbers stand right, plain ``str`` stands left.
+        show: from a cell to text; numbers are right-aligned, plain ``str`` left-aligned.
         unit: ``dB`` or empty.
-        worse: which values are worse; empty where a user's metric does not say.
-        importance: 0 always stays; of the others the smallest is the first to go on a narrow screen.
-        shrinks_to: width down to which its text may be shortened; None: never.
-        key: whether it tells rows apart: together with the other keys it finds the same row in another report.
-        optional: whether tables leave it out where no row has anything in it.
-        choices: the values that it may take; empty: any.
-        extended: whether ``to_pandas`` and ``csv`` give it only with ``extended=True``.
-        judged: of a number of the whole report: whether it says how good the whole is.
+        worse: which values are worse; empty if a user's metric does not say.
+        importance: 0 is always shown; otherwise the smallest is dropped first on a narrow screen.
+        shrinks_to: minimum width to which its text may be shortened; None: never.
+        key: whether it identifies rows: all keys together find the same row in another report.
+        optional: whether tables omit it if it is empty in every row.
+        choices: allowed values; empty: any.
+        extended: whether ``to_pandas`` and ``csv`` include it only with ``extended=True``.
+        judged: for a number of the whole report: whether it says how good the report is.
         since: the schema of the report that first had it.
         was: its name in files of older schemas, if it had one.
     """
@@ -90,13 +90,13 @@ class Column:
 
 
 def column(header: str | None = None, **description: Any) -> dict[str, Any]:
-    """What a field says of itself, in its type hint.
+    """Description of a field, for its type hint.
 
-    As ``Annotated[float, column("max error", importance=3)]``.
+    Used as ``Annotated[float, column("max error", importance=3)]``.
 
     Args:
-        header: None: the name and the unit.
-        description: further arguments of :class:`Column`; what follows from the type need not be given.
+        header: None for the name and the unit.
+        description: further arguments of :class:`Column`; those implied by the type may be omitted.
 
     >>> from pt2qa.report import LayerRow
     >>> found = {each.name: each for each in columns_of(LayerRow)}["isolated_sqnr"]
@@ -107,7 +107,7 @@ def column(header: str | None = None, **description: Any) -> dict[str, Any]:
 
 
 class Derived(Generic[Value]):
-    """A property that is a column, or a number of a whole report: what :func:`derived` makes."""
+    """A property that is a column, or a number of a whole report; made by :func:`derived`."""
 
     def __init__(self, get: Callable[[Any], Value], description: Mapping[str, Any]) -> None:
         self._get, self._description = get, description
@@ -115,7 +115,7 @@ class Derived(Generic[Value]):
 
     @property
     def column(self) -> Column:
-        """What it says of itself."""
+        """Its description."""
         returned = self._get.__annotations__["return"]
         return _described(self.__name__, str(getattr(returned, "__name__", returned)), self._description)
 
@@ -128,7 +128,7 @@ class Derived(Generic[Value]):
 
 
 def derived(header: str | None = None, **description: Any) -> Callable[[Callable[[Any], Value]], Derived[Value]]:
-    """Decorator of a method without arguments: a property that is a column of tables, or a number of a whole report.
+    """Decorator that makes a method a property that is also a column, or a number of a whole report.
 
     Args:
         header: as of :func:`column`.
@@ -151,10 +151,10 @@ def cached(function: Function) -> Function:
 
 @cached
 def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
-    """The columns of a row class in field order, without the user's metrics and what is derived.
+    """The columns of a row class in field order, without the user's metrics and derived numbers.
 
     Raises:
-        TypeError: a field is of a type that columns cannot hold.
+        TypeError: a field's type is not supported in columns.
     """
     hints = get_type_hints(row_type, include_extras=True)
     return tuple(_column(row_type, f, hints[f.name]) for f in fields(row_type) if f.name != CUSTOM)
@@ -162,7 +162,7 @@ def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
 
 @cached
 def derived_of(owner: type[Any]) -> tuple[Column, ...]:
-    """The derived numbers of a row class or report class, in their order."""
+    """The derived numbers of a row class or report class, in order."""
     members = dict.fromkeys(name for each in reversed(owner.__mro__) for name in vars(each))
     found = (getattr(owner, name, None) for name in members)
     return tuple(each.column for each in found if isinstance(each, Derived))
@@ -170,7 +170,7 @@ def derived_of(owner: type[Any]) -> tuple[Column, ...]:
 
 @cached
 def numbers_of(report_type: type[Any]) -> tuple[Column, ...]:
-    """The numbers that a whole report has: its fields first, then what is derived.
+    """The numbers of a whole report: fields first, then derived ones.
 
     >>> from pt2qa.report import LayerReport
     >>> [each.name for each in numbers_of(LayerReport)]
@@ -183,7 +183,7 @@ def numbers_of(report_type: type[Any]) -> tuple[Column, ...]:
 
 @cached
 def tables_of(report_type: type[Any]) -> dict[str, type[Any]]:
-    """The fields of a report class that hold rows, ``tuple[Row, ...]``, and the classes of these.
+    """The fields of a report class that hold rows, ``tuple[Row, ...]``, and their row classes.
 
     >>> from pt2qa.report import BadCases
     >>> tables_of(BadCases)["rankings"].__name__
@@ -195,9 +195,9 @@ def tables_of(report_type: type[Any]) -> dict[str, type[Any]]:
 
 
 def shown_columns(row_type: type[Any]) -> tuple[Column, ...]:
-    """The columns that a table shows unless others are asked for.
+    """The columns that a table shows by default.
 
-    A row class names them in ``shown``, in their order, derived ones among them; else they are its fields that are not
+    A row class lists them in ``shown``, in order, derived ones included; else they are its fields that are not
     ``extended``.
     """
     known = {each.name: each for each in (*columns_of(row_type), *derived_of(row_type))}
@@ -206,11 +206,10 @@ def shown_columns(row_type: type[Any]) -> tuple[Column, ...]:
 
 
 def history_of(owner: type[Any], each: Field[Any]) -> tuple[int, str]:
-    """The schema that first had a field, and the name that it had before, or empty.
+    """The schema that introduced a field, and its former name, or empty.
 
     Raises:
-        TypeError: the field came later and has neither a default nor a former name, so that older files could not be
-            read.
+        TypeError: the field was added later without a default or former name, so older files cannot be read.
     """
     said = _said(get_type_hints(owner, include_extras=True)[each.name])
     since, was = said.get("since", 1), said.get("was", "")
@@ -220,24 +219,24 @@ def history_of(owner: type[Any], each: Field[Any]) -> tuple[int, str]:
 
 
 def takes_custom(row_type: type[Any]) -> bool:
-    """Whether rows of this class carry the user's metrics."""
+    """Whether rows of this class have the user's metrics."""
     return any(f.name == CUSTOM for f in fields(row_type))
 
 
 def custom_names(rows: Iterable[Any]) -> tuple[str, ...]:
-    """The names of the user's metrics: those of the first row, since a report has one set of them."""
+    """The names of the user's metrics, from the first row, since a report has one set of them."""
     for row in rows:
         return tuple(row.custom) if takes_custom(type(row)) else ()
     return ()
 
 
 def custom_column(name: str) -> Column:
-    """A metric of the user's; pt2qa's own secondary columns go before it does."""
+    """A column for a user's metric; pt2qa's own secondary columns are dropped before it."""
     return Column(name, header=shorten(name, LONGEST_HEADER), worse="", importance=9)
 
 
 def check_custom(row_type: type[Any], rows: Sequence[Any]) -> None:
-    """Hold the rule that all rows carry the same metrics, under names that no column has.
+    """Check that all rows have the same metrics, under names that no column has.
 
     Raises:
         ReportError: names the row and the metrics that differ, or the name that is taken.
@@ -255,7 +254,7 @@ def check_custom(row_type: type[Any], rows: Sequence[Any]) -> None:
 
 
 def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Rows as one list of cells a column; the user's metrics come last as ``custom/<name>``.
+    """Rows as one list of cells per column; the user's metrics come last as ``custom/<name>``.
 
     >>> from pt2qa._report.rows import Unpaired
     >>> to_columns(Unpaired, [Unpaired(3, "relu", "quantized", "no handle")])["name"]
@@ -268,7 +267,7 @@ def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]
 
 
 def from_columns(row_type: type[Row], table: Mapping[str, Sequence[Any]]) -> tuple[Row, ...]:
-    """The rows that :func:`to_columns` took apart.  All columns must have one length; one that lacks is the default."""
+    """The inverse of :func:`to_columns`.  All columns must have equal length; a missing one takes its default."""
     plain = [each.name for each in columns_of(row_type) if each.name in table]
     custom = [name for name in table if name.startswith(f"{CUSTOM}/")]
     own = takes_custom(row_type)
@@ -303,13 +302,13 @@ def _column(owner: type[Any], each: Field[Any], hint: Any) -> Column:
 
 
 def _said(hint: Any) -> Mapping[str, Any]:
-    """What a type hint carries from :func:`column`."""
+    """The description that :func:`column` put in a type hint."""
     found = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, dict))
     return next(found, {})
 
 
 def _described(name: str, kind: str, description: Mapping[str, Any]) -> Column:
-    """A column, with what follows from its type and unit where it is not said."""
+    """A column, with defaults from its type and unit."""
     cells: CellType = "text" if kind == "str" else kind  # type: ignore[assignment]
     in_decibels = description.get("unit") == "dB"
     show = decibel if in_decibels else _SHOW[cells]

@@ -1,4 +1,4 @@
-"""What changed between two reports of one kind: rows are found again by name, numbers are held against a tolerance."""
+"""What changed between two reports of one kind: rows are matched by name, numbers compared within a tolerance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
 
 DECIBELS: Final = 0.1
-"""Tolerance in dB where none is given: another batch of calibration data moves more."""
+"""Default tolerance in dB: a different calibration batch changes more."""
 
 _LONGEST: Final = 60
 
@@ -34,22 +34,22 @@ _LONGEST: Final = 60
 def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | None = None) -> ReportDiff:
     """What changed from one report to another of the same kind, row by row.
 
-    Rows are found again by name and role; those that share both, by their order.  With ``a`` and ``b`` the measure of
-    a row in the old and the new report, it is worse if ``a - b > tolerance`` where small values are bad (SQNR, cosine),
-    and if ``b - a > tolerance`` where large ones are (errors).
+    Rows are matched by name and role, and by order if they share both.  With ``a`` and ``b`` the measure of a row in
+    the old and the new report, it is worse if ``a - b > tolerance`` when smaller is worse (SQNR, cosine), and if
+    ``b - a > tolerance`` when larger is worse (errors).
 
     Args:
         old: the report to compare with.
         new: the report to look at.
         by: the measure: a column of the rows, or ``table.column``, such as ``outputs.sqnr``; None for the usual one:
-            of layers the isolated SQNR (where one report lacks it, the SQNR), of weights that of the worst channel, of
-            sensitivity and bad cases the ``value``, of a reconfiguration ``stages.quality``.
-        tolerance: change up to which a number counts as unchanged, in its own unit; None for 0.1 dB, or no change at
-            all where the measure is not in dB.
+            layers, the isolated SQNR (the SQNR if one report lacks it); weights, the SQNR of the worst channel;
+            sensitivity and bad cases, ``value``; a reconfiguration, ``stages.quality``.
+        tolerance: change up to which a number counts as unchanged, in its own unit; None for 0.1 dB, or 0 if the
+            measure is not in dB.
 
     Raises:
-        ReportError: the reports are of two kinds, or measure two things; there is no such measure; the kind has none
-            of its own and ``by`` is not given; or the tolerance is negative or nan.
+        ReportError: the reports are of different kinds or measure different things; there is no such measure; the kind
+            has no usual one and ``by`` is not given; or the tolerance is negative or nan.
 
     >>> from pt2qa.report import Environment, WeightReport
     >>> nothing = WeightReport((), (), (), "xnnpack", "Net", Environment.here(""))
@@ -108,7 +108,7 @@ def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> 
 
 
 def _in_order(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The new keys in their order, each followed by the old ones that are gone from behind it."""
+    """The new keys in order, each followed by the removed old keys that came after it."""
     kept = set(new)
     gone: dict[tuple[str, ...] | None, list[tuple[str, ...]]] = {}
     last = None
@@ -140,9 +140,9 @@ def _compared_texts(a: Reading, b: Reading) -> DiffRow:
 def _compared(
     name: str, role: str, before: float, after: float, smaller: bool | None, tolerance: float, notes: tuple[str, str]
 ) -> DiffRow:
-    """Two numbers, of which the smaller, the larger, or nobody knows which is worse.
+    """Two numbers; the smaller one is worse, the larger one, or it is unknown.
 
-    Of two infinities the difference is nan, though nothing changed.
+    The difference of two equal infinities is nan, though nothing changed.
     """
     change = 0.0 if before == after else after - before
     loss = -change if smaller else change
@@ -159,7 +159,7 @@ def _compared(
 
 
 def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[DiffRow]:
-    """Numbers of the whole reports; where they are those of an output, each output's."""
+    """Numbers of the whole reports; for a number of the outputs, one for each output."""
     outputs = tables_of(type(new)).get("outputs")
     for name, column in new.numbers().items():
         if not column.judged:
@@ -191,7 +191,7 @@ def _changes(old: Report, new: Report) -> Iterator[Change]:
 
 
 def _shown(value: Any) -> str:
-    """A short text as it is; of JSON or code only its size."""
+    """A short text unchanged; for JSON or code only its size."""
     text = str(value)
     if "\n" in text or text.startswith(("{", "[")):
         return counted(len(text), "character")

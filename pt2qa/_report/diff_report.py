@@ -23,11 +23,11 @@ class DiffRow:
 
     Args:
         name: of the row, or of the number.
-        role: what else tells the row apart, such as ``weight``; of an output's number which number it is.
+        role: what else identifies the row, such as ``weight``; for an output, which of its numbers.
         status: ``worse`` and ``better`` by more than the tolerance, ``unchanged`` within it, ``changed``: a text, or a
             yes or no, that differs, or a number that came or went; ``new`` and ``gone``: only one of the reports has
             it.
-        before, after: the measure in the old and the new report; nan where there is none.
+        before, after: the measure in the old and the new report; nan if there is none.
         change: ``after - before``; 0 for equal infinities; nan where a number is missing.
         loss: the same, positive where it got worse.
         note: texts before and after, or why a number is missing.
@@ -54,7 +54,7 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What else differs between the reports: a version, the model, the quantizer, how much data, a setting, a verdict.
+    """Another difference between the reports: a version, the model, the quantizer, how much data, a setting, a verdict.
 
     Args:
         name: what it is, e.g. ``torch``, ``fingerprint``, ``samples``.
@@ -75,8 +75,8 @@ _ORDER: Final = ("worse", "changed", "gone", "new", "better")
 class ReportDiff(Report):
     """What changed from an old report to a new one of the same kind, row by row.
 
-    Tables and texts show ``worst``: what changed, the greatest loss first; ``graph``: all rows, in the order of the new
-    report, with the rows that are gone where they were; or all by ``name`` or a column.
+    Tables and texts show ``worst``: what changed, largest loss first; ``graph``: all rows, in the order of the new
+    report, with removed rows where they were; or all by ``name`` or a column.
 
     Args:
         rows: one for each row of either report, in that order.
@@ -84,7 +84,7 @@ class ReportDiff(Report):
         changes: what else differs.
         of: the kind of both reports, e.g. ``layers``.
         measure: the table and column that was compared, e.g. ``rows.isolated_sqnr``.
-        worst_is: which values are the worst: ``smallest``, ``largest``, ``either`` where rows differ in that, or
+        worst_is: which values are the worst: ``smallest``, ``largest``, ``either`` if rows differ in that, or
             ``unknown`` for a user's metric that does not say; empty for texts, and for yes and no.
         unit: of the measure: ``dB`` or empty.
         tolerance: change up to which a number counts as unchanged, in that unit.
@@ -109,7 +109,7 @@ class ReportDiff(Report):
     environment: Environment
 
     def having(self, status: Status) -> tuple[DiffRow, ...]:
-        """The rows of one status, in their order."""
+        """The rows of one status, in order."""
         return tuple(row for row in self.rows if row.status == status)
 
     def _headline(self) -> str:
@@ -172,21 +172,21 @@ class ReportDiff(Report):
         return [*found, f"Without a number now: {few(lost)}."] if lost else found
 
     def _changed(self) -> tuple[DiffRow, ...]:
-        """The rows that changed, by status, the greatest loss first."""
+        """The rows that changed, by status, largest loss first."""
         rows = [row for row in self.rows if row.status in _ORDER]
         return tuple(
             sorted(rows, key=lambda row: (_ORDER.index(row.status), 0.0 if isnan(row.loss) else -abs(row.loss)))
         )
 
     def _silent(self) -> list[str]:
-        """The rows that have no number in either report; of texts none has one."""
+        """The rows without a number in either report; empty for a text measure."""
         same = self.having("unchanged") if self.worst_is else ()
         return [row.place for row in same if isnan(row.before) and isnan(row.after)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Signed:
-    """A format that writes the plus as well."""
+    """A format that always writes the sign."""
 
     show: Any
 

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a report, as data."""
+"""A report's TensorBoard events, as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Histogram:
 
     Args:
         tag: its name.
-        step: where on the axis it stands.
+        step: its position on the axis.
         min, max, number, total, squares: of the values: the smallest, the largest, how many, their sum, and the sum of
             their squares.
         limits: the upper edge of each bucket.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 _FORMULA: Final = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")
-"""What begins a formula, or is skipped before one; the last four are the full-width forms of the first."""
+"""Characters that start a formula, or are skipped before one; the last four are full-width forms of the first."""
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?([eE][-+]?\d+)?|inf|nan)")
 _DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "str", "shape": "object"}
@@ -28,9 +28,9 @@ def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas
     """A data frame in field order, the user's metrics last; ``zero_point`` as nullable Int64, shapes as tuples.
 
     Raises:
-        ReportError: a zero point is no whole number of 64 bits.
+        ReportError: a zero point is not a 64-bit integer.
     """
-    # pandas takes longer to import than everything else here together, and only this function needs it.
+    # pandas takes longer to import than everything else here combined, and only this function needs it.
     import pandas
 
     types = _types(row_type)
@@ -55,7 +55,7 @@ def _whole(name: str, value: float) -> int | None:
 def csv_text(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> str:
     """CSV with a header line; numbers in full precision, ``nan`` and ``inf`` as such, shapes as ``1x3x224x224``.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it, which makes it text.
+    Text that a spreadsheet would read as a formula is prefixed with an apostrophe, which makes it text.
 
     Source:
         https://owasp.org/www-community/attacks/CSV_Injection
@@ -72,7 +72,7 @@ def csv_text(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> str
 
 
 def _plain(value: Any) -> Any:
-    """A cell that a spreadsheet shows as it is.
+    """A cell that a spreadsheet shows verbatim.
 
     >>> _plain("=1+1"), _plain("-0.5"), _plain(-0.5), _plain("relu")
     ("'=1+1", '-0.5', -0.5, 'relu')

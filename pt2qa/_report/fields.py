@@ -1,6 +1,6 @@
-"""A report's fields as tensors and JSON text, and back with every field checked.
+"""A report's fields as tensors and JSON text, and back, with every field checked.
 
-What a field becomes follows from its type, so that a new report type needs no code here:
+A field's encoding follows from its type, so a new report type needs no code here:
 
 =======================  ===========================================================================
 field type               in the file
@@ -11,11 +11,11 @@ field type               in the file
 a dataclass of ``str``   a JSON object
 ``tuple[Row, ...]``      a table: numbers as tensors ``rows/sqnr`` (float64, int64, bool), text and shapes
                          as JSON lists ``rows/name``, the names of custom metrics as ``rows/custom``
-``dict[str, ndarray]``   one tensor an entry, ``inputs/<key>``, the keys in order as a JSON list
+``dict[str, ndarray]``   one tensor per entry, ``inputs/<key>``, the keys in order as a JSON list
 =======================  ===========================================================================
 
-What a field, a column or an entry of a record did not have in the schema of the file takes its default, or what the
-file has under the name that it had then (``since`` and ``was`` of :class:`pt2qa._report.columns.Column`).
+A field, column or record entry that the file's schema lacks takes its default, or the value under its former name
+(``since`` and ``was`` of :class:`pt2qa._report.columns.Column`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.
 
 @dataclass(slots=True)
 class Source:
-    """What a file holds, handed out field by field; remembers what was asked for.
+    """The contents of a file, read field by field; tracks which entries were read.
 
     Args:
         path: the file, for error messages.
@@ -72,14 +72,14 @@ class Source:
         return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged, write the report again")
 
     def array(self, name: str) -> Array:
-        """A tensor by name; an error where there is none."""
+        """A tensor by name; an error if there is none."""
         self.used.add(name)
         if name not in self.tensors:
             raise self.error(name, "is missing")
         return self.tensors[name]
 
     def json(self, name: str, expected: str, fits: Callable[[Any], bool]) -> Any:
-        """Parsed JSON text by name; an error where it is missing, broken, or not what was expected."""
+        """Parsed JSON text by name; an error if it is missing, broken, or not what was expected."""
         self.used.add(name)
         if name not in self.text:
             raise self.error(name, "is missing")
@@ -92,14 +92,14 @@ class Source:
         return value
 
     def finish(self) -> None:
-        """An error where the file holds more than was asked for: such a file is not what its header says."""
+        """An error if the file has entries that were not read: such a file does not match its header."""
         for name in sorted((self.tensors.keys() | self.text.keys()) - self.used):
             raise self.error(name, "is not a field of this kind of report")
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a field is written and read, the schema that first had it, and its name before that."""
+    """How a field is written and read, the schema that introduced it, and its former name."""
 
     write: Callable[[str, Any, dict[str, Array], dict[str, str]], None]
     read: Callable[[str, Source], Any]
@@ -117,10 +117,10 @@ def encode(report: Any) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def decode(report_type: type[Value], source: Source) -> Value:
-    """The report that :func:`encode` took apart.
+    """The inverse of :func:`encode`.
 
     Raises:
-        ReportError: names the file and the field that is missing, of another type or length, or too much.
+        ReportError: names the file and the field that is missing, unexpected, or of the wrong type or length.
     """
     values = {
         name: codec.read(codec.was if codec.since > source.schema else name, source)
@@ -139,7 +139,7 @@ def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
     """How each field of a report class is stored.
 
     Raises:
-        TypeError: a field is of a type that files cannot hold, or came later and has no default.
+        TypeError: a field's type cannot be stored, or it was added later without a default.
     """
     hints = get_type_hints(report_type)
     return {
@@ -194,7 +194,7 @@ def _read_record(record: Any, name: str, source: Source) -> Any:
 def _write_arrays(name: str, value: dict[str, Array], tensors: dict[str, Array], text: dict[str, str]) -> None:
     text[name] = json.dumps(list(value))
     for key, array in value.items():
-        # safetensors writes the bytes behind the array's pointer, so they must lie in order.
+        # safetensors writes the raw bytes at the array's pointer, so the array must be contiguous.
         tensors[f"{name}/{key}"] = np.require(array, requirements="C")
 
 
@@ -244,7 +244,7 @@ def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:
 
 
 def _spelled(name: str) -> str:
-    """The name of a tensor as a file holds it: UTF-8 has no lone surrogates."""
+    """The name of a tensor as stored in a file: UTF-8 has no lone surrogates."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -265,7 +265,7 @@ def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
 
 
 def _is_int(value: Any) -> bool:
-    # What a float cannot hold cannot be compared with a limit either.
+    # An integer too large for a float cannot be compared with a limit either.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 

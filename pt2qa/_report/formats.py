@@ -9,12 +9,12 @@ _ELLIPSIS: Final = "…"
 
 
 def decibel(value: float) -> str:
-    """One decimal: another calibration batch moves more than 0.1 dB."""
+    """One decimal: a different calibration batch changes more than 0.1 dB."""
     return _rounded(value, 1)
 
 
 def share(value: float) -> str:
-    """A share of 0..1 as percent; what is not zero never reads as zero.
+    """A fraction of 0..1 as percent; a nonzero value never reads as zero.
 
     >>> share(0.0421), share(1e-9)
     ('4.21', '<0.01')
@@ -43,7 +43,7 @@ def index(value: int) -> str:
 
 
 def shape(value: tuple[int, ...]) -> str:
-    """A shape as people write it.
+    """A shape as usually written.
 
     >>> shape((1, 3, 8, 8)), shape(())
     ('1x3x8x8', 'scalar')
@@ -52,12 +52,12 @@ def shape(value: tuple[int, ...]) -> str:
 
 
 def exact(value: float, unit: str = "") -> str:
-    """Six digits and the unit, for a number that is held against a limit: 19.96 dB is not 20 dB."""
+    """Six digits and the unit, for a number compared with a limit: 19.96 dB is not 20 dB."""
     return f"{value:.6g} {unit}".rstrip()
 
 
 def shorten(text: str, width: int) -> str:
-    """Text cut in the middle to a width, since names differ at both ends.
+    """Text shortened in the middle to a width, since names differ at both ends.
 
     >>> shorten("features.17.conv.1.0/conv2d", 16)
     'feature…0/conv2d'

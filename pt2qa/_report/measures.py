@@ -1,6 +1,6 @@
-"""What can be measured in a report of any kind: a column of one of its tables, and who has which number there.
+"""Measures of reports of any kind: a column of one of the tables, and the value of each row.
 
-A measure is written ``isolated_sqnr`` (of the table ``rows``) or ``outputs.sqnr``.
+A measure is written ``isolated_sqnr`` (in the table ``rows``) or ``outputs.sqnr``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one row says.
+    """The value of one row.
 
     Args:
-        key: tells the row from the others of its table.
-        name: what people read: its ``name``, or what it has instead.
-        role: what else tells it apart, such as ``weight``; empty where the name is enough.
-        number: the cell; nan where it is a text, or the row has no number.
+        key: identifies the row within its table.
+        name: its readable ``name``, or what it has instead.
+        role: what else identifies it, such as ``weight``; empty if the name is enough.
+        number: the cell; nan if it is text, or the row has no number.
         text: the cell as text.
         note: the row's note.
     """
@@ -62,7 +62,7 @@ def names_in(reports: Sequence[Report], table: str) -> tuple[str, ...]:
 
 
 def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
-    """The measure of this name, or where none is given the usual one of reports of this kind.
+    """The measure of this name, or by default the usual one of the reports' kind.
 
     Raises:
         ReportError: there is no such table or column, the kind has no usual measure, or its rows have no name.
@@ -93,7 +93,7 @@ def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
 
 
 def usual_measure(report: Report) -> str:
-    """The measure that a report has for rows of its kind, as :func:`find_measure` takes it.
+    """The usual measure of a report's rows, in the form that :func:`find_measure` takes.
 
     Raises:
         ReportError: its kind has none.
@@ -102,7 +102,7 @@ def usual_measure(report: Report) -> str:
 
 
 def column_of(report: Report, measure: Measure) -> Column:
-    """The column that a measure names, as this report means it."""
+    """The column of a measure, as it applies to this report."""
     return report.column(measure.column, measure.table)
 
 
@@ -112,12 +112,12 @@ def is_number(report: Report, measure: Measure) -> bool:
 
 
 def is_ordered(report: Report, measure: Measure) -> bool:
-    """Whether its cells can be better or worse; texts, shapes, yes and no are equal or not, and no more."""
+    """Whether its cells can be better or worse; texts, shapes and booleans can only be equal or not."""
     return column_of(report, measure).type in ("int", "float")
 
 
 def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:
-    """What each row of a table says, in its order.  Of rows that share their key, the second gets an ordinal."""
+    """The value of each row of a table, in order.  Later rows with the same key get an ordinal."""
     keys = _keys(report, measure.table)
     seen: dict[tuple[str, ...], int] = {}
     found = []
@@ -136,12 +136,12 @@ def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:
 
 
 def smaller_is_worse(report: Report, measure: Measure, key: Sequence[str] = ()) -> bool | None:
-    """Whether small values of a measure are the bad ones; None where a user's metric does not say.
+    """Whether smaller values of a measure are worse; None if a user's metric does not say.
 
     Args:
-        report: it.
+        report: the report.
         measure: the column.
-        key: of the row, where rows differ in it.
+        key: of the row, if rows differ in it.
     """
     worse = report.meant(column_of(report, measure), key).worse
     return worse == "smaller" if worse else None
@@ -149,7 +149,7 @@ def smaller_is_worse(report: Report, measure: Measure, key: Sequence[str] = ()) 
 
 def _written(reports: Sequence[Report], by: str) -> Measure:
     first = type(reports[0])
-    # The name of a user's metric may hold dots.
+    # The name of a user's metric may contain dots.
     if by in names_in(reports, "rows"):
         return Measure("rows", by)
     table, _, column = by.partition(".")
@@ -164,6 +164,6 @@ def _is_measured(report: Report, measure: Measure) -> bool:
 
 
 def _keys(report: Report, table: str) -> tuple[str, ...]:
-    """The columns that tell rows apart, the name first."""
+    """The columns that identify rows, the name first."""
     names = [each.name for each in columns_of(report.row_type(table)) if each.key]
     return tuple(sorted(names, key=lambda name: name != "name"))

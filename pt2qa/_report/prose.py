@@ -11,13 +11,13 @@ from pt2qa._printable import clean
 from pt2qa._report.rows import Unpaired
 
 _ORDINAL: Final = re.compile(r"(_\d+)?(:\w+)?$| \(.*\)$")
-"""What tells apart ops of one kind: the ordinal of a name, the part of a decomposed op, the node without a handle."""
+"""What distinguishes ops of one kind: a name's ordinal, the part of a decomposed op, a node without a handle."""
 
 _FOLDED: Final = re.compile(r"^folded into \S+?(, which .*)?$")
-"""The reason of a batch norm, which names the op."""
+"""The reason for a folded batch norm, which names the op."""
 
 LISTED: Final = 5
-"""Entries that a list shows before it counts the rest."""
+"""Number of entries that a list shows; the rest are counted."""
 
 
 def wrap(text: str, width: int, *, indent: str = "") -> str:
@@ -26,7 +26,7 @@ def wrap(text: str, width: int, *, indent: str = "") -> str:
 
 
 def listed(title: str, entries: Sequence[str], width: int) -> str:
-    """A title and its entries, one a line; the entries past :data:`LISTED` are counted.  Nothing for no entries."""
+    """A title and its entries, one per line; entries beyond :data:`LISTED` are counted.  Empty without entries."""
     if not entries:
         return ""
     lines = [wrap(f"{title}:", width)]
@@ -46,7 +46,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def few(names: Sequence[str], most: int = LISTED) -> str:
-    """The first names in one sentence, and how many there are besides.
+    """The first names in one sentence, and how many more there are.
 
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e and 1 more'
@@ -56,7 +56,7 @@ def few(names: Sequence[str], most: int = LISTED) -> str:
 
 
 def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
-    """Names grouped by why they are there, the most frequent reason first, each with its count and first name.
+    """Names grouped by reason, most frequent first, each with its count and first name.
 
     >>> by_reason([("relu", "zero reference"), ("add", "zero reference")])
     ['zero reference: 2, such as relu']
@@ -69,7 +69,7 @@ def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
-    """One line for each node without a partner; of a long list one for all of one kind with one reason.
+    """One line for each node without a partner; in a long list, one per kind and reason.
 
     >>> from pt2qa._report.rows import Unpaired
     >>> checks = [Unpaired(n, f"layer.{n}/_assert_{n}", "reference", "nothing reads it") for n in range(6)]
@@ -90,5 +90,5 @@ def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
 
 
 def sections(parts: Iterable[str]) -> str:
-    """Parts with a blank line between them, the empty ones left out."""
+    """Non-empty parts, separated by blank lines."""
     return "\n\n".join(part for part in parts if part)

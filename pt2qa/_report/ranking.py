@@ -1,4 +1,4 @@
-"""Which row is worse.  A nan is neither: such rows come last, whatever the order."""
+"""Which row is worse.  Rows with nan come last in any order."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Row = TypeVar("Row")
 def ranked(
     row_type: type[Row], rows: Sequence[Row], by: str, *, ties: str = "sqnr", custom: Iterable[Column] = ()
 ) -> tuple[Row, ...]:
-    """Rows by one column, the worst first, as the column says; text by alphabet.
+    """Rows sorted by one column, worst first as the column defines it; text alphabetically.
 
-    Ties go by ``ties`` in the same manner, then by the order given.  Rows whose number is nan come last.
+    Ties are broken by ``ties`` in the same way, then by the given order.  Rows whose number is nan come last.
 
     Args:
-        row_type: the class of the rows, which need not be any.
+        row_type: the class of the rows; there may be no rows.
         rows: the rows.
         by: a column or one of the user's metrics.
         ties: a column; rows without it keep their order.
         custom: the user's metrics.
 
     Raises:
-        ReportError: there is no such column, or it has no order; the text lists those that have.
+        ReportError: there is no such column, or it has no order; the message lists the columns that have.
     """
     known = {each.name: each for each in (*columns_of(row_type), *derived_of(row_type), *custom)}
     check_column(known.values(), by)
@@ -37,10 +37,10 @@ def ranked(
 
 
 def check_column(columns: Iterable[Column], name: str) -> None:
-    """Refuse a column that rows cannot be sorted by.
+    """Reject a column that rows cannot be sorted by.
 
     Raises:
-        ReportError: lists the columns, the nearest first.
+        ReportError: lists the columns, closest match first.
     """
     names = [each.name for each in columns if each.type != "shape"]
     if name not in names:

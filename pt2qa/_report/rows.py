@@ -1,4 +1,4 @@
-"""What every report may hold: what made it, and the nodes that have no partner."""
+"""What any report may contain: its environment, and nodes without a partner."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pt2qa._report.columns import column
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What made a report: package versions as pip states them, and the model's fingerprint.
+    """Origin of a report: package versions as pip reports them, and the model's fingerprint.
 
     Args:
         torch, torchao, executorch, pt2qa: versions, or ``"not installed"``.
-        fingerprint: identifies the float model (its graph and parameters); empty where nothing was fingerprinted.
+        fingerprint: identifies the float model (its graph and parameters); empty if nothing was fingerprinted.
 
     >>> Environment.here("3f2a").fingerprint
     '3f2a'
@@ -29,7 +29,7 @@ class Environment:
 
     @classmethod
     def here(cls, fingerprint: str) -> Environment:
-        """The versions here, read from package metadata: nothing is imported."""
+        """The installed versions, read from package metadata: nothing is imported."""
         return cls(installed("torch"), installed("torchao"), installed("executorch"), __version__, fingerprint)
 
 
@@ -38,10 +38,10 @@ class Unpaired:
     """A node of one graph that has no partner in the other, and why.
 
     Args:
-        handle: the node's handle; -1 where it carries none.
-        name: what people read, e.g. ``layer1.0.bn1/batch_norm``.
-        side: the graph that holds it.
-        reason: why it stands alone, e.g. ``folded into layer1.0.conv1``.
+        handle: the node's handle; -1 if it has none.
+        name: readable, e.g. ``layer1.0.bn1/batch_norm``.
+        side: the graph it is in.
+        reason: why it has no partner, e.g. ``folded into layer1.0.conv1``.
     """
 
     handle: int

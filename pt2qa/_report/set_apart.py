@@ -1,4 +1,4 @@
-"""Batches that are in no number of a report, as they are empty or hold NaN or infinities; and what to say of them."""
+"""Batches excluded from a report's numbers because they are empty or contain NaN or infinities, and what to say."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _FAULTS: Final = {
     "reference": "in the reference alone, first at",
     "batch": "in the input",
 }
-"""How to go on after what was found, by side; ``{}`` stands for the quantized model."""
+"""What to do next, by side; ``{}`` stands for the quantized model."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetApart:
-    """A batch that is in no number of its report.  Where all batches are set apart, the rows are made of them.
+    """A batch excluded from its report's numbers.  If all batches are set apart, the rows are computed from them.
 
-    Equal infinities on both sides, such as those of a mask, set no batch apart, and neither does a value that is
-    rounded to a finite number before anybody reads it: that number counts.
+    Equal infinities on both sides, such as a mask's, do not set a batch apart, nor does a value that is rounded to a
+    finite number before any op reads it: that number counts.
 
     Args:
         batch: its number in the order given, from 0.
-        samples: how many it holds.
-        sample: the first whose value is not finite, from 0 in its batch; -1 where that is not known.
+        samples: its size.
+        sample: the first with a non-finite value, from 0 in its batch; -1 if unknown.
         side: whose fault it is: ``quantized`` and ``isolated`` (a region run quantized on the reference's inputs) are
             failures of quantization; ``reference`` and ``both`` come from the float model; ``batch``: the batch is
-            empty, or its own inputs hold the value.
+            empty, or its inputs contain the value.
         what: ``NaN``, ``infinite`` or ``no samples``.
-        name: the op or input that gives the first such value; empty for an empty batch.
-        origin: where the infinities begin that this op reads, as of a mask; empty where it makes them itself.
-        candidate: of several quantized models, the one whose value it is; else empty.
+        name: the op or input with the first such value; empty for an empty batch.
+        origin: where the infinities that this op reads originate, such as a mask; empty if it produces them itself.
+        candidate: with several quantized models, the one whose value it is; else empty.
     """
 
     batch: int
@@ -52,7 +52,7 @@ class SetApart:
 
     @property
     def is_failure(self) -> bool:
-        """Whether quantization alone makes the value."""
+        """Whether quantization alone produces the value."""
         return self.side in ("quantized", "isolated")
 
     @property
@@ -70,7 +70,7 @@ class SetApart:
 
     @property
     def place(self) -> str:
-        """Batch, and sample where it is known.
+        """Batch, and sample if known.
 
         >>> SetApart(1, 8, 3, "batch", "NaN", "x").place
         'batch 1, sample 3'
@@ -79,7 +79,7 @@ class SetApart:
 
 
 def failures(found: Sequence[SetApart]) -> tuple[SetApart, ...]:
-    """The batches on which quantization alone gives values that are not finite."""
+    """The batches on which quantization alone produces non-finite values."""
     return tuple(each for each in found if each.is_failure)
 
 
@@ -90,7 +90,7 @@ def apart_entries(found: Sequence[SetApart]) -> list[str]:
 
 
 def about_set_apart(found: Sequence[SetApart], batches: int) -> list[str]:
-    """What to say of them before all else: whose fault they are, and what the numbers are of.
+    """What to say about them first: whose fault they are, and what the numbers cover.
 
     Args:
         found: the batches.

@@ -1,7 +1,7 @@
-"""Report files: one safetensors file each, versioned, written whole or not at all, read with every field checked.
+"""Report files: one safetensors file each, versioned, written atomically, read with every field checked.
 
-The header names the kind of report, the version of that kind's fields (the schema), the pt2qa that wrote it, and a
-checksum of everything that the file holds: a file that loads says what was written.  Reading unpickles nothing.
+The header names the kind of report, the version of that kind's fields (the schema), the pt2qa version that wrote it,
+and a checksum of the contents: a file that loads is as it was written.  Reading unpickles nothing.
 A new kind of report is a frozen dataclass under :func:`register`; how its fields are stored follows from their types
 (:mod:`pt2qa._report.fields`).
 """
@@ -27,18 +27,18 @@ KIND: Final = "pt2qa.kind"
 SCHEMA: Final = "pt2qa.schema"
 VERSION: Final = "pt2qa.version"
 CHECKSUM: Final = "pt2qa.checksum"
-"""Files that were written before there was one lack it, and are read unchecked."""
+"""Files written before checksums existed lack it, and are read unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of report that files can hold.
+    """A kind of report that can be saved.
 
     Args:
         name: what the file's header says, e.g. ``layers``.
-        schema: version of its fields; raised whenever a field is added, dropped or changes its meaning.
+        schema: version of its fields; incremented whenever a field is added, dropped or changes its meaning.
         report_type: the class of its reports.
-        oldest: the oldest schema that is still read; None for ``schema`` alone.
+        oldest: the oldest schema that is still read; None for ``schema`` only.
     """
 
     name: str
@@ -52,16 +52,16 @@ _FORMER: dict[str, str] = {}
 
 
 def register(name: str, *, schema: int, oldest: int | None = None, was: str = "") -> Callable[[ReportType], ReportType]:
-    """Class decorator: files may hold reports of this class, under this kind and schema version.
+    """Class decorator: lets reports of this class be saved under this kind and schema version.
 
-    A field that comes later is ``column(default=..., since=schema)``; with ``oldest`` older files still load, and have
-    the default there.
+    A field added later is ``column(default=..., since=schema)``; with ``oldest``, older files still load and take the
+    default.
 
     Args:
         name: the kind.
         schema: the version of the fields that is written.
-        oldest: the oldest version that is read; None for ``schema`` alone.
-        was: what files called the kind before, if they did.
+        oldest: the oldest version that is read; None for ``schema`` only.
+        was: the kind's former name in files, if any.
 
     Raises:
         TypeError: a field of the class cannot be stored.
@@ -71,7 +71,7 @@ def register(name: str, *, schema: int, oldest: int | None = None, was: str = ""
     def enter(report_type: ReportType) -> ReportType:
         codecs_of(report_type)
         taken = _KINDS.get(name)
-        # The same class comes again when a notebook reloads its module.
+        # The same class is registered again when a notebook reloads its module.
         if taken is not None and _full_name(taken.report_type) != _full_name(report_type):
             raise ValueError(f"report kind {name!r} is taken by {_full_name(taken.report_type)}")
         _KINDS[name] = Kind(name, schema, report_type, oldest)
@@ -86,7 +86,7 @@ def register(name: str, *, schema: int, oldest: int | None = None, was: str = ""
 
 
 def save(report: Any, path: str | os.PathLike[str]) -> None:
-    """Write a report to one ``.safetensors`` file.  The old file, if there is one, stays until the new one is whole.
+    """Write a report to one ``.safetensors`` file.  An existing file stays until the new one is complete.
 
     Raises:
         ReportError: the folder does not exist, or the disk refuses.
@@ -104,7 +104,7 @@ def save(report: Any, path: str | os.PathLike[str]) -> None:
 
 
 def checksum(tensors: Mapping[str, Array], text: Mapping[str, str]) -> str:
-    """SHA-256 over all that a file holds, whatever order it is in: names, texts, types, shapes and bytes.
+    """SHA-256 of a file's contents, independent of order: names, texts, types, shapes and bytes.
 
     Args:
         tensors: by name.
@@ -121,7 +121,7 @@ def checksum(tensors: Mapping[str, Array], text: Mapping[str, str]) -> str:
 
 
 def _digest(digest: Any, *parts: bytes) -> None:
-    # With its length before it, no part can run into the next.
+    # The length prefix keeps adjacent parts distinct.
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
 
@@ -130,7 +130,7 @@ def read(path: str | os.PathLike[str]) -> Any:
     """What :func:`pt2qa.load` does, for kinds whose modules have been imported."""
     kind, source = _read(Path(path))
     report = decode(kind.report_type, source)
-    # Last, since an error that names the damaged field says more.
+    # Last, since an error that names the damaged field is more helpful.
     if source.text.get(CHECKSUM, "") not in ("", checksum(source.tensors, source.text)):
         raise source.error(CHECKSUM, "does not fit what the file holds")
     return report
@@ -141,15 +141,15 @@ def _full_name(report_type: type[Any]) -> str:
 
 
 def kinds() -> tuple[Kind, ...]:
-    """The kinds of report that files can hold."""
+    """The kinds of report that can be saved."""
     return tuple(_KINDS.values())
 
 
 def kind_of(report: Any) -> Kind:
-    """The kind that a report is of.
+    """The kind of a report.
 
     Raises:
-        ReportError: it is no report.
+        ReportError: it is not a report.
         TypeError: its class is not registered.
     """
     if not is_dataclass(report):
@@ -172,9 +172,9 @@ def _read(path: Path) -> tuple[Kind, Source]:
     try:
         with safe_open(path, framework="np") as file:
             source = Source(path, {}, dict(file.metadata() or {}))
-            # The kind comes first: a foreign file may hold gigabytes of weights, in types that NumPy lacks.
+            # The kind is read first: a foreign file may hold gigabytes of weights, in types that NumPy lacks.
             kind = _kind_in(source)
-            for name in file.keys():  # noqa: SIM118 - safe_open is no dict
+            for name in file.keys():  # noqa: SIM118 - safe_open is not a dict
                 source.tensors[name] = _tensor(file, source, name)
             return kind, source
     except SafetensorError as error:

@@ -1,4 +1,4 @@
-"""Tables that fit a screen: the least important columns go first, then long names are shortened in the middle."""
+"""Tables that fit a screen: the least important columns are dropped, then long names are shortened in the middle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pt2qa._report.ranking import without_number
 from pt2qa.errors import ReportError
 
 NARROWEST: Final = 40
-"""Screens are taken to have at least this many columns: below it no table can be read."""
+"""Minimum screen width in characters: below it no table is readable."""
 
 _GAP: Final = 2
 _SHORTEST: Final = 8
@@ -50,14 +50,14 @@ def screen_width(width: int | None) -> int:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Any], by: str | None, limit: int | None, width: int) -> str:
-    """The first rows as a table, and under it what it leaves out.
+    """The first rows as a table, followed by what it leaves out.
 
     Args:
-        columns: those to show.
+        columns: to show.
         rows: all rows, in order.
         by: the column they are sorted by; None for graph order.
         limit: rows to show; None for all.
-        width: columns of the screen.
+        width: of the screen, in characters.
 
     Raises:
         ReportError: the limit is negative.
@@ -81,11 +81,11 @@ def table(columns: Sequence[Column], rows: Sequence[Any], by: str | None, limit:
 def draw(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[str, tuple[str, ...]]:
     """A table of rows that is at most ``width`` wide.
 
-    Columns are left out, the least important first, until names can keep a readable length; then names are shortened.
-    A column that is nan in every row was not measured, and is left out without being counted as hidden.
+    Columns are dropped, least important first, until names keep a readable length; then names are shortened.
+    A column that is nan in every row was not measured, and is dropped without being counted as hidden.
 
     Returns:
-        The table, and the titles of the columns that the width cost.
+        The table, and the titles of the columns dropped for width.
     """
     drawn = [_Drawn(each, tuple(clean(each.show(cell(row, each.name))) for row in rows)) for each in columns]
     drawn = [each for each in drawn if set(each.cells) != {"nan"}]
@@ -101,8 +101,8 @@ def draw(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[st
 
 
 def with_column(columns: Sequence[Column], column: Column) -> tuple[Column, ...]:
-    """The columns with this one next to the first, the name, where it stays on any screen: rows are sorted by it."""
-    # What ranks otherwise may now go, though last of all: a name and the column asked for fit anywhere.
+    """The columns with the sort column right after the name, where it stays on any screen."""
+    # Other columns of importance 0 may now be dropped, but last: a name and the requested column fit anywhere.
     name, *others = (each if each.importance else replace(each, importance=_LAST_TO_GO) for each in columns)
     if name.name == column.name:
         return (replace(name, importance=0), *others)
@@ -112,7 +112,7 @@ def with_column(columns: Sequence[Column], column: Column) -> tuple[Column, ...]
 
 
 def _says(value: Any) -> bool:
-    """Whether a cell holds anything: neither empty, zero, nor nan."""
+    """Whether a cell has content: not empty, zero, or nan."""
     return bool(value) and not (isinstance(value, float) and isnan(value))
 
 
@@ -121,7 +121,7 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def _shrunk(drawn: list[_Drawn], width: int) -> list[_Drawn]:
-    """Take the excess from the columns that can shrink, the widest first; past what is readable only if it must be."""
+    """Take the excess from columns that can shrink, widest first; below a readable width only if necessary."""
     excess = _total(column.width for column in drawn) - width
     for shortest in (width, _SHORTEST):
         for index in sorted(range(len(drawn)), key=lambda index: -drawn[index].width):
@@ -140,7 +140,7 @@ def _tabulated(drawn: list[_Drawn]) -> str:
 
     if not drawn or not drawn[0].cells:
         return "(no rows)"
-    # The header is drawn as rows: tabulate widens every column by two more than its title, which a screen cannot spare.
+    # The header is drawn as rows: tabulate widens every column to its title plus two, which wastes width.
     rows = [
         [each.column.header for each in drawn],
         ["-" * each.width for each in drawn],

@@ -1,4 +1,4 @@
-"""Reports as TensorBoard events: numbers by layer as scalars, profiles as histograms.  Free of torch."""
+"""Reports as TensorBoard events: numbers by layer as scalars, profiles as histograms.  Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def write_tensorboard(
 ) -> None:
     """Write layer reports and profiles as event files for ``tensorboard --logdir <folder>``.
 
-    Each report is a run of its own: ``layers``, and for a profile its side, such as ``reference`` and ``quantized``, so
+    Each report is a separate run: ``layers``, and for a profile its side, such as ``reference`` and ``quantized``, so
     that TensorBoard shows both sides of a value in one chart.  A layer report gives each metric as
     ``<metric>/<layer>`` at the step, and as ``along_graph/<metric>``, whose steps are the layers in graph order.  A
-    profile gives the histogram of each input, output, weight and bias as ``<op>/<value>``.  What is nan or infinite is
-    left out.
+    profile gives the histogram of each input, output, weight and bias as ``<op>/<value>``.  Nan and infinite values
+    are left out.
 
     Args:
-        reports: layer reports and profiles with histograms, no two of one run.
-        folder: made where it does not exist; events are added to those that it holds.
-        step: where on the axis of a training or a series of builds the reports stand.
-        per_channel: also the numbers by channel of a profile that has them, as
+        reports: layer reports and profiles with histograms, at most one per run.
+        folder: created if missing; events are added to existing ones.
+        step: position of the reports on the axis of a training or a series of builds.
+        per_channel: also write a profile's per-channel numbers, if it has them, as
             ``<op>/<value>/channel_<number>``, whose steps are the channels.
 
     Raises:
-        ReportError: tensorboard is not installed, two reports would be one run, another kind of report was given, a
+        ReportError: tensorboard is not installed, two reports share a run, another kind of report was given, a
             profile has no histograms or no channels, or the folder cannot be written.
     """
     runs: dict[str, Sequence[Event]] = {}
-    # All is read before anything is written: a report that lacks something leaves no half of a run.
+    # Everything is read before anything is written: an incomplete report leaves no partial run.
     for report in reports if isinstance(reports, Sequence) else [reports]:
         run, events = report.events(step, per_channel)
         if run in runs:
@@ -60,7 +60,7 @@ def write_tensorboard(
 
 
 def _packed(event: Event) -> Any:
-    """In the form of TensorFlow's, whose histograms have every bucket with its upper edge, and sums of the values."""
+    """As a TensorFlow event, whose histograms hold each bucket's upper edge, and sums of the values."""
     event_type: Any = _tensorboard("compat.proto.event_pb2").Event
     packed = event_type(wall_time=time.time(), step=event.step)
     tag = clean(event.tag)

@@ -1,8 +1,8 @@
 """Override plans as calls of torchao's x86 quantizer.
 
-``set_module_name_qconfig(path, None)`` says what a plan says where the module holds one convolution or linear and what
-reads its result is settled by itself: a pool, ``cat`` or ``add`` behind it would be annotated otherwise.  Everything
-else is said as an edit of the annotation.
+``set_module_name_qconfig(path, None)`` matches a plan if the module contains one convolution or linear whose readers
+are annotated independently of it: a following pool, ``cat`` or ``add`` would be annotated differently.  Everything
+else is expressed as an edit of the annotation.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from pt2qa_x86.plugin import QUANTIZED_OPS, X86
 
 
 def quantizer_for(plugin: X86, apart: Sequence[Scope[X86]], graph: GraphModule, qat: bool) -> X86InductorQuantizer:
-    """A quantizer with the plug-in's options, and those of each scope in order: it takes the first that fits."""
+    """A quantizer with the options of each scope in order, of which the first match applies, and the plug-in's."""
     quantizer = X86InductorQuantizer()
     config = _config(plugin, qat)
     if plugin.mode == "static":
         _set(quantizer.set_global, config)
     else:
-        # As the global setting these would be put on convolutions, too, for which the backend has no such kernel.
+        # As the global setting these would also apply to convolutions, for which the backend has no such kernel.
         _set(quantizer.set_function_type_qconfig, functional.linear, config)
     for scope in apart:
         config = None if scope.settings is None else _config(scope.settings, qat)
@@ -37,10 +37,10 @@ def quantizer_for(plugin: X86, apart: Sequence[Scope[X86]], graph: GraphModule, 
             continue
         settings = [(path, config) for path in scope.paths]
         if scope.settings is not None and scope.settings.mode != "static":
-            # What is no linear in the module stays in float.
+            # Everything but linears in the module stays in float.
             settings = [(path, config) for path in _linears(scope, graph)] + [(path, None) for path in scope.paths]
         for path, own in settings:
-            if path not in configured_modules(quantizer):  # what is set already comes from a deeper module
+            if path not in configured_modules(quantizer):  # a path already set comes from a deeper module
                 _set(quantizer.set_module_name_qconfig, path, own)
     return quantizer
 
@@ -64,7 +64,7 @@ def _set(method: Callable[..., Any], *args: Any) -> None:
 
 
 def _linears(scope: Scope[X86], graph: GraphModule) -> list[str]:
-    """Paths of the modules inside a scope that call linear, and nothing else that settings would reach."""
+    """Paths of the modules inside a scope that call linear and nothing else that settings affect."""
     called: dict[str, set[str]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_function" and scope.holds(node) and op_type(node) in QUANTIZED_OPS:

@@ -24,7 +24,7 @@ QUANTIZED_OPS = (
     "flatten",
     "matmul",
 )
-"""Ops that the quantizer can annotate. Pools, ``cat`` and ``flatten`` only where their inputs are quantized already."""
+"""Ops that the quantizer can annotate. Pools, ``cat`` and ``flatten`` only if their inputs are already quantized."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class X86:
     Args:
         mode: ``"static"``: activation scales come from calibration. ``"dynamic"``: they are computed from each input;
             linear only. ``"weight_only"``: linear weights in float16, everything else in float32.
-        reduce_range: activations in 0..127, for CPUs without VNNI, whose int16 sums of two products saturate else.
+        reduce_range: activations in 0..127, for CPUs without VNNI, whose int16 sums of two products otherwise saturate.
         modules: by module path, the options that differ there (``{"head": {"reduce_range": True}}``), or None:
             everything in it stays in float. Naming a module also quantizes its ``matmul``, which is off by default.
         op_types: the same by op name: ``{"matmul": {}}`` turns ``matmul`` on with the plug-in's own options,
-            ``{"linear": None}`` leaves linears in float. A named module goes before a named op type.
+            ``{"linear": None}`` leaves linears in float. A named module takes precedence over a named op type.
 
-    Static and dynamic do not mix in one model; weight-only is not for QAT, and QAT leaves no convolution with a batch
-    norm in float. Weights are always per channel:
+    Static and dynamic do not mix in one model; weight-only is not for QAT, and QAT cannot leave a convolution with a
+    batch norm in float. Weights are always per channel:
     the backend has no other scheme.
 
     Raises:
@@ -54,7 +54,7 @@ class X86:
     name: ClassVar[str] = "x86"
     summary: ClassVar[str] = "int8 for Intel and AMD CPUs through torch.compile's Inductor backend"
     levels: ClassVar[tuple[str, ...]] = ("float", "dynamic", "observer")
-    # The quantizer already takes a convolution or linear together with the activation behind it.
+    # The quantizer already annotates a convolution or linear together with the activation after it.
     fusable: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     mode: Literal["static", "dynamic", "weight_only"] = field(
@@ -92,7 +92,7 @@ class X86:
         return tuple(op for op in QUANTIZED_OPS if op != "matmul" or "matmul" in self.op_types)
 
     def unsupported_reason(self, kind: str, node: Node) -> str:
-        """Why Inductor cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        """Why Inductor cannot apply an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         if kind == "int16":
             return "Inductor has no int16 activations"
         if kind == "dynamic" and op_type(node) != "linear":
@@ -106,7 +106,7 @@ class X86:
         return quantizer_code(self, plan, graph)
 
     def rules(self) -> tuple[Rule, ...]:
-        """What only these CPUs need to be checked for; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        """Checks that only these CPUs need; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         from pt2qa_x86.rules import RULES
 
         return RULES

@@ -8,7 +8,7 @@ from typing import Any
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
 
 VNNI = frozenset({"avx_vnni", "avx512_vnni", "amx_int8"})
-"""Any of these adds four products of int8 in 32 bits at once."""
+"""Any of these sums four int8 products in 32 bits at once."""
 
 _X86 = frozenset({"x86_64", "amd64", "sse2", "ssse3", "sse4_1", "avx", "avx2", "avx512f", "avx512bw"})
 INT16_MAX = 2**15 - 1
@@ -34,7 +34,7 @@ def find(context: Any) -> Iterator[Found]:
 
 
 def _largest_pair(integers: Any) -> float:
-    """The largest absolute sum of two weights of one sign that are multiplied with adjacent input channels.
+    """The largest absolute sum of two weights of equal sign on adjacent input channels.
 
     Args:
         integers: tensor of shape (output channels, input channels, ...).
@@ -63,4 +63,4 @@ PAIR_SUMS = Rule(
 )
 
 RULES = (PAIR_SUMS,)
-"""What :meth:`pt2qa_x86.X86.rules` brings to the structure check."""
+"""What :meth:`pt2qa_x86.X86.rules` adds to the structure check."""

@@ -1,8 +1,8 @@
 """Override plans as calls of ExecuTorch's quantizer.
 
-Its own way to leave a module in float is a filter: ``set_module_name`` takes no None.  A filter says what a plan says
-where it is asked for every op of the region, where the module holds nothing else, and where no op behind it would pass
-the region's scale on.  Everything else is said as an edit of the annotation.
+Its own way to leave a module in float is a filter: ``set_module_name`` takes no None.  A filter matches a
+plan if it is called for every op of the region, the module contains nothing else, and no following op would pass the
+region's scale on.  Everything else is expressed as an edit of the annotation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MODULE = "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
 _ASKED = frozenset(QUANTIZED_OPS) - {"cat", "adaptive_avg_pool2d"}
-"""Ops for which the quantizer asks its filter, and whose annotation does not depend on that of the op before them."""
+"""Ops for which the quantizer calls its filter, and whose annotation does not depend on the preceding op's."""
 
 
 def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule) -> str:

@@ -13,13 +13,13 @@ _VALUE: Final = "val"
 
 
 def keep_in_float(node: Node) -> None:
-    """Marks an op as settled, with nothing to round, in place: quantizers after this one leave it alone."""
+    """Marks an op, in place, as annotated with nothing to round: later quantizers leave it alone."""
     from torchao.quantization.pt2e.quantizer import QuantizationAnnotation
 
     node.meta[_ANNOTATION] = QuantizationAnnotation(_annotated=True)
 
 
 def shape_of(node: Node) -> Sequence[int] | None:
-    """The shape that a node's value was traced with; None where it was not."""
+    """The traced shape of a node's value; None if it was not traced."""
     value = node.meta.get(_VALUE)
     return None if value is None else value.shape

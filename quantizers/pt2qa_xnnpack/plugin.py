@@ -29,14 +29,14 @@ QUANTIZED_OPS = (
 """Ops that start a quantized region. Others (``max_pool2d``, ``mean``, ``view`` …) pass their producer's scale on."""
 
 DYNAMIC_OPS = ("linear", "conv2d", "conv_transpose2d")
-"""Ops that XNNPACK can quantize with scales that are computed anew for each input."""
+"""Ops that XNNPACK can quantize with scales computed for each input."""
 
 FUSABLE = tuple((op, act) for op in ("conv2d", "conv_transpose2d", "linear") for act in ("hardtanh", "relu6"))
-"""Pairs that XNNPACK runs as one int8 kernel, though its quantizer rounds in between; ``F.relu6`` becomes a hardtanh.
+"""Pairs that XNNPACK runs as one int8 kernel, though its quantizer rounds between them; ``F.relu6`` becomes a hardtanh.
 
 From ExecuTorch 1.4.1: ``fused_acts`` in ``backends/xnnpack/partition/config/gemm_configs.py`` takes them into one
 partition, and ``backends/xnnpack/_passes/fuse_activation_pass.py`` makes the activation the kernel's output range.
-``add`` takes only a ReLU there, ``clamp`` is in neither list, and between a conv1d and its activation comes a reshape.
+``add`` takes only a ReLU there, ``clamp`` is in neither list, and a conv1d has a reshape before its activation.
 """
 
 
@@ -47,13 +47,13 @@ class XNNPACK:
     Args:
         mode: ``"static"``: activation scales come from calibration. ``"dynamic"``: they are computed from each input;
             linear, and conv2d and conv_transpose2d unless depthwise or followed by a ReLU, which stay in float.
-        per_channel: one weight scale for each output channel, else one for the tensor. Calibrated on 16 pictures, the
+        per_channel: one weight scale for each output channel, else one for the tensor. Calibrated on 16 images, the
             pretrained MobileNetV2 has an output SQNR of about 14 dB per channel and 10.5 dB per tensor.
         modules: by module path, the options that differ there (``{"features.0": {"per_channel": False}}``), or None:
             everything in it stays in float.
-        op_types: the same by op name: ``{"add": None}``. A named module goes before a named op type.
+        op_types: the same by op name: ``{"add": None}``. A named module takes precedence over a named op type.
 
-    A convolution that is called twice is quantized at its first call only: so it is with the quantizer itself.
+    A convolution that is called twice is quantized only at its first call, as with the quantizer itself.
 
     Raises:
         PluginError: an option's value is not one of those above.
@@ -98,7 +98,7 @@ class XNNPACK:
         return DYNAMIC_OPS if self.mode == "dynamic" else QUANTIZED_OPS
 
     def unsupported_reason(self, kind: str, node: Node) -> str:
-        """Why XNNPACK cannot do an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        """Why XNNPACK cannot apply an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         if kind == "int16":
             return "XNNPACK has no int16 activations"
         if kind != "dynamic":

@@ -1,9 +1,9 @@
 """From options to ExecuTorch's quantizer, region by region.
 
-A region is an op that XNNPACK quantizes together with its weight, its bias and the ReLU behind it. Settings belong to
-the op; weight, bias and ReLU follow it. The quantizer's own ``set_module_name`` asks each of them for its module: a
-weight has none, and a ReLU is often in another one, so that the region is refused and its convolution stays in float.
-Here each group of settings is a quantizer of its own, which sees the regions that have these settings.
+A region is an op that XNNPACK quantizes together with its weight, its bias and the ReLU after it. Settings belong to
+the op; weight, bias and ReLU follow it. The quantizer's own ``set_module_name`` checks the module of each: a weight
+has none, and a ReLU is often in another, so the region is rejected and its convolution stays in float.
+Here each group of settings is a separate quantizer, which sees only the regions with these settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pt2qa_xnnpack.plugin import DYNAMIC_OPS, QUANTIZED_OPS, XNNPACK
 
 
 def quantizer_for(plugin: XNNPACK, apart: Sequence[Scope[XNNPACK]], qat: bool) -> Quantizer:
-    """A quantizer that gives each region the settings of the first scope that holds it, else the plug-in's own."""
+    """A quantizer that gives each region the settings of the first scope that contains it, else the plug-in's own."""
     everywhere = XNNPACK(mode=plugin.mode, per_channel=plugin.per_channel)
     groups = list(dict.fromkeys(scope.settings for scope in apart if scope.settings is not None))
     if not apart:
@@ -44,22 +44,22 @@ def quantizer_for(plugin: XNNPACK, apart: Sequence[Scope[XNNPACK]], qat: bool) -
 
 
 class LeanXNNPACKQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # executorch has no type information
-    """ExecuTorch's quantizer, which looks for batch norms only in a graph that has one.
+    """ExecuTorch's quantizer, but it searches for batch norms only in a graph that has one.
 
-    Its own exports a dozen patterns at each ``annotate``, which takes seconds, although ``prepare_pt2e`` has folded the
-    batch norms before.
+    The original exports a dozen patterns at each ``annotate``, which takes seconds, although ``prepare_pt2e`` has
+    already folded the batch norms.
     """
 
     SUPPORTED_PATTERNS: Sequence[Any] = XNNPACKQuantizer.SUPPORTED_PATTERNS
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotates as ExecuTorch's does; edits ``model``, as torchao asks of a quantizer."""
+        """Annotates as ExecuTorch's does; edits ``model``, as torchao requires."""
         dynamic = self.global_config.input_activation.is_dynamic
         if dynamic or any(op_type(node) == "batch_norm" for node in model.graph.nodes):
             return super().annotate(model)  # type: ignore[no-any-return]  # ditto
         patterns = self.SUPPORTED_PATTERNS
         self.SUPPORTED_PATTERNS = [pattern for pattern in patterns if "bn" not in pattern.name.split("_")]
-        # As the search does before it looks: what is dead is not annotated.
+        # As the skipped search does first: dead code is not annotated.
         model.graph.eliminate_dead_code()
         model.recompile()
         try:
@@ -69,10 +69,10 @@ class LeanXNNPACKQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # executorc
 
 
 class KeepFloat(Quantizer):  # type: ignore[misc]  # torchao has no type information
-    """Settles that some ops stay in float, so that no quantizer after it annotates them.
+    """Marks ops to stay in float, so that no later quantizer annotates them.
 
-    It is for ops that XNNPACK's quantizer takes without asking its filter. Convolutions must not be among them: QAT's
-    prepare raises an IndexError at one that is annotated as having nothing to quantize.
+    For ops that XNNPACK's quantizer annotates without calling its filter. Convolutions must not be among them: QAT's
+    prepare raises an IndexError at one annotated with nothing to quantize.
     """
 
     def __init__(self, keep: Callable[[Node], bool]) -> None:
@@ -80,7 +80,7 @@ class KeepFloat(Quantizer):  # type: ignore[misc]  # torchao has no type informa
         self.keep = keep
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Marks the ops as settled; edits ``model``, as torchao asks of a quantizer."""
+        """Marks the ops as annotated; edits ``model``, as torchao requires."""
         for node in model.graph.nodes:
             if self.keep(node):
                 keep_in_float(node)
@@ -100,7 +100,7 @@ def _plain(settings: XNNPACK, qat: bool) -> LeanXNNPACKQuantizer:
 
 
 def _start(node: Node) -> Node | None:
-    """The op that starts the region a node may lie in; None for weights and everything that starts none."""
+    """The op that starts a node's region; None for weights and nodes outside any region."""
     if op_type(node) == "relu" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node if _starts_region(node) else None
@@ -111,7 +111,7 @@ def _starts_region(node: Node) -> bool:
 
 
 def _unasked(node: Node) -> bool:
-    """Whether XNNPACK's quantizer annotates an op without asking its filter: outright, or by passing scales on."""
+    """Whether XNNPACK's quantizer annotates an op without calling its filter: outright, or by passing scales on."""
     return _starts_region(node) and op_type(node) in ("cat", "adaptive_avg_pool2d")
 
 

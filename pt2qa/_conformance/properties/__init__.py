@@ -1,4 +1,4 @@
-"""What holds for a quantizer that behaves, one property a file or two."""
+"""What holds for a quantizer that behaves: one or two properties per file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ PROPERTIES: dict[str, Property] = {
         *(EDITS, SQNR),
     )
 }
-"""By name, in the order in which they are looked at."""
+"""By name, in the order in which they are checked."""
 
 __all__ = ["PROPERTIES", "Property"]

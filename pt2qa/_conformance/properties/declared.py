@@ -1,4 +1,4 @@
-"""What a quantizer says that it annotates, it annotates."""
+"""A quantizer annotates what it declares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.plugins import op_type
 
 Pattern = tuple[str, ...]
-"""Kinds of op, one reading the other: ``("conv2d", "relu")``."""
+"""Op kinds, each reading the one before: ``("conv2d", "relu")``."""
 
 _CLASSES: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
@@ -29,7 +29,7 @@ _CLASSES: dict[type[nn.Module], str] = {
     nn.LSTM: "lstm",
     nn.GRU: "gru",
 }
-"""What ``torch.export`` makes of classes whose ops have other names."""
+"""The ops that ``torch.export`` makes of classes, where the names differ."""
 
 
 def _declared(trial: Trial) -> Outcome:
@@ -53,11 +53,11 @@ def _declared(trial: Trial) -> Outcome:
 
 
 def patterns_of(*owners: Any) -> tuple[Pattern, ...]:
-    """What a plug-in and its quantizer declare, as kinds of op.
+    """What a plug-in and its quantizer declare, as op kinds.
 
     ``declared_patterns`` of either, a sequence of sequences of op kinds; else torchao's
-    ``get_supported_operators()``; else, of a quantizer made of others, what these say, or the ``partition_types()`` of
-    the ``pattern`` that each of them looks for.
+    ``get_supported_operators()``; else, for a composed quantizer, what its parts declare, or the ``partition_types()``
+    of the ``pattern`` that each part matches.
     """
     found: list[Pattern] = []
     for owner in owners:
@@ -77,14 +77,14 @@ def _declared_by(quantizer: Any) -> Iterable[Pattern]:
 
 
 def _op(declared: Any) -> str:
-    """The kind of op that a class, a function or an overload stands for."""
+    """The op kind of a class, function or overload."""
     if isinstance(declared, type):
         return _CLASSES.get(declared, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", declared.__name__).lower())
     return op_of(declared)
 
 
 def _matches(annotated: Annotated, pattern: Pattern) -> list[list[Node]]:
-    """Chains of ops on float tensors, each read by the next one alone."""
+    """Chains of ops on float tensors, each read only by the next."""
     chains = []
     for node in annotated.graph.graph.nodes:
         chain = [node]

@@ -1,4 +1,4 @@
-"""Override plans do with the quantizer what they say."""
+"""Override plans have the stated effect on the quantizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pt2qa.errors import QuantizeError
 from pt2qa.overrides import Annotations, Edit
 
 MOST = 4
-"""Ops of one model that are left in float, each by itself: every time the model is quantized anew."""
+"""Number of ops per model to leave in float, one at a time: each costs one more quantization of the model."""
 
 Places = Counter[tuple[str, str]]
 
@@ -35,7 +35,7 @@ def _edits(trial: Trial) -> Outcome:
 
 
 def _leave_in_float(trial: Trial, pair: QuantizedPair, annotations: Annotations, op: str) -> str:
-    """What is wrong after an op was left in float; empty where all is as it should be."""
+    """What is wrong after an op was left in float; empty if nothing is."""
     edit = Edit("float", (op,))
     try:
         edited = annotations.with_edits([edit])

@@ -10,7 +10,7 @@ from pt2qa.errors import SimulationError
 
 _STAGES: tuple[Stage, ...] = ("prepare", "calibrated", "convert", "lower")
 _UNEXPLAINED = ("removed by the quantizer", "put in by the quantizer")
-"""How pairing begins the reason of an op that no rule of prepare or convert accounts for."""
+"""Start of pairing's reason for an op that no rule of prepare or convert explains."""
 
 
 def _prepare(trial: Trial) -> Outcome:
@@ -50,7 +50,7 @@ def _pairing(trial: Trial) -> Outcome:
 
 
 def _reached(trial: Trial, stage: Stage, what: str) -> Outcome:
-    """Passed where this stage is behind, failed where it is the one that ended in an error."""
+    """Passed if this stage succeeded, failed if the error came from it."""
     annotated = annotated_or_skip(trial)
     if isinstance(annotated, Outcome):
         return annotated

@@ -56,7 +56,7 @@ def _saved(trial: Trial) -> Outcome:
 
 
 def _base(trial: Trial) -> tuple[bool, Layout] | Outcome:
-    """The annotation of the model with modules, with ``strict=True`` where the quantizer needs it, and that mode."""
+    """The annotation of the model's module spelling, and whether its export had to be ``strict=True``."""
     if trial.model.decompose:
         return _taken_apart()
     found = {strict: trial.exported(strict=strict) for strict in (False, True)}
@@ -78,7 +78,7 @@ def _same(trial: Trial, remade: Callable[[bool], Plain], when: str) -> Outcome:
 
 
 def _difference(before: Layout, after: Annotated | Failure) -> str:
-    """How another graph is annotated, as the end of a sentence; empty where it is annotated alike."""
+    """How another graph's annotation differs, as the end of a sentence; empty if it does not."""
     if isinstance(after, Failure):
         return f"annotate fails: {after.why}"
     if bool(before) != bool(after.layout):

@@ -10,10 +10,10 @@ from pt2qa._quantize.pairing import QuantizedPair
 
 
 def _sqnr(trial: Trial) -> Outcome:
-    """Held against ideal rounding at the same sites, :data:`pt2qa._conformance.ideal.ALLOWANCE` below it.
+    """Compares the SQNR with ideal rounding at the same sites, less :data:`pt2qa._conformance.ideal.ALLOWANCE`.
 
-    The floor so depends on the model, on the sites and on their number of levels, and on no measured number: scales
-    that do not fit the data, clamps that cut it off, or a bias with a wrong scale are what falls below it.
+    So the floor depends on the model, the sites and their number of levels, and on no tuned number. Scales that do not
+    fit the data, clamps that clip it, or a bias with a wrong scale fall below it.
     """
     pair = pair_or_skip(trial)
     if not isinstance(pair, QuantizedPair):

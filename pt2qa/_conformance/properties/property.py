@@ -1,4 +1,4 @@
-"""What a property is, and what it comes to on a model."""
+"""A property, and its outcome on a model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pt2qa._conformance.trial import Annotated, Failure, Trial
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a property comes to on a model.
+    """The outcome of a property on a model.
 
     Attributes:
         verdict: ``passed``, ``failed``, ``does not apply`` or ``skipped`` (nothing is annotated, or an earlier step
-            failed, which is said there).
+            failed and reports why).
         why: the numbers, or the reason.
     """
 
@@ -34,12 +34,12 @@ def failed(why: str) -> Outcome:
 
 
 def does_not_apply(why: str) -> Outcome:
-    """There is nothing that the property could be about."""
+    """The model has nothing that the property covers."""
     return Outcome("does not apply", why)
 
 
 def skipped(why: str) -> Outcome:
-    """It was not looked at."""
+    """The property was not checked."""
     return Outcome("skipped", why)
 
 
@@ -48,9 +48,9 @@ class Property:
     """Something that holds for a quantizer that behaves.
 
     Args:
-        name: short, as it stands in test ids: ``spelling``.
+        name: short, as used in test ids: ``spelling``.
         claim: what holds, in one sentence.
-        check: from a quantizer on a model to the outcome; what it needs is made once for all properties.
+        check: from a quantizer on a model to the outcome; what it needs is computed once for all properties.
     """
 
     name: str

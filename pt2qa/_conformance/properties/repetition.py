@@ -1,4 +1,4 @@
-"""An annotation depends on the model alone: not on the order of annotators, nor on models that came before."""
+"""An annotation depends on the model alone: not on the order of annotators, nor on earlier models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa.plugins import QuantizerPlugin
 
 LISTS = ("quantizers", "annotators", "SUPPORTED_PATTERNS")
-"""Attributes of a quantizer that hold what it goes through one after the other."""
+"""Attributes that hold the annotators a quantizer runs in sequence."""
 
 
 def _order(trial: Trial) -> Outcome:

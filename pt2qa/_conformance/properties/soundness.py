@@ -1,4 +1,4 @@
-"""An annotation makes sense: scales lead somewhere, and observers stand at float tensors."""
+"""An annotation is sound: shared scales resolve, and observers are on float tensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _chain(annotated: Annotated, point: Point) -> str:
 
 
 def _shared_before_own(annotated: Annotated) -> list[str]:
-    """Groups whose first member refers to a later one: torchao makes the observer at the first, and finds no spec."""
+    """Groups whose first member refers to a later one: torchao creates the observer at the first, and finds no spec."""
     specs = annotated.annotations.specs
     groups: dict[Point, list[Point]] = defaultdict(list)
     for point in specs:

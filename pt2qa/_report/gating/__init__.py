@@ -1,1 +1,1 @@
-"""Whether a report meets requirements and keeps near a baseline."""
+"""Whether a report meets requirements and stays close to a baseline."""

@@ -1,4 +1,4 @@
-"""A report held against an older one: what became worse than is allowed, and what makes the two hard to compare."""
+"""A report compared with an older one: what got worse than allowed, and what makes the two hard to compare."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CONDITIONS: Final = {
     "method": "the baseline was made by another method",
     "group": "the rows of the baseline stand for something else",
 }
-"""What should be alike, by name of :class:`Change`, and what to say where it is not."""
+"""What should be equal, by name of :class:`Change`, and what to say if it is not."""
 
 
 def drops(found: ReportDiff, max_drop: float) -> Iterator[GateCheck]:
-    """Checks that nothing became worse by more than this: the numbers of the whole report, then the rows."""
+    """Checks that nothing got worse by more than ``max_drop``: the numbers of the whole report, then the rows."""
     outputs: dict[str, list[DiffRow]] = {}
     for row in found.figures:
         if row.role:
@@ -48,7 +48,7 @@ def incomparable(found: ReportDiff) -> Iterator[str]:
 
 
 def left_unchecked(found: ReportDiff) -> Iterator[str]:
-    """What the checks leave out: new rows, rows without a number; and what else differs."""
+    """What the checks leave out: new rows, rows without a number, and other differences."""
     rows = (*found.figures, *found.rows)
     yield from _alone(found, "new", "")
     silent = [f"{row.place} ({row.note})" for row in rows if _is_silent(row) and row.note]
@@ -60,13 +60,13 @@ def left_unchecked(found: ReportDiff) -> Iterator[str]:
 
 
 def _alone(found: ReportDiff, status: str, whose: str) -> Iterator[str]:
-    """The rows that one of the two reports alone has."""
+    """The rows that only one of the two reports has."""
     if names := [row.place for row in (*found.figures, *found.rows) if row.status == status]:
         yield f"{counted(len(names), 'row')}{whose} {'is' if len(names) == 1 else 'are'} {status}: {few(names)}"
 
 
 def _figure(row: DiffRow, max_drop: float) -> GateCheck:
-    # Yes and no, such as whether a target is met: no drop is small.
+    # Yes or no, such as whether a target is met: any drop counts.
     allowed = 0.0 if row.name in ("met", "passed") else max_drop
     return GateCheck(
         what=f"drop of {row.name}",
@@ -95,7 +95,7 @@ def _table(measure: str, unit_of_rows: str, rows: Sequence[DiffRow], max_drop: f
         if row.status not in {"new", "gone"} and not _is_silent(row)
     ]
     if measure.startswith("outputs."):
-        # A layer may be renamed or fused; an output that the baseline has is what the model is for.
+        # A layer may be renamed or fused; an output of the baseline must not go missing.
         gone = [place_of(row) for row in rows if row.status == "gone"]
         items += [Item(place, nan, good=False, badness=inf, shown="is gone") for place in gone]
     limit = f"<= {limit_text(max_drop, unit_of_rows)}"
@@ -107,7 +107,7 @@ def _change(row: DiffRow, unit_of_row: str) -> str:
 
 
 def _is_kept(row: DiffRow, max_drop: float) -> bool:
-    """A number that came is good, one that went is not."""
+    """A number that appears is good; one that disappears is not."""
     came = isnan(row.before) and not isnan(row.after)
     return came or row.loss <= max_drop
 

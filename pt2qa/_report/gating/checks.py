@@ -1,4 +1,4 @@
-"""One check of a gate, be it of one number or of many: passed if all are good, and there is one."""
+"""One check of a gate, of one number or many: passed if there is at least one and all are good."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class GateCheck:
         what: what was measured: ``sqnr``, ``rows.isolated_sqnr``, ``layer1.*:rows.sqnr``; against a baseline ``drop of
             rows.isolated_sqnr``.
         limit: what it must be: ``>= 20 dB``.
-        measured: the number; of rows that of the worst one; nan where there is none.
+        measured: the number; for rows, the worst row's; nan if there is none.
         unit: of ``measured``: ``dB`` or empty.
-        passed: whether all that it is about meet the limit.  Where there is no number it is missed.
-        rows: how many rows it is about; 0 for a number of the whole report.
-        where: the rows that miss it, the worst first, each with its number or why it has none; of a check that is
-            passed the row that is nearest to the limit.
+        passed: whether all checked numbers meet the limit.  Without a number it is missed.
+        rows: how many rows are checked; 0 for a number of the whole report.
+        where: the rows that miss it, worst first, each with its number or why it has none; if passed, the row closest
+            to the limit.
     """
 
     what: str
@@ -36,7 +36,7 @@ class GateCheck:
 
     @property
     def title(self) -> str:
-        """The requirement as a line."""
+        """The requirement in one line."""
         return f"{self.what} {self.limit}"
 
     @property
@@ -53,7 +53,7 @@ class GateCheck:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The first of several rows that miss it, and how many there are besides; none where the outcome says it."""
+        """The first of several rows that miss it, and how many more there are; empty if the outcome says it."""
         if len(self.where) <= 1:
             return ()
         rest = len(self.where) - LISTED
@@ -62,13 +62,13 @@ class GateCheck:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One number that a check is about.
+    """One number of a check.
 
     Args:
         place: whose number it is.
-        number: it; nan where there is none.
+        number: its value; nan if there is none.
         good: whether it meets the limit.
-        badness: orders the numbers of a check, the largest is the worst; nan where there is none.
+        badness: sort key within a check, larger is worse; nan if there is none.
         shown: the number as text, or why there is none.
     """
 
@@ -86,13 +86,13 @@ def check_of(what: str, limit: str, unit: str, items: Sequence[Item], *, nothing
         what: what is measured.
         limit: what it must be.
         unit: ``dB`` or empty.
-        items: what each row says.
-        nothing: why the check is missed where there is no row.
+        items: one for each row.
+        nothing: why the check is missed if there is no row.
     """
     if not items:
         return GateCheck(what, limit, nan, unit, False, 0, (nothing,))
     bad = [item for item in items if not item.good]
-    # Numbers first, the worst of them first; then what has none.
+    # Numbers first, worst first; then rows without one.
     ordered = sorted(bad or items, key=lambda item: (isnan(item.badness), -item.badness))
     where = tuple(f"{item.place}: {item.shown}" for item in (ordered if bad else ordered[:1]))
     return GateCheck(what, limit, ordered[0].number, unit, not bad, len(items), where)

@@ -1,4 +1,4 @@
-"""What a gate found, in the formats that build servers read: JUnit XML, and the workflow commands of GitHub Actions."""
+"""Gate results in the formats that build servers read: JUnit XML, and the workflow commands of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def junit_xml(subject: str, kind: str, checks: Sequence[GateCheck], said: Sequen
         said: lines of the suite's output.
 
     Source:
-        the schema that Jenkins' JUnit plug-in publishes, of which GitLab, Azure and others read the same parts.
+        the schema of Jenkins' JUnit plug-in; GitLab, Azure and others read the same parts.
     """
     missed = sum(not check.passed for check in checks)
     counts = {"tests": str(len(checks)), "failures": str(missed), "errors": "0"}
@@ -38,10 +38,10 @@ def junit_xml(subject: str, kind: str, checks: Sequence[GateCheck], said: Sequen
 
 
 def github_commands(subject: str, missed: Sequence[GateCheck], warnings: Sequence[str]) -> str:
-    """One ``::error`` a missed check and one ``::warning`` a warning, a line each; empty where there are none.
+    """One ``::error`` line per missed check and one ``::warning`` line per warning; empty if there are none.
 
     Source:
-        "Workflow commands for GitHub Actions", docs.github.com; what is escaped how, ``actions/toolkit``,
+        "Workflow commands for GitHub Actions", docs.github.com; for escaping, ``actions/toolkit``,
         ``packages/core/src/command.ts``.
     """
     lines = [_command("error", clean(f"pt2qa gate: {check.title}"), _message(subject, check)) for check in missed]

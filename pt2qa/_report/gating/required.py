@@ -1,4 +1,4 @@
-"""A requirement held against a report."""
+"""Checking a report against a requirement."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def required(report: Report, requirement: Requirement) -> GateCheck:
     """Whether a report meets a requirement.
 
     Raises:
-        ReportError: there is no such number, table or column; it is a text, or not in dB though the requirement says
-            so.
+        ReportError: there is no such number, table or column; it is text; or it is not in dB but the requirement is.
         SelectionError: the pattern matches no row.
     """
     dotted = f"{requirement.table}.{requirement.metric}"
@@ -40,7 +39,7 @@ def required(report: Report, requirement: Requirement) -> GateCheck:
 
 
 def _table_of(report: Report, metric: str) -> str:
-    """The outputs, where the number of a whole report is that of its worst output, else none.
+    """The outputs, if the number of the whole report is its worst output's; else empty.
 
     An output without a number must not hide behind the others.
     """

@@ -1,12 +1,12 @@
 """Requirements as users write them: ``sqnr>=20``, ``rows.isolated_sqnr>=10``, ``layer1.*:sqnr>=15``.
 
-The grammar, where brackets mark what may be left out and spaces may stand between the parts::
+The grammar; brackets mark optional parts, and spaces are allowed between parts::
 
     [PATTERN:][TABLE.]METRIC SIGN NUMBER [dB]        SIGN is >=, >, <=, < or ==
 
 Without pattern and table the metric is a number of the whole report.  A table is a field of the report that holds rows
-(``rows``, ``outputs``); each of its rows must meet the requirement.  A pattern chooses rows by name, ``*`` standing for
-any text, and means the table ``rows`` where none is given.
+(``rows``, ``outputs``); each of its rows must meet the requirement.  A pattern selects rows by name, with ``*`` for
+any text, in the table ``rows`` if none is given.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _TEXT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a number must be.
+    """A limit on a number.
 
     Args:
         metric: the name of the number.
         sign: ``>=``, ``>``, ``<=``, ``<`` or ``==``.
-        value: what it is held against.
-        unit: ``dB`` where it was written, else empty.
+        value: the limit.
+        unit: ``dB`` if it was written, else empty.
         table: the field of the report whose rows have the number; empty: the whole report, or with a pattern ``rows``.
         pattern: which rows, by name; empty: all.
     """
@@ -56,7 +56,7 @@ class Requirement:
 
     @property
     def subject(self) -> str:
-        """Left of the sign, as it is written.
+        """The part left of the sign, as written.
 
         >>> read_requirement("layer1.*: sqnr >= 15").subject
         'layer1.*:sqnr'
@@ -69,7 +69,7 @@ class Requirement:
         return _SIGNS[self.sign](number, self.value)
 
     def matches(self, name: str) -> bool:
-        """Whether the requirement is about the row of this name.
+        """Whether the requirement applies to the row of this name.
 
         >>> read_requirement("layer1.*:sqnr>=15").matches("layer1.0.conv1/conv2d")
         True
@@ -79,7 +79,7 @@ class Requirement:
 
 
 def parsed(text: str) -> Requirement | None:
-    """The requirement that a text states; None where it states none.
+    """The requirement in a text; None if it is not one.
 
     >>> parsed("sqnr >= 30 dB")
     Requirement(metric='sqnr', sign='>=', value=30.0, unit='dB', table='', pattern='')
@@ -92,10 +92,10 @@ def parsed(text: str) -> Requirement | None:
 
 
 def read_requirement(text: str) -> Requirement:
-    """The requirement that a text states.
+    """The requirement in a text.
 
     Raises:
-        SelectionError: it states none.
+        SelectionError: the text is not a requirement.
 
     >>> read_requirement("sqnr=>30")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What a gate found: its checks, each passed or missed, and the texts that people and build servers read."""
+"""The result of a gate: its checks, each passed or missed, and the texts for people and build servers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pt2qa._report.table import screen_width
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """Whether a report meets what was required of it.
+    """Whether a report meets its requirements.
 
     Args:
         checks: the requirements in the order given, then the comparisons with the baseline.
-        warnings: batches that are in none of the numbers, and why the baseline may not be comparable.
+        warnings: batches excluded from all numbers, and why the baseline may not be comparable.
         notes: rows that only one of the reports has, versions that differ, rows without a number in both.
         kind: of the report, e.g. ``layers``.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
+        quantizer: the plug-in's name, or a torchao quantizer's class.
         model: the model's class name.
     """
 
@@ -32,19 +32,19 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every check is passed."""
+        """Whether every check passed."""
         return all(check.passed for check in self.checks)
 
     @property
     def missed(self) -> tuple[GateCheck, ...]:
-        """The checks that are not passed."""
+        """The checks that did not pass."""
         return tuple(check for check in self.checks if not check.passed)
 
     def text(self, *, width: int | None = None) -> str:
-        """The verdict, then the checks, those that are missed first, then what else to know.
+        """The verdict, then the checks, missed ones first, then warnings and notes.
 
         Args:
-            width: columns of the screen; None asks the terminal, 100 where there is none.
+            width: of the screen, in characters; None: the terminal's, or 100 without one.
         """
         columns = screen_width(width)
         total = counted(len(self.checks), "check")
@@ -65,7 +65,7 @@ class GateResult:
         return junit_xml(self._subject(" "), self.kind, self.checks, said)
 
     def github(self) -> str:
-        """What is missed and the warnings as workflow commands, which GitHub Actions turns into annotations."""
+        """Missed checks and warnings as workflow commands, which GitHub Actions turns into annotations."""
         return github_commands(self._subject(" "), self.missed, self.warnings)
 
     def _subject(self, separator: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a report meets what is required of it: numbers against limits, and against an older report."""
+"""Whether a report meets its requirements: numbers against limits, and against an older report."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def gate(
     max_drop: float | None = None,
     by: str | None = None,
 ) -> GateResult:
-    """Hold a report against requirements, and against an older report of the same kind.
+    """Check a report against requirements, and against an older report of the same kind.
 
-    A number that is missing (nan) meets no requirement, and no gate passes a report with a batch on which quantization
-    alone makes NaN or infinities; other batches that are in none of its numbers are a warning.
+    A missing number (nan) meets no requirement, and no gate passes a report with a batch on which quantization alone
+    produces NaN or infinities; other batches excluded from its numbers give a warning.
 
-    Against a baseline the drop is how much worse a number became, for SQNR ``before - after`` in dB.  Checked are
-    the numbers of the whole report, such as the SQNR of each output, and of each row the measure that
-    :func:`pt2qa.diff` takes.  A number that the baseline has and the report lacks is a miss; rows that only one of
+    Against a baseline the drop is how much worse a number got, for SQNR ``before - after`` in dB.  The gate checks
+    the numbers of the whole report, such as the SQNR of each output, and for each row the measure that
+    :func:`pt2qa.diff` uses.  A number that the baseline has and the report lacks is a miss; rows that only one of
     them has, and rows without a number in both, are noted.
 
     Args:
         report: what to check.
-        require: ``sqnr>=20`` for a number of the whole report (of each output, where it is the outputs' number),
-            ``rows.isolated_sqnr>=10`` for every row, ``layer1.*:sqnr>=15`` for the rows of these names.
+        require: ``sqnr>=20`` for a number of the whole report (each output, if it is the outputs' number),
+            ``rows.isolated_sqnr>=10`` for every row, ``layer1.*:sqnr>=15`` for the rows with matching names.
         baseline: an older report of the same kind.
         max_drop: how much worse a number may be than in the baseline, in its own unit.
-        by: the measure of the rows that is compared with the baseline; None for the one that :func:`pt2qa.diff` takes.
+        by: the measure of the rows that is compared with the baseline; None for the one that :func:`pt2qa.diff` uses.
 
     Raises:
         SelectionError: a requirement cannot be read, its pattern matches no row, nothing is required, or baseline and
             ``max_drop`` are not given together, or ``by`` without them.
-        ReportError: there is no such number, table or column; it is a text, or not in dB though the requirement says
-            so; the metric of ``by`` does not say which values are worse; or the baseline is of another kind.
+        ReportError: there is no such number, table or column; it is text; it is not in dB but the requirement is;
+            the metric of ``by`` does not say which values are worse; or the baseline is of another kind.
 
     >>> from pt2qa.report import Environment, Findings
     >>> findings = Findings((), (), (), (), "xnnpack", "Net", Environment.here(""))
@@ -67,7 +67,7 @@ def gate(
         raise SelectionError(f"by: got {by!r}, which says what to compare with a baseline: give that, too.")
     checks = [required(report, each) for each in dict.fromkeys(wanted)]
     left_out: Sequence[SetApart] = getattr(report, "set_apart", ())
-    # Of several candidates one that fails has no SQNR, and does not keep the others from passing.
+    # A failing candidate has no SQNR, and does not keep the other candidates from passing.
     if failed := apart_entries([each for each in failures(left_out) if not each.candidate]):
         what = "batches on which quantization fails"
         checks.append(GateCheck(what, "== 0", float(len(failed)), "", False, 0, (few(failed),)))

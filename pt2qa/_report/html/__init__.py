@@ -1,4 +1,4 @@
-"""Reports as one HTML page that needs no network.  Free of torch."""
+"""Reports as one HTML page that needs no network.  Does not import torch."""
 
 from pt2qa._report.html.page import html_page, write_html
 

@@ -1,4 +1,4 @@
-"""Charts of pages as data for the scripts; those that read the section's tables hold no number twice."""
+"""Charts of pages as data for the scripts; charts that read the section's tables do not repeat numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def bars(title: str, about: str, rows: Sequence[tuple[str, float, str]]) -> list[dict[str, Any]]:
-    """A bar for each row; no chart for none.
+    """A bar for each row; no chart without rows.
 
     Args:
         title: above the chart.

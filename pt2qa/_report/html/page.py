@@ -22,17 +22,17 @@ _PACKAGE = "pt2qa._report.html"
 
 
 def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str]) -> None:
-    """Write reports as one HTML file: a page to open in a browser, offline, to attach to a build or to send.
+    """Write reports as one HTML file that opens offline, to attach to a build or to send.
 
     The verdict comes first, then a section for each report, in the order given: charts, tables to sort and filter, and
-    notes.  A layer report shows histograms of its worst layers where profiles of the same model are among the reports.
+    notes.  A layer report shows histograms of its worst layers if profiles of the same model are among the reports.
 
     Args:
         reports: any reports of :mod:`pt2qa`, of one model or of several.
-        path: the file to write; it is written whole or not at all.
+        path: the file, written atomically.
 
     Raises:
-        ReportError: there is no report, one is of a kind that no file holds, or the file cannot be written.
+        ReportError: there is no report, one is of an unregistered kind, or the file cannot be written.
 
     >>> from pt2qa.report import Environment, WeightReport
     >>> write_html(WeightReport((), (), (), "xnnpack", "Net", Environment.here("")), "/nowhere/report.html")
@@ -46,9 +46,9 @@ def html_page(reports: Report | Sequence[Report]) -> str:
     """The text of the page that :func:`write_html` writes.
 
     Raises:
-        ReportError: there is no report, or one is of a kind that no file holds.
+        ReportError: there is no report, or one is of an unregistered kind.
     """
-    # Imported here: reading and printing reports needs no template engine.
+    # Imported here: reading and printing reports need no template engine.
     from jinja2 import Environment as Templates
     from jinja2 import StrictUndefined
 
@@ -76,7 +76,7 @@ def _packaged(name: str) -> str:
 
 
 def _packed(data: Any) -> str:
-    """JSON, compressed, as base64: two profiles of 2,000 ops would be 12 MB, and nothing in it can end an element."""
+    """Compressed JSON as base64: two profiles of 2,000 ops would be 12 MB, and base64 cannot close an HTML element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
 

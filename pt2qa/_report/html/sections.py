@@ -16,14 +16,14 @@ from pt2qa._report.storage import kind_of
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the page shows of one report.
+    """What the page shows for one report.
 
     Args:
         id: of the element, to link to.
         title: what kind of report it is.
         model: the model's class name.
         subject: the model, and the quantizer.
-        verdict: whether it is good, bad, in between, or says nothing of the kind.
+        verdict: whether it is good, bad, in between, or neutral.
         lines: what to look at, in sentences; the first is the verdict in words.
         charts: for the scripts.
         tables: for the scripts, as :mod:`pt2qa._report.html.tables` makes them.
@@ -31,7 +31,7 @@ class Section:
         notes: what else the reader must know.
         unpaired: nodes without a partner, in words.
         code: text to paste.
-        environment: versions and fingerprint; None where the report has none.
+        environment: versions and fingerprint; None if the report has none.
     """
 
     id: str
@@ -52,7 +52,7 @@ class Section:
 def sections_of(reports: Sequence[Report]) -> list[Section]:
     """One for each report, in the order given."""
     for report in reports:
-        kind_of(report)  # what is no report is refused before anything is drawn
+        kind_of(report)  # anything that is not a report is rejected before drawing starts
     return [_section(f"report-{index}", report, reports) for index, report in enumerate(reports, 1)]
 
 

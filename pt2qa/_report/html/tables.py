@@ -1,4 +1,4 @@
-"""A report's tables as the page holds them: every column with its values in full precision, and as text."""
+"""A report's tables as stored in the page: every column with its values in full precision, and as text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pt2qa._report.formats import shape
 
 
 def table_data(report: Report, part: str, title: str) -> dict[str, Any]:
-    """One table of a report, column by column: those that printed tables show come first, the others on request.
+    """One table of a report by column: the columns of printed tables come first, the others on request.
 
     Args:
-        report: it.
+        report: the report.
         part: the report's field that holds the rows.
-        title: what stands above the table.
+        title: above the table.
 
     Returns:
         ``name`` (the field), ``title``, ``size`` (number of rows) and ``columns``: ``key`` as in pandas and CSV,
-        ``title``, ``number`` (whether it sorts by value), ``shown`` (at once, or on request), ``low`` (below it a value
-        is marked, or null), ``values``, and ``texts``, null where they are the values.
+        ``title``, ``number`` (whether it sorts by value), ``shown`` (by default, or on request), ``low`` (values below
+        it are marked, or null), ``values``, and ``texts``, null if they equal the values.
     """
     rows = report.on_page(part)
     shown = {each.name: each for each in report.shown(part)}
@@ -33,7 +33,7 @@ def table_data(report: Report, part: str, title: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A cell as JSON holds it: what is not finite becomes the text ``nan``, ``inf`` or ``-inf``, a shape its text."""
+    """A cell as JSON: a non-finite number becomes the text ``nan``, ``inf`` or ``-inf``, a shape its text."""
     if isinstance(value, tuple):
         return shape(value)
     return value if not isinstance(value, float) or isfinite(value) else str(value)
