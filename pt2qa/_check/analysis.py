@@ -1,4 +1,4 @@
-"""``pt2qa.check``: runs the rules on whatever is known of a model."""
+"""``pt2qa.check``: runs the rules on whatever is known about a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(
     silence: Collection[str] = (),
     progress: bool | None = None,
 ) -> Findings:
-    """Looks for what will go wrong when a model is quantized, and says how to fix it.  Nothing is changed.
+    """Finds what will go wrong when a model is quantized, and how to fix it.  Changes nothing.
 
     The more it is given, the more rules apply: a model alone, a model with example inputs, with a quantizer, a pair,
     a pair with data.
@@ -53,21 +53,21 @@ def check(
         quantizer: as :func:`pt2qa.quantize` takes it, for rules on what it annotates; a pair knows its own.
         qat: whether it is for quantization-aware training.
         batches: for a pair, data for the rules on values.
-        inputs_of: from an item of ``batches`` to a batch.
+        inputs_of: maps an item of ``batches`` to a batch.
         dynamic_shapes: for a model, as :func:`pt2qa.capture` takes it.
         cpu: the CPU that the model will run on: names of features as Linux lists them (``{"avx2", "avx512_vnni"}``), or
             ``"vnni"`` or ``"no-vnni"``; None: this machine's.
-        model: for a capture, a graph or a pair, the model that it was made of, for the rules on modules.
+        model: for a capture, a graph or a pair, the model it was made from, for the rules on modules.
         rules: ids of the rules to run; None for all.
-        silence: findings not to show: the id of a rule, or ``rule:pattern`` with a pattern for names
+        silence: findings to hide: the id of a rule, or ``rule:pattern`` with a pattern for names
             (``dead-channel:features.*``).  They are counted.
-        progress: whether to show progress; None: where stderr is a terminal.
+        progress: whether to show progress; None: if stderr is a terminal.
 
     Returns:
-        The findings, errors first, and what became of each rule.
+        The findings, errors first, and the outcome of each rule.
 
     Raises:
-        SelectionError: ``subject`` is nothing that can be checked, or there is no such rule or CPU feature.
+        SelectionError: ``subject`` cannot be checked, or there is no such rule or CPU feature.
 
     >>> import torch
     >>> import pt2qa
@@ -135,7 +135,7 @@ def _check_model(model: nn.Module, capture: Capture | None) -> None:
 
 
 def _every_rule(context: CheckContext) -> dict[str, Rule]:
-    """pt2qa's rules and those of the plug-in, by id."""
+    """pt2qa's rules and the plug-in's, by id."""
     try:
         own = rules_of(context.plugin)
     except UnavailableError:
@@ -170,13 +170,13 @@ def _check_ids(ids: Iterable[str], every: Mapping[str, Rule], option: str) -> No
 
 
 def _unheard(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]) -> Iterator[str]:
-    """Silences of rules that found something and silenced nothing: a name that is misspelled, or gone."""
+    """Silences that match none of their rule's findings: the name is misspelled, or gone."""
     loud = {outcome.rule for outcome in outcomes if outcome.count and not outcome.silenced}
     yield from (f"silence: {rule}:{pattern} is the name of no finding" for rule, pattern in quiet if rule in loud)
 
 
 def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
-    """What a rule found, and what became of it."""
+    """What a rule found, and its outcome."""
     try:
         for need in rule.needs:
             getattr(context, need)
@@ -186,7 +186,7 @@ def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) ->
     except Pt2qaError:
         raise
     except Exception as error:
-        # One rule that stumbles must not cost the user the findings of all others.
+        # One rule that fails must not cost the user the findings of all others.
         text = f"{type(error).__name__}: {error}"
         return [], RuleOutcome(rule.id, rule.title, "failed", 0, 0, " ".join(text.split()))
     # nan, which orders nothing, is unequal to itself.
@@ -211,7 +211,7 @@ def _finding(rule: Rule, found: Found, context: CheckContext) -> Finding:
 
 
 def _checked(context: CheckContext, every: Mapping[str, Rule], outcomes: Iterable[RuleOutcome]) -> tuple[str, ...]:
-    """What was given, and what the rules that ran have looked at beside it."""
+    """What was given, and what else the rules that ran looked at."""
     ran = [every[outcome.rule].needs for outcome in outcomes if outcome.outcome != "not applied"]
     return tuple(dict.fromkeys((context.given, *(need for needs in ran for need in needs))))
 

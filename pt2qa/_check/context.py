@@ -1,4 +1,4 @@
-"""What rules look at: everything that is known of a model, found when the first rule asks for it."""
+"""What rules look at: everything known about a model, computed when a rule first needs it."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ _Exported = TypeVar("_Exported", ExportedProgram, GraphModule)
 
 
 class UnavailableError(Exception):
-    """Raised where something that a rule needs is not there; its text says what to give, or what failed."""
+    """Raised if something that a rule needs is missing; the text says what to pass, or what failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:
-    """A model as far as it is known, for rules.
+    """What is known about a model, for rules.
 
-    What is below as a property raises :class:`UnavailableError` where it cannot be had, so that a rule which names it
+    The properties below raise :class:`UnavailableError` if they are unavailable, so that a rule which lists one
     among its needs is reported as not applied.
 
     Attributes:
         given: what the user gave: ``model``; ``program``: an ExportedProgram, ``graph``: a graph of ops, neither of
             them normalised by capture; ``prepared``: a graph with observers; ``capture``; ``pair``.
-        value: it.
+        value: the object itself.
         args, kwargs: example inputs, for a model.
-        quantizer: as ``pt2qa.quantize`` takes it; None where there is none.
+        quantizer: as ``pt2qa.quantize`` takes it; None without one.
         qat: whether it prepares for quantization-aware training.
-        batches: data for rules on numbers; None where there is none.
-        inputs_of: from an item of ``batches`` to a batch.
+        batches: data for rules on numbers; None without any.
+        inputs_of: maps an item of ``batches`` to a batch.
         dynamic_shapes: for capture.
         cpu: features of the CPU that the model will run on, in lower case, such as ``avx512_vnni``.
-        eager: the model that a capture, a graph or a pair was made of, where the user gave it, too.
+        eager: the model that a capture, a graph or a pair was made from, if the user gave it too.
         progress: whether to show progress.
-        failures: why something could not be had, by what failed: ``capture``, ``quantizer``,
-            ``annotations``; filled on the way, for the rules that report it.
+        failures: why something is unavailable, by what failed: ``capture``, ``quantizer``,
+            ``annotations``; filled along the way, for the rules that report it.
     """
 
     given: Kind
@@ -98,7 +98,7 @@ class CheckContext:
 
     @functools.cached_property
     def capture(self) -> Capture:
-        """The capture: given, made of the model, or the one of the pair."""
+        """The capture: given, made from the model, or the pair's."""
         if self.given == "capture":
             return self.value  # type: ignore[no-any-return]  # ditto
         if self.given == "pair" and self.value.capture is not None:
@@ -115,7 +115,7 @@ class CheckContext:
 
     @functools.cached_property
     def program(self) -> ExportedProgram:
-        """The exported program, as it was given or captured."""
+        """The exported program, as given or captured."""
         return _with_handles(self.value) if self.given == "program" else self.capture.program
 
     @functools.cached_property
@@ -175,7 +175,7 @@ class CheckContext:
 
     @functools.cached_property
     def _as_program(self) -> ExportedProgram:
-        """What was given, as a program that passes can work on."""
+        """What was given, as a program that passes can run on."""
         if self.given == "program":
             return self.program
         if self.given != "graph":
@@ -196,9 +196,9 @@ class CheckContext:
 
     @functools.cached_property
     def fixing_passes(self) -> Mapping[Pass, tuple[Change, ...]]:
-        """Where the quantizer fails on the program that was given: the passes of capture that make it work.
+        """If the quantizer fails on the program that was given: the passes of capture that make it work.
 
-        Those without which it fails; where there is none, since two of them do, the first that is enough.  Empty where
+        The passes without which it fails; if none is indispensable, the first that suffices.  Empty if
         it does not fail, or fails after capture too.
         """
         with contextlib.suppress(UnavailableError):
@@ -217,7 +217,7 @@ class CheckContext:
         return {run: made.changes[run] for run in needed or itertools.islice(enough, 1)}
 
     def annotated_after(self, *passes: Pass) -> Annotations | None:
-        """What the quantizer annotates after some of capture's passes; None where it fails."""
+        """What the quantizer annotates after some of capture's passes; None if it fails."""
         made = rewrite(self._as_program, self.names, passes)
         try:
             return self.annotate(made.module(), made.names)
@@ -226,7 +226,7 @@ class CheckContext:
 
     @functools.cached_property
     def products(self) -> tuple[Product, ...]:
-        """The ops that multiply matrices, and how far the quantizer takes each of them."""
+        """The ops that multiply matrices, and how much of each is quantized."""
         if self.given != "pair":
             found = products_of(self.graph, self.names, self.annotations, None)
         else:
@@ -239,7 +239,7 @@ class CheckContext:
 
     @property
     def known_annotations(self) -> Annotations | None:
-        """What the quantizer annotates; None where that cannot be had."""
+        """What the quantizer annotates; None if that is unavailable."""
         with contextlib.suppress(UnavailableError):
             return self.annotations
         return None
@@ -284,7 +284,7 @@ class CheckContext:
         return str(node.target if node.op == "get_attr" else node)
 
     def source_of(self, name: str) -> str:
-        """The user's line that made an op, ``net.py:12``; empty where nothing says so."""
+        """The user's line that made an op, ``net.py:12``; empty if unknown."""
         try:
             node = self.nodes.get(name)
         except UnavailableError:
@@ -292,7 +292,7 @@ class CheckContext:
         return "" if node is None else source_line(node)
 
     def annotate(self, graph: GraphModule, names: Mapping[int, OpName]) -> Annotations:
-        """What the quantizer annotates in a copy of another graph, such as one that is spelled otherwise."""
+        """What the quantizer annotates in a copy of another graph, such as one with another spelling."""
         annotated = annotate(copy.deepcopy(graph), self.plugin, (), names, qat=self.qat)
         return read_annotations(annotated, self.plugin, names, qat=self.qat)
 
@@ -300,7 +300,7 @@ class CheckContext:
         return self._attempt(what, "the quantizer could not annotate the graph", read)
 
     def _attempt(self, what: str, failed: str, make: Callable[[], _Value]) -> _Value:
-        """Makes something; a failure is kept for the rule that reports it, and found once."""
+        """Makes something; a failure is kept for the rule that reports it, and occurs only once."""
         if what not in self.failures:
             try:
                 return make()
@@ -310,7 +310,7 @@ class CheckContext:
 
 
 def kind_of(value: Any) -> Kind | None:
-    """What a user gave; None for what cannot be checked."""
+    """The kind of a subject; None if it cannot be checked."""
     if isinstance(value, QuantizedPair):
         return "pair"
     if isinstance(value, Capture):
@@ -320,7 +320,7 @@ def kind_of(value: Any) -> Kind | None:
     if isinstance(value, GraphModule):
         if find_observers(value):
             return "prepared"
-        # What torch.fx traced calls modules: it is a model as any other.
+        # A graph traced by torch.fx calls modules: it is a model like any other.
         calls = (node for node in value.graph.nodes if node.op in ("call_module", "call_method"))
         return "model" if any(not calls_guards(node) for node in calls) else "graph"
     return "model" if isinstance(value, nn.Module) else None

@@ -1,4 +1,4 @@
-"""Features of a CPU that decide how its int8 kernels add up."""
+"""CPU features that decide how int8 kernels accumulate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cpu_features(cpu: str | Collection[str] | None) -> frozenset[str]:
     """The features of a CPU, as Linux names them.
 
     Args:
-        cpu: the features; or ``"vnni"`` or ``"no-vnni"``; None: those of this machine.
+        cpu: the features; or ``"vnni"`` or ``"no-vnni"``; None: this machine's.
 
     Raises:
         SelectionError: it is neither a collection of names nor one of the two words.
@@ -42,7 +42,7 @@ def cpu_features(cpu: str | Collection[str] | None) -> frozenset[str]:
 
 
 def _of_this_machine() -> frozenset[str]:
-    """What the kernel says; where it says nothing, what torch found out."""
+    """What the kernel lists; if it lists nothing, what torch detects."""
     lines = _CPUINFO.read_text(errors="replace").splitlines() if _CPUINFO.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     if flags:

@@ -22,15 +22,15 @@ class IntegerProduct:
     """A convolution or linear whose weight is quantized to integers with known scales.
 
     Attributes:
-        name: what people read.
+        name: its readable name.
         weight: its weight, in float and as the quantized model reads it.
         weight_params: how the weight is rounded.
         channel_axis: axis of the weight's output channels.
         bias: its bias; None without one.
-        bias_params: how the bias is rounded; None where it stays float.
-        input_params: how its input is rounded; None where it stays float.
-        output_scale: the largest scale with which its output is rounded, or what elementwise ops and ops that move
-            values make of it; nan where it stays float or the scale is chosen from each batch.
+        bias_params: how the bias is rounded; None if it stays float.
+        input_params: how its input is rounded; None if it stays float.
+        output_scale: the largest scale with which its output is rounded, directly or after elementwise ops and ops that
+            move values; nan if it stays float or each batch sets the scale.
     """
 
     name: str
@@ -70,8 +70,8 @@ class IntegerProduct:
         """Whether each output channel can change the rounded output: booleans of shape (channels,).
 
         A channel whose ``sum(|w|) * max(|x|)`` stays below half a step of the output adds nothing but its bias to it,
-        quantized or not: pretrained models hold such channels where training switched a batch norm off.  All are
-        visible where the range of the input or the scale of the output is not known.
+        quantized or not: pretrained models have such channels where training switched a batch norm off.  All are
+        visible if the range of the input or the scale of the output is unknown.
         """
         if self.input_params is None or math.isnan(self.output_scale):
             return torch.ones(len(self.weights), dtype=torch.bool)
@@ -80,7 +80,7 @@ class IntegerProduct:
 
 
 def limits(params: QuantParams) -> tuple[float, float]:
-    """The smallest and the largest value that a site can hold; nan where it has no single scale."""
+    """The smallest and the largest value that a site can hold; nan if it has no single scale."""
     if not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
         return math.nan, math.nan
     low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
@@ -106,7 +106,7 @@ def _product(
     params = _params(pair, weight)
     if weight is None or params is None or params.scale is None or not isinstance(weight.reference, Tensor):
         return None
-    # The one op for all convolutions is told whether to transpose.
+    # The op for all convolutions has an argument for transposing.
     axis = int("transpose" in step.op or (step.op == "convolution" and bool(step.args[6])))
     if params.axis not in (None, axis):
         return None
@@ -128,7 +128,7 @@ def _params(pair: QuantizedPair, constant: Constant | None) -> QuantParams | Non
 
 
 def _output_scale(step: Step, readers: Mapping[int, list[Step]], sites: Sequence[Site]) -> float:
-    """The largest scale among the sites that are reached without another product, nan where there is none."""
+    """The largest scale among the sites reached without another product; nan without any."""
     scales, seen, open_slots = [], {step.out}, [step.out]
     while open_slots:
         for reader in readers.get(open_slots.pop(), []):

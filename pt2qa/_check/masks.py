@@ -1,4 +1,4 @@
-"""Mask values: the large negative numbers and infinities that a graph puts in the places that softmax shall ignore."""
+"""Mask values: the large negative numbers and infinities that a graph puts where softmax must ignore a value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Mask:
 
     @property
     def severity(self) -> float:
-        """The larger, the worse."""
+        """Larger is worse."""
         return -self.value if math.isfinite(self.value) else math.inf
 
 
@@ -52,7 +52,7 @@ def masks_in(graph_module: GraphModule) -> dict[Node, Mask]:
 
 
 def is_mask(value: float) -> bool:
-    """Whether a number stands for "leave this out" rather than for a measurement."""
+    """Whether a number means "leave this out" rather than a measurement."""
     return not math.isfinite(value) or value <= SMALLEST_MASK
 
 

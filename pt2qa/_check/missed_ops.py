@@ -22,11 +22,11 @@ _BUT_SOURCES = tuple(run for run in EVERY_PASS if run is not write_sources)
 class Reasons:
     """Why a quantizer misses ops of a program.
 
-    What the program says of an op and what quantizers look for may differ without harm.  So each such difference is
-    put back alone into the program as capture would have it: what is missed then is missed because of it.
+    What the program says about an op may differ harmlessly from what quantizers look for.  So each difference is put
+    back alone into the program as capture would write it: an op missed then is missed because of it.
 
     Args:
-        context: a program or graph whose annotation is known, before and after capture's passes.
+        context: a program or graph whose annotations are known, before and after capture's passes.
         lost: names of the ops that are missed.
     """
 
@@ -38,13 +38,13 @@ class Reasons:
         others = [change.rule for run in _BUT_SOURCES for change in context.rewritten.changes[run]]
         self._rules = ", ".join(dict.fromkeys(others)) or "op source"
         without = context.annotated_after(*_BUT_SOURCES) if others else None
-        # What is annotated with the sources of torch.export is not missed because of them.
+        # An op annotated with torch.export's sources is not missed because of them.
         self._other_reason = frozenset() if without is None else lost & without.ops.keys()
         groups: dict[str, set[str]] = defaultdict(set)
         for name, text in self._said.items():
             groups[text].add(name)
         self._missed: dict[str, frozenset[str]] = {}
-        # The largest first, which mostly explain everything: each takes an annotation.
+        # The largest first, which usually explain everything: each try costs an annotation.
         waiting = set(lost - self._other_reason)
         for text in sorted(groups, key=lambda text: (len(groups[text]), len(groups[text] & lost)), reverse=True):
             if waiting:
@@ -69,7 +69,7 @@ class Reasons:
         return f"it is quantized only beside a quantized op, and of the {op} there {worst}"
 
     def _difference(self, name: str) -> str:
-        """How what the program says of an op differs from what quantizers look for; empty where it does not."""
+        """How the program's description of an op differs from what quantizers look for; empty if it does not."""
         node, source = self._subject.nodes.get(name), self._rewritten[name].meta.get(SOURCES)
         wanted = source[-1][1] if source else None
         if node is None or not (isinstance(wanted, type) or wanted in (operator.add, operator.mul)):
@@ -92,7 +92,7 @@ class Reasons:
         return f"nn_module_stack has {calls} calls of one {said}, which make one partition" if calls > 1 else ""
 
     def _missed_with(self, names: set[str]) -> frozenset[str]:
-        """What is missed where these ops alone keep the sources that torch.export wrote."""
+        """The ops missed when only these ops keep the sources that torch.export wrote."""
         graph = self._subject.rewritten.module()
         for name, node in self._named(graph):
             if name in names:

@@ -1,4 +1,4 @@
-"""The ops that multiply matrices: where a model's time goes, and how far a quantizer takes each of them."""
+"""The ops that multiply matrices: where a model's time goes, and how much of each is quantized."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Product:
     """An op that multiplies matrices.
 
     Attributes:
-        name: what people read.
+        name: its readable name.
         op: what it does, such as ``conv2d``.
-        node: it, in the float graph.
+        node: its node in the float graph.
         macs: its multiply-adds for the example inputs.
-        share: of all multiply-adds of the model, 0..1.
-        owner: name of the higher-order op in whose nested graph it stands; empty at the top.
-        annotated: whether the quantizer annotated it; None where no annotation is known.
-        state: what is rounded of what it multiplies: all, its input, its weight, nothing.
+        share: its share of the model's multiply-adds, 0..1.
+        owner: name of the higher-order op whose nested graph contains it; empty at the top.
+        annotated: whether the quantizer annotated it; None if no annotation is known.
+        state: which of its operands are rounded: all, its input, its weight, none.
     """
 
     name: str
@@ -50,7 +50,7 @@ def products_of(
 ) -> tuple[Product, ...]:
     """The ops of a float graph and its nested graphs that multiply something by an activation, in graph order.
 
-    What is rounded is known from the annotations, or where it is converted already from what became of it.
+    What is rounded follows from the annotations or, in a converted graph, from its sites.
     """
     states = states_of(annotations) if converted is None and annotations is not None else {}
     if converted is not None:
@@ -81,14 +81,14 @@ def products_of(
 
 
 def _if_annotated(state: State, node: Node, is_annotated: bool) -> State:
-    """What is left of a state where the op itself is not annotated: the ops before it may round their outputs."""
+    """The state of an op that may itself be unannotated: the ops before it may still round their outputs."""
     if is_annotated or state != "quantized":
         return state
     return "input only" if any(source.op == "get_attr" for source in node.all_input_nodes) else "float"
 
 
 def multiply_adds(node: Node) -> int:
-    """The multiply-adds of a matrix product for the sizes that it was traced with, by torch's formulas or our own."""
+    """The multiply-adds of a matrix product for the sizes it was traced with, by torch's formulas or our own."""
     args, kwargs = pytree.tree_map_only(Node, lambda source: source.meta.get(VALUE), (node.args, node.kwargs))
     args, kwargs = pytree.tree_map(_sized, (args, kwargs))
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -104,20 +104,20 @@ def multiply_adds(node: Node) -> int:
         try:
             node.target(*args, **kwargs)
         except RuntimeError:
-            # A size that depends on data is taken for 1, which may be too small for the op: its share is unknown.
+            # A data-dependent size counts as 1, which may be too small for the op: its share is unknown.
             return 0
     return counter.total // 2
 
 
 def _sized(value: Any) -> Any:
-    """A traced value without data and without symbolic sizes, so that counting puts no guard on a program."""
+    """A traced value without data and without symbolic sizes, so that counting adds no guard to a program."""
     if isinstance(value, Tensor):
         return torch.empty([size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
     return size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def states_of(annotations: Annotations) -> dict[str, State]:
-    """What is rounded of what each product multiplies, by name, as a quantizer annotated it."""
+    """Which operands of each product are rounded, by name, as a quantizer annotated them."""
     nodes = annotations.ground.nodes
     return {
         node.name: state_of(

@@ -1,4 +1,4 @@
-"""The report of a structure check: what was found, by which rule, and which rules had nothing to look at."""
+"""The report of a structure check: what was found, by which rule, and which rules did not apply."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Finding:
 
     Args:
         rule: id of the rule, such as ``unfused-pair``.
-        severity: ``error``: fails, or stays in float, or gives wrong numbers; ``warning``: costs accuracy or speed;
+        severity: ``error``: fails, stays in float, or gives wrong numbers; ``warning``: costs accuracy or speed;
             ``note``: good to know.
         name: the op, module, input or site; empty for the model as a whole.
-        source: the user's line that made it, ``net.py:12``; empty where the graph does not say.
+        source: the user's line that made it, ``net.py:12``; empty if the graph does not say.
         why: what is wrong there, with the numbers.
         fix: what to do.
-        value: what orders the findings of one rule, the largest first; nan where nothing does.
+        value: sorts the findings of one rule, the largest first; nan if nothing does.
     """
 
     shown: ClassVar = ("severity", "rule", "name", "source", "why", "fix")
@@ -46,15 +46,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RuleOutcome:
-    """What became of one rule.
+    """The outcome of one rule.
 
     Args:
         rule: its id.
         title: what it looks for.
         outcome: ``found``; ``clear``: nothing found; ``not applied``: it had nothing to look at; ``failed``: it could
-            not deal with the model, which is a fault of the rule.
-        count: findings that are shown.
-        silenced: findings that the user did not want to see.
+            not handle the model, which is a bug in the rule.
+        count: findings shown.
+        silenced: findings that the user silenced.
         reason: why it was not applied, or failed.
     """
 
@@ -74,13 +74,13 @@ class Findings(Report):
     It is a sequence: ``len(findings)``, ``for finding in findings``; empty findings are false.
 
     Args:
-        rows: the findings, errors first; those of one rule stand together.
-        rules: what became of each rule, in the order in which they ran.
+        rows: the findings, errors first, grouped by rule.
+        rules: the outcome of each rule, in the order they ran.
         checked: what was looked at, such as ``model``, ``annotations``, ``numbers``.
         notes: what else the reader must know.
         quantizer: the plug-in's name, or the class of a quantizer without one; empty without a quantizer.
         model: the model's class name.
-        environment: versions, and the model's fingerprint where it could be captured.
+        environment: versions, and the model's fingerprint if it could be captured.
     """
 
     heading: ClassVar = "Findings"
@@ -119,10 +119,10 @@ class Findings(Report):
         return tuple(row for row in self.rows if row.rule == rule)
 
     def joined(self, before: Findings) -> Findings:
-        """These findings, and those of an earlier check by rules that were not applied in this one.
+        """These findings, and an earlier check's findings by rules that this one did not apply.
 
         Args:
-            before: of the same model, when less of it was there to look at.
+            before: findings on the same model, given less of it.
         """
         idle = {rule.rule for rule in self.rules if rule.outcome == "not applied"}
         earlier = {rule.rule: rule for rule in before.rules if rule.rule in idle and rule.outcome != "not applied"}
@@ -146,7 +146,7 @@ class Findings(Report):
         Args:
             sort: ``worst``: errors first; ``name`` or a column: the findings of each rule in that order.
             limit: findings to show of each rule; None for all.
-            width: columns of the screen; None asks the terminal, 100 where there is none.
+            width: columns of the screen; None: the terminal's, or 100 without one.
 
         Raises:
             ReportError: there is no such column.
@@ -158,7 +158,7 @@ class Findings(Report):
         return "bad" if self.error_count else "warning" if self.warning_count else "good"
 
     def lines(self) -> Sequence[str]:
-        """How many there are of each severity, and what was looked at."""
+        """How many findings have each severity, and what was looked at."""
         return [f"{', '.join(self._counts())}.", *self._summary()]
 
     def groups(self) -> tuple[Group, ...]:
@@ -226,7 +226,7 @@ def _place(row: Finding) -> str:
 
 
 def errors_first(rows: Iterable[Finding], rules: Sequence[str]) -> tuple[Finding, ...]:
-    """Findings in the order of a report: rules with an error first, within one severity as the rules stand.
+    """Findings in the order of a report: rules with an error first, within a severity in rule order.
 
     The findings of one rule keep their order; those of rules that are not listed come after the others.
     """

@@ -34,7 +34,7 @@ class Rewritten:
 
     Attributes:
         program: the copy.
-        names: what its ops are called in the program as it was given, by handle; ops that a pass put in have none.
+        names: what the given program calls its ops, by handle; ops that a pass added have none.
         changes: what each pass did.
     """
 
@@ -44,7 +44,7 @@ class Rewritten:
 
     @property
     def every_change(self) -> tuple[Change, ...]:
-        """What all passes did, in their order."""
+        """What all passes did, in order."""
         return tuple(change for changes in self.changes.values() for change in changes)
 
     def module(self) -> GraphModule:
@@ -57,7 +57,7 @@ def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Seque
     program = copy.deepcopy(program)
     for placed in walk(program.graph_module):
         handle = handle_of(placed.node)
-        # The passes number handles anew; what they copy keeps its metadata.
+        # The passes renumber handles; what they copy keeps its metadata.
         placed.node.meta = {**placed.node.meta, _GIVEN: handle}
     changes = {run: run(program) for run in passes}
     assign_handles(program)
@@ -67,7 +67,7 @@ def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Seque
 
 
 def as_program(graph: GraphModule) -> ExportedProgram:
-    """Exports a graph of ops once more, for what only a program can tell.  Dynamic sizes become fixed."""
+    """Re-exports a graph of ops, for what only a program can tell.  Dynamic sizes become fixed."""
     graph = copy.deepcopy(graph)
     inputs = []
     for node in list(graph.graph.nodes):

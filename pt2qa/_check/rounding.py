@@ -1,4 +1,4 @@
-"""Which values of an annotated graph are rounded where they are read, and how."""
+"""Which values of an annotated graph are rounded when read, and how."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pt2qa.overrides.sharing import COMPARED, root_of
 
 
 def own_spec(annotations: Annotations, point: Point) -> Any | None:
-    """The spec that a point has in the end; None where it has none, leads nowhere, or rounds nothing."""
+    """The spec that a point resolves to; None if it has none, leads nowhere, or rounds nothing."""
     root = root_of(annotations.specs, point)
     if root is None or not is_quantized(annotations.specs[root], annotations.ground.nodes[point[0]]):
         return None
@@ -19,7 +19,7 @@ def own_spec(annotations: Annotations, point: Point) -> Any | None:
 
 
 def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
-    """The spec with which an op reads a value; None where it reads it in float.  Both are named as fx does."""
+    """The spec with which an op reads a value; None if it reads it in float.  Both go by their fx names."""
     for point in ((source, reader), (source, "")):
         if (spec := own_spec(annotations, point)) is not None:
             return spec

@@ -19,7 +19,7 @@ DB_PER_BIT = 20 * math.log10(2)
 
 
 def site_rows(context: CheckContext) -> tuple[LayerRow, ...]:
-    """The rows of static sites that have one scale, without those of ops that hand on another row's values."""
+    """The rows of static sites with one scale, except for ops that pass on another row's values."""
     found: dict[tuple[float, ...], LayerRow] = {}
     for row in context.layers.rows:
         if row.observed_at == "dq" and row.scale > 0 and not math.isnan(row.zero_point):
@@ -29,7 +29,7 @@ def site_rows(context: CheckContext) -> tuple[LayerRow, ...]:
 
 
 def given_rows(context: CheckContext) -> tuple[LayerRow, ...]:
-    """The rows of :func:`site_rows`; none where no data was given, or it could not be run."""
+    """The rows of :func:`site_rows`; none if no data was given, or it could not be run."""
     try:
         return site_rows(context)
     except UnavailableError:
@@ -37,7 +37,7 @@ def given_rows(context: CheckContext) -> tuple[LayerRow, ...]:
 
 
 def clamp_cost(row: LayerRow) -> float:
-    """How far the noise of rounding and clamping is above that of rounding alone, ``scale**2 / 12``, in dB.
+    """How far the noise of rounding and clamping exceeds that of rounding alone, ``scale**2 / 12``, in dB.
 
     A row holds ratios: the signal's mean square is ``mse * 10**(sqnr / 10)``, from the cumulative error.
     """

@@ -7,7 +7,7 @@ from importlib import import_module
 from pt2qa.plugins import Rule
 
 _ORDER = (
-    # what costs most and is fixed for nothing
+    # what costs most and is free to fix
     "unfused_pair "
     # the model and its capture
     "capture_fails aliased_inputs train_mode plain_program decomposed_first nested_graph invalid_fold partial_write "

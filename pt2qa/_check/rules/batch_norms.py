@@ -31,7 +31,7 @@ _FOLDING = CONVOLUTIONS | {"linear"}
     needs=("graph",),
 )
 def invalid_fold(context: CheckContext) -> Iterator[Found]:
-    """Each convolution or linear with a batch norm of which another reader of the same weight knows nothing."""
+    """Each convolution or linear with a batch norm that another reader of the same weight does not have."""
     if context.qat:
         raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
     graph = context.graph
@@ -61,7 +61,7 @@ def invalid_fold(context: CheckContext) -> Iterator[Found]:
 
 
 def _folds(node: Node) -> bool:
-    """Whether a node is a batch norm that prepare folds into what it reads."""
+    """Whether a node is a batch norm that prepare folds into its producer."""
     if node.op != "call_function" or op_of(node.target) != "batch_norm" or not isinstance(node.args[0], Node):
         return False
     before = node.args[0]
@@ -100,7 +100,7 @@ def _listed(context: CheckContext, nodes: list[Node]) -> str:
     needs=("graph",),
 )
 def unfoldable_batch_norm(context: CheckContext) -> Iterator[Found]:
-    """Batch norms that are left once torchao has folded what it folds, on a copy."""
+    """Batch norms left after torchao's folding, on a copy."""
     if context.qat:
         raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
     if not any(_is_batch_norm(node) for node in context.graph.graph.nodes):
@@ -115,7 +115,7 @@ def unfoldable_batch_norm(context: CheckContext) -> Iterator[Found]:
 def _unfolded(graph: GraphModule) -> list[Node]:
     folded = GraphModule(graph, copy.deepcopy(graph.graph))
     with warnings.catch_warnings():
-        # of linears that it does not fold, which are what is asked for
+        # of linears that it does not fold, which this rule looks for
         warnings.filterwarnings("ignore", message="Not fusing linear")
         fold_batch_norms(folded)
     left = {handle_of(node) for node in folded.graph.nodes if _is_batch_norm(node)}

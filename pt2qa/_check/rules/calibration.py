@@ -24,13 +24,13 @@ from pt2qa.plugins.rules import rule
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one observer has seen, at one of the places where it looks.
+    """What one observer has seen, at one of its places.
 
     Attributes:
         source: the node whose value it observes.
-        low, high: the smallest and largest value, one for each channel where it observes channels: float64 of shape
-            (channels,); empty where it never saw a value.
-        integers: how many integers its scale has to cover the range with.
+        low, high: the smallest and largest value, one for each channel if it observes channels: float64 of shape
+            (channels,); empty if it never saw a value.
+        integers: how many integers cover the range.
     """
 
     source: Node
@@ -50,9 +50,9 @@ class Observed:
 
 
 def observed(prepared: GraphModule) -> tuple[Observed, ...]:
-    """The observers of a prepared graph that keep a range, in graph order; of a fake-quantize op its observer.
+    """The observers of a prepared graph that keep a range, in graph order; for a fake-quantize op, its observer.
 
-    Those with a fixed scale, and those that choose one for each batch, keep none.
+    Observers with a fixed scale or one for each batch keep none.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     found = []
@@ -75,7 +75,7 @@ def _either(
     in_pair: Callable[[CheckContext], Iterator[Found]],
     step: str,
 ) -> Iterator[Found]:
-    """What is found in a graph with observers, or in a pair; neither is there before this step."""
+    """What is found in a graph with observers, or in a pair; neither exists before this step."""
     if context.given == "prepared":
         return in_prepared(context)
     if context.given == "pair":
@@ -92,7 +92,7 @@ def _either(
     "pt2qa.quantize does it and raises where one is missed",
 )
 def never_calibrated(context: CheckContext) -> Iterator[Found]:
-    """Observers of a prepared graph without a value; in a pair made elsewhere, scales as such observers give them."""
+    """Observers of a prepared graph that saw no value; in a pair made elsewhere, scales that such observers yield."""
     return _either(context, _uncalibrated_observers, _uncalibrated_sites, "prepare")
 
 
@@ -114,7 +114,7 @@ def _uncalibrated_sites(context: CheckContext) -> Iterator[Found]:
     static = [site for site in context.pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
     if not static:
         raise DoesNotApplyError("to models whose scales are chosen from each batch")
-    # What torchao's observers give where they never saw a value.
+    # What torchao's observers return if they never saw a value.
     suspects = [site for site in static if (site.params.scale, site.params.zero_point) == (1.0, 0)]
     if suspects and len(suspects) == len(static):
         yield Found(
@@ -143,7 +143,7 @@ LARGEST_ACTIVATION = 1e9
     "or mask with a number a little below the smallest score, -30 say, instead",
 )
 def nonfinite_observed(context: CheckContext) -> Iterator[Found]:
-    """Observers, or sites of a pair, that such a value reaches: from constants, from ops, or with the data."""
+    """Observers, or sites of a pair, that such a value reaches: from constants, ops or the data."""
     return _either(context, _nonfinite_observers, _nonfinite_sites, "calibration")
 
 
@@ -228,7 +228,7 @@ FEWEST_STEPS = 8
     "where they are always zero, leave it out of the model",
 )
 def degenerate_scale(context: CheckContext) -> Iterator[Found]:
-    """Observers that saw nothing but zeros; in a pair, scales that no data can have asked for."""
+    """Observers that saw nothing but zeros; in a pair, scales that no data can produce."""
     return _either(context, _zero_observers, _degenerate_sites, "calibration")
 
 
@@ -273,7 +273,7 @@ def _weights(product: IntegerProduct) -> Iterator[Found]:
     held = (scales * span > 1.01 * largest) & (largest < FEWEST_STEPS * scales) & (largest > 0)
     held &= product.visible & (product.integers.flatten(1) != 0).any(1)
     if float(held.sum()) / channels > FEW_CHANNELS:
-        # By share, so that the layer which loses most comes first.
+        # By share, so that the layer that loses most comes first.
         yield Found(
             product.name,
             f"{int(held.sum())} of {channels} channels of its weight have the smallest scale that the observer gives, "

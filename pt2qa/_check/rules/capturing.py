@@ -27,7 +27,7 @@ from pt2qa.plugins.rules import rule
     fix="pt2qa.capture(model, args) raises the error with torch's whole message",
 )
 def capture_fails(context: CheckContext) -> Iterator[Found]:
-    """What capture says, where no rule of its own says it already."""
+    """Capture's error, unless a rule of its own reports it."""
     if context.given != "model":
         raise DoesNotApplyError("to what is captured already")
     if any(train_mode.find(context)):
@@ -44,10 +44,10 @@ def capture_fails(context: CheckContext) -> Iterator[Found]:
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """An error of capture as what is wrong, on one line, and what it says to do: its last line, or last sentence."""
+    """An error of capture split into what is wrong, on one line, and what to do: its last line or sentence."""
     what, mark, advice = text.rpartition("\n")
     if mark:
-        # torch's own text, of which the advice is capture's; a check has no whole message above it to point to.
+        # torch's own text with capture's advice; a check shows no full message above it to point to.
         return " ".join(
             what.split()
         ), f"{advice.partition('. ')[0]}: pt2qa.check(pt2qa.capture(model, args, strict=...))"
@@ -78,7 +78,7 @@ def aliased_inputs(context: CheckContext) -> Iterator[Found]:
 
 def _inputs(context: CheckContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if context.given == "program":
-        # Not those of a copy, which shares nothing.
+        # Not a copy's parameters, which share nothing.
         examples = context.value.example_inputs
         if examples is None:
             raise DoesNotApplyError("to programs without example inputs")
@@ -108,7 +108,7 @@ def fixed_batch(context: CheckContext) -> Iterator[Found]:
     inputs = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.dim()}
     if not inputs:
         raise DoesNotApplyError("to models without tensors as inputs")
-    # The size of a dynamic dimension is a symbol, which must not be compared.
+    # A dynamic dimension's size is a symbol, which must not be compared.
     if any(not isinstance(value.shape[0], int) for value in inputs.values()):
         return
     guarded = any(calls_guards(node) for node in graph.graph.nodes)
@@ -135,7 +135,7 @@ _FIX_GUARDS = "export with dynamic_shapes={}, or take the graph without guards: 
     needs=("graph",),
 )
 def no_float_output(context: CheckContext) -> Iterator[Found]:
-    """One finding where every tensor that forward returns has whole numbers or truth values."""
+    """One finding if forward returns only tensors of integers or booleans."""
     leaves = pytree.tree_leaves(context.graph.graph.output_node().args)
     values = [leaf.meta.get(VALUE) for leaf in leaves if isinstance(leaf, Node)]
     tensors = [value for value in values if isinstance(value, Tensor)]

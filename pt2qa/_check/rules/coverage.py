@@ -1,4 +1,4 @@
-"""How much of a model is quantized, and what stays in float or apart."""
+"""How much of a model is quantized, and what stays in float or unfused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pt2qa.plugins.rules import rule
     "stands for; then see that the quantizer has settings (set_global) and that its filters match",
 )
 def no_coverage(context: CheckContext) -> Iterator[Found]:
-    """A model of whose matrix products none is quantized."""
+    """A model without a quantized matrix product."""
     products = context.products
     if any(product.state != "float" for product in products):
         return
@@ -47,7 +47,7 @@ def no_coverage(context: CheckContext) -> Iterator[Found]:
     fix="float-op, half-quantized and the rules on opaque ops name what is left, and the reasons",
 )
 def coverage(context: CheckContext) -> Iterator[Found]:
-    """By kind of op the counts, and their share of the multiply-adds, unless all are quantized."""
+    """The counts by kind of op, and their share of the multiply-adds, unless all are quantized."""
     products = context.products
     if all(product.state == "quantized" for product in products):
         return
@@ -110,13 +110,13 @@ NOTABLE = 0.01
     "backend has no such kernel, count on its time in float",
 )
 def float_op(context: CheckContext) -> Iterator[Found]:
-    """Products of which nothing is rounded, those with the same reason together, the most work first."""
+    """Products without a rounded operand, grouped by reason, the most work first."""
     products = context.products
     passed = _left_on_purpose(context, products) | _missed(context)
     callers = {name.name: name.module_type for name in context.names.values()}
     groups: dict[tuple[str, str], list[Product]] = defaultdict(list)
     for product in products:
-        # Why these stay in float is said by opaque-recurrent, opaque-attention and nested-graph.
+        # The rules opaque-recurrent, opaque-attention and nested-graph say why these stay in float.
         has_a_rule = product.owner or product.op in OPAQUE
         if product.state == "float" and not has_a_rule and product.name not in passed:
             groups[_reason(product, products, callers[product.name])].append(product)
@@ -128,7 +128,7 @@ def float_op(context: CheckContext) -> Iterator[Found]:
 
 
 def _reason(product: Product, products: Collection[Product], caller: str) -> tuple[str, str]:
-    """Why a product stays in float, and what to do where it differs from the rule's advice."""
+    """Why a product stays in float, and what to do if that differs from the rule's advice."""
     op = product.op
     # A matrix product has no module of its own, so its caller says nothing.
     own = op in WEIGHTED and caller.lower() != op.replace("_", "")
@@ -143,7 +143,7 @@ def _reason(product: Product, products: Collection[Product], caller: str) -> tup
 
 
 def _missed(context: CheckContext) -> frozenset[str]:
-    """Names of the ops that the quantizer finds once ``pt2qa.capture`` wrote the program: plain-program names them."""
+    """Names of the ops that the quantizer finds only after ``pt2qa.capture``: plain-program reports them."""
     if context.given not in ("program", "graph"):
         return frozenset()
     try:
@@ -153,7 +153,7 @@ def _missed(context: CheckContext) -> frozenset[str]:
 
 
 def _left_on_purpose(context: CheckContext, products: Collection[Product]) -> frozenset[str]:
-    """Names of the products that the user asked to leave in float, by an edit or by an option of a plug-in."""
+    """Names of the products that the user left in float, by an override or a plug-in option."""
     edits = context.value.recipe.edits if context.given == "pair" and context.value.recipe is not None else ()
     asked = {op for edit in edits if edit.kind == "float" for op in edit.ops}
     try:
@@ -222,7 +222,7 @@ def _islands(annotations: Annotations) -> Iterator[list[GraphNode]]:
 
 
 def _border(annotations: Annotations, island: list[GraphNode]) -> tuple[int, int]:
-    """How many rounded values the ops of an island read, and how many of theirs are rounded for others."""
+    """How many rounded values the ops of an island read, and how many of their outputs others read rounded."""
     inside = {node.key for node in island}
     read = {
         source
@@ -254,7 +254,7 @@ _ACTIVATIONS = ("relu", "relu6", "hardtanh", "clamp", "leaky_relu", "hardswish",
     needs=("annotations",),
 )
 def unfused_pair(context: CheckContext) -> Iterator[Found]:
-    """What the backend could fuse, and what the quantizer itself takes as one at other places."""
+    """What the backend could fuse, and what the quantizer itself fuses elsewhere."""
     annotations = context.annotations
     nodes = {node.name: node for node in annotations.ground.nodes.values()}
     declared = set[str]()
@@ -286,7 +286,7 @@ def _label(node: GraphNode, context: CheckContext) -> str:
 
 
 def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, bool]]:
-    """An annotated op and the activation that alone reads it; whether its output is rounded in between."""
+    """An annotated op and the activation that is its only reader; whether its output is rounded in between."""
     nodes = annotations.ground.nodes
     for first in nodes.values():
         if first.op not in _PRODUCERS or first.name not in annotations.ops or len(first.readers) != 1:
@@ -294,6 +294,6 @@ def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, boo
         second = nodes[first.readers[0]]
         if second.op in _ACTIVATIONS:
             rounded = spec_read(annotations, first.key, second.key) is not None
-            # Between two ops in float nothing is rounded, either.
+            # Nothing is rounded between two float ops, either.
             if rounded or own_spec(annotations, (second.key, "")) is not None:
                 yield first, second, rounded

@@ -1,4 +1,4 @@
-"""Models that work as in training, or draw random numbers."""
+"""Models in training mode, or with random numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trains(node: Node) -> bool:
 
 
 def argument_of(node: Node, *names: str) -> Any:
-    """The value of the first of the named arguments that the op has, its default where it is left out; None without.
+    """The value of the first of the named arguments that the op has, or its default; None without one.
 
     >>> import torch
     >>> x = torch.fx.Graph().placeholder("x")

@@ -1,4 +1,4 @@
-"""Modules and weights that forward uses otherwise than once."""
+"""Modules and weights that forward does not use exactly once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pt2qa.plugins.rules import rule
     needs=("model", "capture"),
 )
 def module_never_called(context: CheckContext) -> Iterator[Found]:
-    """The outermost modules of which no weight is read; those whose result is thrown away are dead code."""
+    """The outermost modules whose weights are never read; those with a discarded result are dead code."""
     model, program = context.model, context.capture.program
     names = program.graph_signature.inputs_to_parameters
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -59,7 +59,7 @@ def module_never_called(context: CheckContext) -> Iterator[Found]:
     needs=("graph",),
 )
 def shared_module(context: CheckContext) -> Iterator[Found]:
-    """The outermost modules with several calls; a warning where the quantizer takes the weights of some calls only."""
+    """The outermost modules with several calls; a warning if the quantizer rounds the weights of some calls only."""
     calls = _calls(context.nodes)
     annotations = context.known_annotations
     for path, ops_of_calls in calls.items():
@@ -83,7 +83,7 @@ def _found(path: str, calls: list[list[str]], annotations: Annotations | None, c
 
 
 def _calls(nodes: Mapping[str, Node]) -> dict[str, dict[str, list[str]]]:
-    """By module path, the ops of each of its calls; torch.export gives every call a key of its own."""
+    """By module path, the ops of each of its calls; torch.export gives every call its own key."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, node in nodes.items():
         for key, (path, _) in module_stack(node).items():
@@ -113,10 +113,10 @@ _FIX_WEIGHTS = "give each call a module of its own (copy.deepcopy), or count on 
     needs=("graph",),
 )
 def shared_weight(context: CheckContext) -> Iterator[Found]:
-    """Weights with two readers or more in different modules; calls of one module are shared-module's."""
+    """Weights with two or more readers in different modules; shared-module covers calls of one module."""
     for constants in constants_by_memory(context.graph).values():
         readers = [reader for constant in constants for reader in _readers(constant)]
-        # An op that no module called is a place of its own.
+        # An op that no module called counts as its own place.
         places = {module_of(reader)[0] or reader.name for reader in readers}
         if not _is_weight(constants[0]) or len(places) < 2:
             continue
@@ -143,7 +143,7 @@ def constants_by_memory(graph: GraphModule) -> dict[int, list[Node]]:
 
 
 def _readers(constant: Node) -> list[Node]:
-    """The ops that read a constant beside something else; its views, which read nothing else, are looked through."""
+    """The ops that read a constant and something else; its views, which read nothing else, are skipped."""
     found: list[Node] = []
     for user in constant.users:
         if user.op != "call_function":

@@ -29,7 +29,7 @@ _KINDS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
     needs=("graph",),
 )
 def opaque_recurrent(context: CheckContext) -> Iterator[Found]:
-    """Each recurrent op with the weights that it holds; an error where that is half of the model's."""
+    """Each recurrent op with its weights; an error if they are half of the model's."""
     graph = context.graph
     total = sum(parameter.numel() for parameter in graph.parameters())
     for name, node in context.nodes.items():
@@ -72,7 +72,7 @@ _FIX_CELL = "write the cell with nn.Linear: a product of the input, one of the s
     needs=("graph",),
 )
 def opaque_attention(context: CheckContext) -> Iterator[Found]:
-    """Each attention op; which are as many pairs of matrix products in float."""
+    """Each attention op, which is a pair of matrix products in float."""
     for name, node in context.nodes.items():
         if node.op == "call_function" and op_of(node.target) in ATTENTION:
             yield Found(name, "its two matrix products are computed in float")

@@ -1,4 +1,4 @@
-"""How ``torch.export`` wrote a program: what capture would write otherwise, or could not."""
+"""How ``torch.export`` wrote a program: what capture would write differently, or could not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plain_program(context: CheckContext) -> Iterator[Found]:
     reasons = Reasons(context, frozenset(lost))
     for name in lost:
         node = context.nodes.get(name)
-        if node is not None:  # else it stands in a nested graph, which has a rule of its own
+        if node is not None:  # else it is in a nested graph, which has its own rule
             yield Found(name, reasons.of(name, node))
 
 
@@ -86,7 +86,7 @@ _PRODUCTS = ("addmm", "mm")
     fix="quantize what torch.export.export returns, and decompose (or to_edge) afterwards",
 )
 def decomposed_first(context: CheckContext) -> Iterator[Found]:
-    """One finding that counts the ops which only decomposition writes."""
+    """One finding that counts the ops that only decomposition produces."""
     if context.given not in ("program", "graph"):
         raise DoesNotApplyError("to programs that pt2qa.capture made")
     counts = Counter(op_of(node.target) for node in context.nodes.values() if _is_decomposed(node))
@@ -117,7 +117,7 @@ def _outcome(context: CheckContext) -> str:
     fix="write a + b in the place of sum([a, b]), or make the graph with pt2qa.capture, which removes the addition",
 )
 def added_zero(context: CheckContext) -> Iterator[Found]:
-    """Additions that capture would remove; an error where the quantizer fails on them."""
+    """Additions that capture would remove; an error if the quantizer fails on them."""
     if context.given not in ("program", "graph"):
         raise DoesNotApplyError("to programs that pt2qa.capture made")
     added = [change.name for change in context.changes if change.rule == "add of zero"]
@@ -136,7 +136,7 @@ def added_zero(context: CheckContext) -> Iterator[Found]:
     fix="nothing where that is meant; else use the result in forward",
 )
 def dead_code(context: CheckContext) -> Iterator[Found]:
-    """What capture removed; of a plain program, what it would remove, an error where the quantizer fails on it."""
+    """What capture removed or, in a plain program, would remove; an error if the quantizer fails on it."""
     dead = [change.name for change in context.changes if change.rule == "dead code"]
     if context.given not in ("program", "graph"):
         yield from (Found(name, "capture removed it") for name in dead)
@@ -197,7 +197,7 @@ _FIX_WRITE = (
     fix=f"make the graph with pt2qa.capture, which makes such writes functional; or {_FIX_WRITE}",
 )
 def partial_write(context: CheckContext) -> Iterator[Found]:
-    """Writes that are lost where the tensor is rounded: those of a plain program, those that capture had to leave."""
+    """Writes that are lost if the tensor is rounded: all in a plain program, else those that capture had to leave."""
     writes = [change for change in context.changes if change.rule == "partial write"]
     aliases = Aliases(context.graph) if writes else None
     annotations = context.known_annotations

@@ -1,4 +1,4 @@
-"""The quantizer itself: whether it fits the model, and finds in it what it was told to find."""
+"""The quantizer itself: whether it fits the model, and finds what it is configured to find."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pt2qa.plugins.rules import rule
     "writes such models so that quantizers can read them",
 )
 def quantizer_fails(context: CheckContext) -> Iterator[Found]:
-    """What resolving the quantizer, or annotating with it, failed with."""
+    """The error that resolving the quantizer, or annotating with it, raised."""
     if context.quantizer is None and context.given != "pair":
         raise DoesNotApplyError("without a quantizer: give quantizer=")
     if is_foreign(context.quantizer):
@@ -108,7 +108,7 @@ class Filter(NamedTuple):
     needs=("graph",),
 )
 def unmatched_filter(context: CheckContext) -> Iterator[Found]:
-    """Entries of the quantizer's settings that hold no op of the graph; names as errors with near ones."""
+    """Entries of the quantizer's settings that match no op of the graph; names as errors, with close matches."""
     graph = context.graph
     try:
         quantizer = context.plugin.build(graph, qat=context.qat)
@@ -116,7 +116,7 @@ def unmatched_filter(context: CheckContext) -> Iterator[Found]:
         raise DoesNotApplyError("to quantizers that refuse the model; see quantizer-fails") from error
     filters = list(filters_of(quantizer, set()))
     if not isinstance(context.plugin, GenericPlugin):
-        # What a plug-in sets for a type of op is its own way to do what it was asked, whether the model has one or not.
+        # A plug-in's own settings for a type of op are fine, whether the model has such an op or not.
         filters = [one for one in filters if one.kind == "module_name"]
     if not filters:
         raise DoesNotApplyError("to quantizers without filters by name or type")
@@ -131,7 +131,7 @@ def unmatched_filter(context: CheckContext) -> Iterator[Found]:
 
 
 def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
-    """The entries of a quantizer's settings, and of those of the quantizers that it is composed of."""
+    """The entries of a quantizer's settings, and of the quantizers that it is composed of."""
     from torchao.quantization.pt2e.quantizer import Quantizer
 
     seen.add(id(quantizer))
@@ -194,7 +194,7 @@ _IS_KEY: Mapping[str, Callable[[Any], bool]] = {
     needs=("annotations", "graph"),
 )
 def in_place_spelling(context: CheckContext) -> Iterator[Found]:
-    """In-place ops around which other edges are rounded once every op is spelled out of place."""
+    """In-place ops around which different edges are rounded once every op is out of place."""
     graph = copy.deepcopy(context.graph)
     written = dict(_spell_out_of_place(graph, context))
     if not written:
@@ -215,9 +215,9 @@ def in_place_spelling(context: CheckContext) -> Iterator[Found]:
 
 
 def _spell_out_of_place(graph: GraphModule, context: CheckContext) -> Iterator[tuple[str, Node]]:
-    """Gives in-place ops the targets that they would have out of place; edits ``graph``.
+    """Replaces the targets of in-place ops by their out-of-place ones; edits ``graph``.
 
-    It may then compute something else, where another op looks at the same memory: it is for annotating only.
+    The graph may then compute something else if ops share memory: it is for annotating only.
     """
     names: Mapping[int, object] = context.names
     originals = {node.name: node for node in context.graph.graph.nodes}
@@ -233,7 +233,7 @@ def _spell_out_of_place(graph: GraphModule, context: CheckContext) -> Iterator[t
 
 
 def _roundings(annotations: Annotations, name: str) -> set[str]:
-    """What is rounded next to an op, in words; constants aside."""
+    """What is rounded next to an op, in words, except for constants."""
     constants = {node.name for node in annotations.ground.nodes.values() if node.constant}
     edges = [edge for edge in annotations.edges if name in (edge.source, edge.reader) and edge.source not in constants]
     return {
@@ -250,7 +250,7 @@ def _roundings(annotations: Annotations, name: str) -> set[str]:
     needs=("capture", "annotations"),
 )
 def strict_differs(context: CheckContext) -> Iterator[Found]:
-    """Ops that are annotated in one mode of ``torch.export`` alone, after all that capture does."""
+    """Ops that are annotated in only one mode of ``torch.export``, even after capture."""
     if context.given != "model":
         raise DoesNotApplyError("to graphs: which mode made them is done")
     here = context.annotations
@@ -267,7 +267,7 @@ def strict_differs(context: CheckContext) -> Iterator[Found]:
 
 
 def _only(one: Annotations, other: Annotations, mode: str, severity: Severity) -> Iterator[Found]:
-    """What is annotated in one mode alone, those of one kind together."""
+    """Ops annotated in one mode only, grouped by kind."""
     names = [op for name, op in one.ops.items() if name not in other.ops]
     counts = Counter(op.op for op in names)
     listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())

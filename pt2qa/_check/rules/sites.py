@@ -1,4 +1,4 @@
-"""What the data does at each site: clamping, ranges that do not fit, second roundings."""
+"""What the data does at each site: clamping, ranges that do not fit, repeated rounding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pt2qa.plugins.rules import rule
     needs=("pair", "layers"),
 )
 def saturation(context: CheckContext) -> Iterator[Found]:
-    """Sites below 30 dB whose noise is more than a bit above that of rounding alone, because values are clamped."""
+    """Sites below 30 dB where clamping raises the noise more than a bit above that of rounding alone."""
     for row in site_rows(context):
         cost = clamp_cost(row)
         if row.saturation > 0 and cost > DB_PER_BIT and row.rounding_sqnr < VISIBLE_NOISE:
@@ -55,7 +55,7 @@ def range_outliers(context: CheckContext) -> Iterator[Found]:
     """Sites below 20 dB though the data reaches across their range and the clamp costs less than a bit."""
     for row in site_rows(context):
         if row.range_use >= LEAST_RANGE_USE and row.rounding_sqnr < LOW_SQNR and not clamp_cost(row) > DB_PER_BIT:
-            # Of rounding alone: signal / (scale**2 / 12) is the ratio that the dB state.
+            # Rounding alone: signal / (scale**2 / 12) is the ratio in dB.
             steps = (10 ** (row.rounding_sqnr / 10) / 12) ** 0.5
             yield Found(
                 row.name,
@@ -106,11 +106,11 @@ _ATTRIBUTES = ("dtype", "quant_min", "quant_max", "axis", "scale", "zero_point")
     needs=("pair",),
 )
 def requantize_mismatch(context: CheckContext) -> Iterator[Found]:
-    """Sites that round what another site has rounded, and values dequantized otherwise than they were quantized."""
+    """Sites that round what another site has rounded, and values dequantized in another way than quantized."""
     pair = context.pair
     yield from _dequantized_otherwise(context)
     annotations = context.known_annotations
-    # What the rule mixed-parameters says already, where the annotation is known.
+    # The rule mixed-parameters reports these if the annotation is known.
     told = {found.name for found in mixed_parameters.find(context)} if annotations and annotations.edges else set()
     static = [site for site in pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
     if not static:
@@ -141,7 +141,7 @@ def _equal(one: object, other: object) -> bool:
 
 
 def _rounded_before(pair: QuantizedPair, slot: int) -> Iterator[tuple[Site, tuple[str, ...]]]:
-    """The sites whose values reach a slot unchanged, with the ops that handed them on."""
+    """The sites whose values reach a slot unchanged, with the ops that passed them on."""
     producer = pair.program.producers.get(slot)
     if producer is None:
         return

@@ -1,4 +1,4 @@
-"""The specs that a quantizer gives to values: what they share, and where they do not fit."""
+"""The specs that a quantizer assigns to values: what they share, and where they do not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pt2qa.plugins.rules import rule
     needs=("annotations",),
 )
 def broken_share(context: CheckContext) -> Iterator[Found]:
-    """Chains of shared specs that go in a circle or break off, groups whose first point has no spec of its own."""
+    """Chains of shared specs that form a cycle or break off, groups whose first point has no spec of its own."""
     annotations = context.annotations
     if not any(isinstance(spec, Shares | Derives) for spec in annotations.specs.values()):
         raise DoesNotApplyError("to annotations without shared scales")
@@ -43,7 +43,7 @@ def broken_share(context: CheckContext) -> Iterator[Found]:
 
 
 def _endless(annotations: Annotations) -> Iterator[Found]:
-    """Each circle, and each missing point, once."""
+    """Each cycle, and each missing point, once."""
     seen: set[Point] = set()
     for start in annotations.specs:
         if root_of(annotations.specs, start) is not None:
@@ -60,7 +60,7 @@ def _endless(annotations: Annotations) -> Iterator[Found]:
 
 
 def _chain(annotations: Annotations, point: Point) -> list[Point]:
-    """The points from one on, up to the first that is missing, or that stands in the chain already."""
+    """The points from one on, up to the first that is missing, or already in the chain."""
     chain = [point]
     while isinstance(spec := annotations.specs.get(chain[-1]), Shares):
         chain.append(spec.point)
@@ -124,7 +124,7 @@ VALUE_PRESERVING = frozenset(
     needs=("annotations",),
 )
 def mixed_parameters(context: CheckContext) -> Iterator[Found]:
-    """Value-preserving ops with other scales before than after, and values that are rounded in two ways."""
+    """Value-preserving ops with different scales before and after, and values that are rounded in two ways."""
     annotations = context.annotations
     if not annotations.edges:
         raise DoesNotApplyError("to models of which nothing is annotated")
@@ -198,7 +198,7 @@ def residual_add(context: CheckContext) -> Iterator[Found]:
 
 
 def _is_fused(annotations: Annotations, branch: GraphNode, node: GraphNode) -> bool:
-    """Whether a branch stays in float as its op and the join are one kernel, as x86 has conv + add."""
+    """Whether a branch stays in float because its op and the join are one kernel, as conv + add on x86."""
     if branch.readers != (node.key,):
         return False
     if branch.op in BATCH_NORMS and branch.name not in annotations.ops:
@@ -208,7 +208,7 @@ def _is_fused(annotations: Annotations, branch: GraphNode, node: GraphNode) -> b
 
 
 def _differing_branches(specs: list[Any]) -> tuple[str, ...]:
-    """What any of the specs has otherwise than the first, scales aside."""
+    """In what any of the specs differs from the first, scales aside."""
     names = dict.fromkeys(name for other in specs[1:] for name in differing(specs[0], other))
     return tuple(name for name in names if name not in ("scale", "zero_point"))
 
@@ -223,7 +223,7 @@ def _differing_branches(specs: list[Any]) -> tuple[str, ...]:
     needs=("annotations",),
 )
 def dynamic_conv(context: CheckContext) -> Iterator[Found]:
-    """Convolutions with a dynamic input, unless the plug-in says that its backend has them."""
+    """Convolutions with a dynamic input, unless the plug-in says that its backend supports them."""
     annotations = context.annotations
     nodes = annotations.ground.nodes
     convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
@@ -281,7 +281,7 @@ def _is_settled(spec: object) -> bool:
     needs=("annotations", "graph"),
 )
 def integer_observed(context: CheckContext) -> Iterator[Found]:
-    """Rounded values that are integers or booleans, and rounded floats that are made of nothing else."""
+    """Rounded values that are integers or booleans, and rounded floats computed from nothing else."""
     annotations = context.annotations
     if not annotations.edges:
         raise DoesNotApplyError("to models of which nothing is annotated")
@@ -298,7 +298,7 @@ def integer_observed(context: CheckContext) -> Iterator[Found]:
 
 
 def _measured(context: CheckContext) -> set[Node]:
-    """The nodes whose value depends on a measurement or a parameter by more than a comparison."""
+    """The nodes whose value depends on a measurement or a parameter through more than a comparison."""
     parameters = {name for name, _ in context.graph.named_parameters(remove_duplicate=False)}
     found: set[Node] = set()
     for node in context.graph.graph.nodes:

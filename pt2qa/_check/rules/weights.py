@@ -1,4 +1,4 @@
-"""Channels and biases that the integers of a product do not fit."""
+"""Channels and biases that do not fit a product's integers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ONE_SCALE_FIX = (
     needs=("pair",),
 )
 def dead_channel(context: CheckContext) -> Iterator[Found]:
-    """Weights with channels that are zero once quantized, and were worth a step of the op's output in float."""
+    """Weights with channels that quantize to zero, but in float were worth a step of the op's output."""
     rows = [row for row in context.weights.rows if row.quantized]
     if not rows:
         raise DoesNotApplyError("to models without quantized weights")
@@ -126,7 +126,7 @@ def bias_overflow(context: CheckContext) -> Iterator[Found]:
 
 
 def _bias_scales(product: IntegerProduct) -> torch.Tensor | None:
-    """The steps of the 32-bit sum: float64 of shape (1,) or (channels,); None where they are not known."""
+    """The steps of the 32-bit sum: float64 of shape (1,) or (channels,); None if they are unknown."""
     own, given = product.bias_params, product.input_params
     if own is not None and own.dtype == "int32" and own.scale is not None:
         return torch.as_tensor(own.scale, dtype=torch.float64).flatten()
