@@ -140,7 +140,7 @@ def _compared_texts(a: Reading, b: Reading) -> DiffRow:
 def _compared(
     name: str, role: str, before: float, after: float, smaller: bool | None, tolerance: float, notes: tuple[str, str]
 ) -> DiffRow:
-    """Two numbers; the smaller one is worse, the larger one, or it is unknown.
+    """Two numbers, compared; which one is worse follows from the measure's direction, if known.
 
     The difference of two equal infinities is nan, though nothing changed.
     """

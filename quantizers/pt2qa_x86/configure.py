@@ -22,7 +22,7 @@ from pt2qa_x86.plugin import QUANTIZED_OPS, X86
 
 
 def quantizer_for(plugin: X86, apart: Sequence[Scope[X86]], graph: GraphModule, qat: bool) -> X86InductorQuantizer:
-    """A quantizer with the options of each scope in order, of which the first match applies, and the plug-in's."""
+    """A quantizer with the plug-in's options, and those of each scope in order; the first matching scope applies."""
     quantizer = X86InductorQuantizer()
     config = _config(plugin, qat)
     if plugin.mode == "static":

@@ -1,7 +1,7 @@
 """Override plans as calls of ExecuTorch's quantizer.
 
-Its own way to leave a module in float is a filter: ``set_module_name`` takes no None.  A filter matches a
-plan if it is called for every op of the region, the module contains nothing else, and no following op would pass the
+Its own way to leave a module in float is a filter: ``set_module_name`` takes no None.  A filter matches a plan
+if it is called for every op of the region, the module contains nothing else, and no following op would pass the
 region's scale on.  Everything else is expressed as an edit of the annotation.
 """
 
