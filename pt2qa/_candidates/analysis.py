@@ -50,7 +50,7 @@ def compare_quantizers(
             Existing pairs are allowed too, such as that of a reconfiguration.
         calibration: batches, read once for each candidate: a list, or a loader that starts over.
         batches: what to measure on; None for the calibration batches.
-        inputs_of: returns the batch in an item of either.
+        inputs_of: maps an item of either to a batch.
         progress: whether to show progress bars; None: if stderr is a terminal.
 
     Returns:
@@ -164,7 +164,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
-    """The results of one run of all models on a batch: flat outputs, and for each row the noise of each candidate."""
+    """The results of one run of all models on a batch: flat outputs, and for each row the noise by candidate."""
 
     reference: list[Any]
     quantized: dict[str, list[Any]]
@@ -178,7 +178,7 @@ class _Race:
         self.pairs, self.failed = pairs, failed
         self.checks = {name: Verification(pair.graphs) for name, pair in pairs.items()}
         self.first = first = next(iter(pairs.values()))
-        # The float graphs differ only in what prepare folded and rewrote, which calibration checked.
+        # The float graphs differ only in what prepare folded and rewrote; calibration has checked that.
         self.reference = first.simulator
         self.places = {name: _places(pair.program) for name, pair in pairs.items()}
         self.known = {name: frozenset(places.values()) for name, places in self.places.items()}
@@ -193,7 +193,7 @@ class _Race:
         self._take(values, self._verified(values))
 
     def _verified(self, values: list[Any]) -> _Lap:
-        """One lap; a candidate that the simulator does not compute exactly leaves the race."""
+        """One lap; drops candidates that the simulator does not compute exactly."""
         lap = self._measure(values)
         for name in list(self.pairs):
             try:
@@ -282,7 +282,7 @@ class _Race:
         return notes
 
     def _sqnrs(self, value: _Value) -> dict[str, float]:
-        # If no batch counts for a candidate, those that are set apart are better than nothing.
+        # If no batch counts for a candidate, show the excluded ones rather than nothing.
         seen = {name: value.sums.get(name, value.apart.get(name)) for name in self.pairs}
         return {name: math.nan if sums is None else sums.sqnr for name, sums in seen.items()}
 
@@ -325,7 +325,7 @@ def _places(program: Program) -> dict[int, str]:
 
 
 def _noise(reference: Any, others: Mapping[str, Any]) -> dict[str, NoiseSums]:
-    """Sums of each candidate's value that is a tensor of the reference's shape."""
+    """Sums for each candidate whose value is a tensor of the reference's shape."""
     if not isinstance(reference, Tensor):
         return {}
     alike = {n: other for n, other in others.items() if isinstance(other, Tensor) and other.shape == reference.shape}
@@ -366,9 +366,9 @@ def _candidate(
 
 
 def _stored_bytes(pair: QuantizedPair) -> int:
-    """Bytes of the parameters: quantized elements at the width of their dtype, all others at that of their float.
+    """Bytes of the parameters: quantized elements at their integer width, all others at their float width.
 
-    A weight with several readers, such as the steps of an LSTM, counts once for each way in which it is rounded.
+    A weight with several readers, such as the steps of an LSTM, counts once for each distinct rounding.
     """
     sizes: dict[tuple[int, str | None], int] = {}
     for constant in pair.program.constants:

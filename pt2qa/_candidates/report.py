@@ -18,7 +18,7 @@ from pt2qa._report.storage import register
 from pt2qa._report.table import table
 
 CLOSE: Final = 0.5
-"""dB between two candidates up to which they are called equally good: what another calibration set changes."""
+"""dB between two candidates up to which they are called equally good: the effect of another calibration set."""
 
 
 def _megabytes(size: int) -> str:
@@ -27,7 +27,7 @@ def _megabytes(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """One value of the model, with the SQNR that each candidate has there.
+    """One value of the model, with its SQNR for each candidate.
 
     Args:
         handle: of the op, in graph order; -1 for an output of the model.
@@ -51,14 +51,14 @@ class Candidate:
     """One quantizer configuration.
 
     Args:
-        name: the name that the user gave it.
+        name: the name given by the user.
         quantizer: the plug-in and its options, or the class of a quantizer without a plug-in.
         sqnr: the smallest SQNR of the model's outputs, dB; nan if it failed, even on a single batch.
         quantized_ops: convolutions, linears and the like that read quantized values.
         ops: how many convolutions, linears and the like there are.
         activations: sites where an activation is rounded.
         weights: sites where a weight is rounded.
-        bytes: of all stored parameters: quantized ones at the width of their integers, others in float.
+        bytes: of all stored parameters: quantized ones at their integer width, others in float.
         note: why it failed; empty if it did not.
     """
 
@@ -170,7 +170,7 @@ class CandidateReport(Report):
         """Which one to take."""
         best = self.best
         failed = {candidate.name: candidate.note for candidate in self.candidates if candidate.note}
-        # NaN that a candidate alone gives is the loudest; one that was never run has nothing to be taken for.
+        # NaN from a single candidate is the most severe; a candidate that never ran cannot be recommended.
         ran = dict.fromkeys(each.candidate for each in self.set_apart if each.candidate)
         loud = [f"{name} fails {failed[name]}." for name in ran if name in failed]
         quiet = [f"{name} failed: {note}" for name, note in failed.items() if name not in ran]
@@ -185,7 +185,7 @@ class CandidateReport(Report):
         return [*lines, *quiet]
 
     def _best_first(self) -> list[Candidate]:
-        """What failed has no number, and comes last."""
+        """Failed candidates have no number, and come last."""
         return sorted(self.candidates, key=lambda candidate: (isnan(candidate.sqnr), -candidate.sqnr))
 
 

@@ -31,7 +31,7 @@ def compare_layers(
     """Compares every op's output in the reference and in the quantized model.
 
     Both models run side by side on each batch. A value is compared when it is produced and freed after its last use, so
-    memory does not grow with layers or batches. On the first batch, and on each batch with new dtypes, shapes or
+    memory does not grow with layers or batches.  On the first batch, and on each batch with new dtypes, shapes or
     strides, the outputs of this very run are checked bit for bit against the converted graph and the float graph.
 
     Args:
@@ -48,7 +48,7 @@ def compare_layers(
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
-        The report. After Ctrl-C, if at least one batch is finished, it covers the finished batches and says so.
+        The report.  After Ctrl-C, if at least one batch is finished, it covers the finished batches and says so.
 
     Raises:
         BatchError: there is no batch, or one does not match the captured inputs.

@@ -70,8 +70,8 @@ class _Row:
 
     It compares the value of the step ``place``, None for a model output, with ``params`` of the site that is read
     there; ``group`` is the number of the group that computes it in isolation, None if nothing in its region is
-    quantized. The op's region reads the values of the steps ``sources``, None standing for model inputs. ``aside``
-    marks a value that is not in the table but that rows read. The other names are those of :class:`pt2qa.LayerRow`.
+    quantized.  The op's region reads the values of the steps ``sources``, None standing for model inputs.  ``aside``
+    marks a value that is not in the table but that rows read.  The other names are those of :class:`pt2qa.LayerRow`.
     """
 
     name: str

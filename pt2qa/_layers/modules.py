@@ -38,7 +38,7 @@ def compare_modules(
 
     Returns:
         A report whose rows are the module outputs: ``isolated_sqnr`` compares the float and the quantized module on the
-        same input, ``sqnr`` the two models at that point. ``op`` is the module's class.
+        same input, ``sqnr`` the two models at that point.  ``op`` is the module's class.
 
     Raises:
         BatchError: there is no batch, or one does not match the captured inputs.

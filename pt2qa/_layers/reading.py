@@ -26,7 +26,7 @@ class Reading:
     def answers_for(self, op: Step) -> str:
         """Name of the op whose quantization causes the isolated error of a value that stays in float.
 
-        That is the first op of its region that has rounded weights or multiplies rounded values. Empty if there is
+        That is the first op of its region that has rounded weights or multiplies rounded values.  Empty if there is
         none, since the error then comes from the values that the region reads, and if only the region itself reads the
         value: no kernel ever writes it.
         """

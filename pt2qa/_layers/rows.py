@@ -1,6 +1,6 @@
 """Rows of a layer report: what was measured at one op, or why it could not be measured.
 
-The rows hold unrounded float64 numbers. Rounding, units and sorting belong to the tables.
+The rows hold unrounded float64 numbers.  Rounding, units and sorting belong to the tables.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LayerRow:
         part_of: for a part of a recurrent op that capture decomposed, that op's name; else empty.
         step: which step of the sequence such a part computes, from 0; -1 if none, or all.
         answers_for: name of the op whose quantization causes the isolated error: the row's own op if the value is
-            rounded; if it stays in float, the convolution or similar op in its region. Empty if no op reads the value
+            rounded; if it stays in float, the convolution or similar op in its region.  Empty if no op reads the value
             directly (a convolution's, before a fused ReLU), and if its error comes from rounded values that a float op
             reads.
         input_sqnr: dB: the smallest ``sqnr`` among the values that the op's region reads; inf if it reads only model

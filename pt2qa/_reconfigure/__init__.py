@@ -1,1 +1,1 @@
-"""A quantizer configuration that meets a target: searched on the simulator, converted, and measured."""
+"""A quantizer configuration that meets a target: found on the simulator, converted and measured."""

@@ -1,4 +1,4 @@
-"""From sensitivities to a configuration that was converted and measured."""
+"""From sensitivities to a converted and measured configuration."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ def reconfigure(
 ) -> Reconfiguration:
     """Finds the cheapest quantizer configuration that meets a target, applies it, and measures it.
 
-    Edits that cost nothing come first: fusions that the backend has and the quantizer leaves apart, and other observers
-    where they are asked for; the model is converted with them.  Then ops leave int8, in the order of the output noise
-    that this takes away for what it costs (:func:`pt2qa.sensitivity`); candidates are scored on the simulator by
-    switching sites.  The plan that is found is prepared, calibrated, converted, and measured.
+    Free edits come first: fusions that the backend supports but the quantizer does not annotate, and other observers if
+    requested; the model is converted with them.  Then ops leave int8, in order of output noise removed per cost
+    (:func:`pt2qa.sensitivity`); candidates are scored on the simulator by switching sites.  The resulting plan is
+    prepared, calibrated, converted, and measured.
 
     Args:
         pair: what :func:`pt2qa.quantize` returned; it is not changed.
-        batches: what the quality is measured on; a list or a loader that starts over.
-        target: dB of the worst output (``30``, ``"sqnr>=30"``), or a :class:`pt2qa.Target` with a function of yours.
+        batches: data on which quality is measured; a list, or a loader that starts over.
+        target: dB of the worst output (``30``, ``"sqnr>=30"``), or a :class:`pt2qa.Target` with your own function.
             None: the best quality within the budget.
         budget: what may be left out of int8: ``{"macs": 0.2}`` for a fifth of the multiply-accumulates, ``"bytes"`` for
-            the weights' bytes.  Ops that the quantizer leaves in float by itself count.
-        fallback: what ops fall back to: ``float``, or ``int16`` or ``dynamic`` where the quantizer has it.
+            the weights' bytes.  Ops that the quantizer itself leaves in float count.
+        fallback: what ops fall back to: ``float``, or ``int16`` or ``dynamic`` if the quantizer supports it.
         fuse: whether to fuse what the backend can fuse.
         observers: other observers to try for all activations: ``minmax``, ``histogram``, ``moving_average``; the one
             that measures best is kept.
-        sensitivity: a report of :func:`pt2qa.sensitivity` for this pair, not grouped; used where no free edit is.
-        calibration: batches for the new calibration; None: those that the pair was calibrated on.
-        inputs_of: from an item of ``batches`` to a batch.
-        progress: whether to show progress bars; None: where stderr is a terminal.
+        sensitivity: an ungrouped report of :func:`pt2qa.sensitivity` for this pair; used if there is no free edit.
+        calibration: batches for recalibration; None: the pair's calibration batches.
+        inputs_of: maps an item of ``batches`` to a batch.
+        progress: whether to show progress bars; None: if stderr is a terminal.
 
     Returns:
-        The report; ``report.pair`` is the new pair and ``report.plan`` what :func:`pt2qa.quantize` takes as
-        ``overrides``.  Where the target cannot be met it holds the best that was found, and says so.
+        The report; ``report.pair`` is the new pair and ``report.plan`` is passed to :func:`pt2qa.quantize` as
+        ``overrides``.  If the target cannot be met it holds the best result found, and says so.
 
     Raises:
-        SelectionError: neither target nor budget, a target that cannot be read, a level that the quantizer does not
-            have, or a pair that pt2qa did not quantize.
+        SelectionError: neither target nor budget, an invalid target, a level that the quantizer does not support, or a
+            pair that pt2qa did not quantize.
         BatchError: there is no batch.
     """
     recipe, capture = _recipe(pair, fallback)
@@ -124,7 +124,7 @@ def reconfigure(
         return frozenset(edits_of(chosen)[1].sites_on(base.pair.sites))
 
     def searched(aimed: float | None) -> Search:
-        # Ops of other levels than float keep their sites; the simulator plays them without.
+        # Ops at levels other than float keep their sites; the simulator runs without them.
         exact = sites_on if fallback == "float" else None
         return Search(base.scorer, candidates, edges_of, noises.of_site, costs, aimed, limits, exact)
 
@@ -180,7 +180,7 @@ def reconfigure(
 
 
 def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:
-    """How the pair was made, where it can be made again and its quantizer has the fallback."""
+    """How the pair was made, if that can be repeated and its quantizer has the fallback."""
     recipe = pair.recipe
     if recipe is None or pair.capture is None:
         raise SelectionError(

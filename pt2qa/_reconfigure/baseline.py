@@ -1,4 +1,4 @@
-"""Where a search starts: the pair as it is, or converted with the edits that cost nothing."""
+"""Where a search starts: the given pair, or one converted with the free edits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pt2qa.overrides.plan import Edit, OverridePlan
 from pt2qa.plugins import describe
 
 Requantize = Callable[..., QuantizedPair]
-"""Quantizes a capture anew with ``overrides``; see :func:`pt2qa.quantize`."""
+"""Requantizes a capture with ``overrides``; see :func:`pt2qa.quantize`."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A pair to search from, made with free ``edits``; ``before`` is what was measured of the pair without them."""
+    """A pair to search from, made with free ``edits``; ``before`` is the measured quality without them."""
 
     pair: QuantizedPair
     scorer: Scorer
@@ -27,20 +27,20 @@ class Baseline:
 
     @property
     def quality(self) -> Quality:
-        """What was measured of the pair."""
+        """The pair's measured quality."""
         return self.scorer.quality(self.scorer.every)
 
     def plan(self, recipe: Recipe, edits: Sequence[Edit] = ()) -> OverridePlan:
-        """The plan of the original pair, the free edits, and some more."""
+        """The plan of the original pair, plus the free edits and some more."""
         return OverridePlan((*recipe.edits, *self.edits, *edits), describe(recipe.plugin), self.pair.model)
 
 
 def with_free_edits(
     base: Baseline, requantize: Requantize, fuse: bool, observers: Sequence[str], needed: float | None
 ) -> Baseline:
-    """Converts with all fusions, then with each of the other observers; what measures best is kept.
+    """Converts with all fusions, then with each other observer; keeps what measures best.
 
-    What reaches the quality that is ``needed`` gets no further edit.
+    A pair that reaches the ``needed`` quality gets no further edit.
     """
 
     def enough(found: Baseline) -> bool:
@@ -58,7 +58,7 @@ def with_free_edits(
 
 
 def _better(base: Baseline, edits: tuple[Edit, ...], requantize: Requantize) -> Baseline:
-    """The pair with some more edits where its quality is better for them, else the pair as it is."""
+    """The pair with additional edits if they improve its quality, else the pair unchanged."""
     recipe, scorer = base.pair.recipe, base.scorer
     if not edits or recipe is None:
         return base
@@ -68,7 +68,7 @@ def _better(base: Baseline, edits: tuple[Edit, ...], requantize: Requantize) -> 
 
 
 def _observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
-    """One edit: another observer for all activations that it can watch; none where all have it."""
+    """One edit: another observer for all activations that it can observe; none if all have it."""
     ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
     if not ops:
         return ()

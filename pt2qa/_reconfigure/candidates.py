@@ -1,4 +1,4 @@
-"""The edits that a search may choose from, what each of them frees, and what several do together."""
+"""The edits available to a search, what each of them frees, and their combined effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fallback = Literal["float", "int16", "dynamic"]
 
 
 def edges_by_site(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
-    """By site, the edges of the annotation that ask for it."""
+    """By site, the annotated edges that require it."""
     return {
         index: frozenset(_unspecified(edge) for point in points if (edge := annotations.edge(point)) is not None)
         for index, points in annotations.points_at(pair.sites).items()
@@ -33,7 +33,7 @@ def candidates_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback
         ops = tuple(name for name in region.ops if name in owners)
         if not ops or any(fallback not in base.ops[name].levels for name in ops if name in base.ops):
             continue
-        # The simulator plays int16 and dynamic activations as exact ones; what they really cost is measured at the end.
+        # The simulator treats int16 and dynamic activations as exact; their real cost is measured at the end.
         frees = edges - _edges(base.with_edits([Edit("float", ops)]))
         if fallback != "float":
             frees = frozenset(edge for edge in frees if edge.kind == "activation")
@@ -42,7 +42,7 @@ def candidates_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback
 
 
 def applied(base: Annotations, edits: Iterable[Edit]) -> tuple[tuple[Edit, ...], Annotations]:
-    """The edits and the annotation after them; an edit whose work the ones before have done is left out."""
+    """The edits and the resulting annotation; skips an edit whose effect earlier ones already have."""
     made: list[Edit] = []
     annotations = base
     for edit in edits:
@@ -57,7 +57,7 @@ def applied(base: Annotations, edits: Iterable[Edit]) -> tuple[tuple[Edit, ...],
 
 
 def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallback: Fallback) -> list[str]:
-    """What changed beside what was meant to, as notes."""
+    """Unintended changes, as notes."""
     intended = {(site.kind, site.name) for site in old.sites if site.index in on}
     got = {(site.kind, site.name) for site in new.sites}
     too_few = sorted(f"{kind} of {name}" for kind, name in intended - got)
@@ -67,7 +67,7 @@ def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallb
 
 
 def _edges(annotations: Annotations) -> frozenset[Edge]:
-    """The edges by who asks for what; how it is rounded may change when an anchor of a shared spec goes."""
+    """The edges by what annotates them; the rounding may change when the anchor of a shared spec is removed."""
     return frozenset(map(_unspecified, annotations.edges))
 
 

@@ -1,4 +1,4 @@
-"""What it costs to leave an op out of int8."""
+"""The cost of leaving an op out of int8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_COST = 1e-3
 class Costs:
     """Shares of the multiply-accumulates, and of the bytes of all weights, by op name.
 
-    ``float_macs`` and ``float_bytes`` are what the quantizer leaves in float by itself.
+    ``float_macs`` and ``float_bytes`` are what the quantizer itself leaves in float.
     """
 
     macs: Mapping[str, float]
@@ -29,7 +29,7 @@ class Costs:
     float_bytes: float = 0.0
 
     def of(self, ops: Iterable[str]) -> float:
-        """The cost of ops by which edits are weighed."""
+        """The cost of ops, used to weigh edits."""
         names = set(ops)
         return max(self.macs_of(names), LEAST_COST) if names else 0.0
 
@@ -43,7 +43,7 @@ class Costs:
 
 
 def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
-    """The shares of a pair's ops, the arithmetic as one run of the reference on ``values`` counts it."""
+    """The shares of a pair's ops; arithmetic is counted in one run of the reference on ``values``."""
     flops, _ = count_flops(pair.simulator, values)
     whole = sum(flops.values())
     macs: dict[str, float] = {}
@@ -57,7 +57,7 @@ def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
     for constant in pair.program.constants:
         if not isinstance(constant.reference, Tensor):
             continue
-        # Biases are float, or int32 as large, whatever the weights are.
+        # Biases are float, or int32 of the same size, whatever the weights are.
         weight = constant_role(constant.op, constant.argument, constant.is_parameter) == "weight"
         if not weight and (constant.site is None or pair.sites[constant.site].kind != "weight"):
             continue

@@ -1,4 +1,4 @@
-"""The last word has the converted graph: aimed higher where it measures less than the simulator, and pruned on it."""
+"""The converted graph decides: aims higher if it measures less than the simulator, and prunes on it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pt2qa._reconfigure.search import Search, Selection, pruned
 from pt2qa.overrides.plan import OverridePlan
 
 ATTEMPTS = 3
-"""Searches, each with a higher aim, where the converted model measures less than the simulated one."""
+"""Searches, each with a higher aim, if the converted model measures less than the simulated one."""
 
 SAME = 0.01
-"""How far the converted graph may be from its simulation, in dB, for what was measured there to hold here."""
+"""Maximum gap in dB between converted graph and simulation for simulated results to hold on the graph."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A plan for ``chosen`` that was applied: prepared, calibrated, converted, and measured on the converted graph."""
+    """An applied plan for ``chosen``: prepared, calibrated, converted, and measured on the converted graph."""
 
     chosen: Selection
     plan: OverridePlan
@@ -37,8 +37,8 @@ def aimed_until_met(
 ) -> tuple[Converted, list[str]]:
     """Aims higher as long as the converted graph misses a target that its simulation met.
 
-    Returns the first that meets the target, else the best one; and what was done, for the notes.  Where the simulator
-    was wrong, what meets the target is tried without each of its edits on the converted graph as well.
+    Returns the first that meets the target, else the best one; and what was done, for the notes.  If the simulator was
+    wrong, a result that meets the target is also tried without each of its edits on the converted graph.
     """
     search, best, aim, notes = searched(needed), first, needed, list[str]()
     wrong = abs(first.quality.value - simulated.value) > SAME
@@ -58,7 +58,7 @@ def aimed_until_met(
 def _without_needless(
     best: Converted, needed: float, search: Search, converted: Callable[[Selection], Converted]
 ) -> Converted:
-    """What a higher aim took along and the target does not need goes, tried on the converted graph."""
+    """Drops edits of a higher aim that the target does not need, tried on the converted graph."""
     known = {best.chosen: best}
 
     def enough(chosen: Selection) -> bool:

@@ -1,4 +1,4 @@
-"""The noise that each site makes in each output: what the search ranks, predicts and is held against."""
+"""Each site's noise in each output: ranked, used for prediction and compared with measurements."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from pt2qa.errors import BatchError, SelectionError
 
 @dataclass(frozen=True)
 class Noises:
-    """The noise of all sites, and what the sensitivity analysis has to say."""
+    """The noise of all sites, and the notes of the sensitivity analysis."""
 
     of_site: Mapping[int, Noise]
     notes: tuple[str, ...]
 
 
 def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | None) -> Noises:
-    """The noise of each site in each output, measured apart for each output unless ``given`` holds it.
+    """The noise of each site in each output, measured separately per output unless ``given`` holds it.
 
-    That is a finished report of the pair by site; of several outputs it holds the sum, and is not used.
+    It is a finished report of the pair by site; with several outputs it holds only the sum, and is not used.
     """
     pair, reference = scorer.pair, scorer.reference
     single = len(reference.names) == 1
@@ -55,7 +55,7 @@ def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | 
 
 
 def _alone(scorer: Scorer) -> Noises:
-    """The noise of each site where nothing else is quantized, measured on the whole model."""
+    """The noise of each site with nothing else quantized, measured on the whole model."""
     alone = Scorer(scorer.pair, scorer.reference, Target(0.0), scorer.tally)
     of_site = {
         site: tuple(_share(power(-sqnr), 1.0) for sqnr in alone.quality({site}).outputs)
@@ -65,7 +65,7 @@ def _alone(scorer: Scorer) -> Noises:
 
 
 def check_given(pair: QuantizedPair, given: SensitivityReport) -> None:
-    """Refuses a report that is grouped, or about another pair."""
+    """Rejects a report that is grouped, or about another pair."""
     if given.group != "site":
         raise SelectionError(f"sensitivity: got rows by {given.group}. Make the report without group=.")
     about = given.quantizer, given.environment.fingerprint
@@ -83,13 +83,13 @@ def _together(reports: Sequence[SensitivityReport]) -> Noises:
     for number, report in enumerate(reports):
         for row in report.rows:
             sites.setdefault(row.site, [0.0] * len(reports))[number] = _share(row.noise, report.signal)
-    # With several outputs most sites do not reach every one of them; what all reports say is worth a note.
+    # With several outputs most sites do not reach all of them; keep only notes that all reports share.
     said = [note for note in reports[0].notes if all(note in report.notes for report in reports)]
     return Noises({site: tuple(noise) for site, noise in sites.items()}, tuple(said))
 
 
 def _share(noise: float, signal: float) -> float:
-    """Noise as a share of the signal; infinite where it is no number, so that such a site is the first to go."""
+    """Noise as a share of the signal; infinite if it is nan, so that such a site is the first to go."""
     if math.isnan(noise):
         return math.inf
     return noise / signal if signal > 0 else noise

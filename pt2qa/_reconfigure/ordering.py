@@ -1,7 +1,7 @@
-"""Which edit first: gain for cost, from the noise of the sites that an edit switches off.
+"""Orders edits by gain per cost, from the noise of the sites that an edit switches off.
 
-A site stays as long as somebody asks for it: the op that makes the value, or one that reads it.  So a single edit may
-gain nothing, and two together much; candidates are therefore single edits, and for each site the edits that free it.
+A site stays on while any op requires it: the one that produces the value, or one that reads it.  So a single edit may
+gain nothing, and two together much; candidates are single edits, and for each site the edits that free it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
 
 Noise = tuple[float, ...]
-"""Noise power in each output, as a share of the power of what the float model returns there."""
+"""Noise power in each output, as a share of the power of the float model's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class EditCandidate:
-    """One edit, with the edges whose quantization it ends, and its cost as a share of the model; 0 for a fusion."""
+    """One edit, the edges it stops quantizing, and its cost as a share of the model; 0 for a fusion."""
 
     edit: Edit
     frees: frozenset[Edge]
@@ -27,10 +27,10 @@ class EditCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Candidates that are added together, by their positions in the list of candidates.
+    """Candidates that are added together, by their positions in the candidate list.
 
-    ``gain`` is the noise that goes in each output; ``off`` are the sites that are off because of this bundle and the
-    ones before.
+    ``gain`` is the noise removed from each output; ``off`` are the sites that this bundle and the ones before switch
+    off.
     """
 
     members: tuple[int, ...]
@@ -42,9 +42,9 @@ class Bundle:
 def order_bundles(
     candidates: Sequence[EditCandidate], edges_of: Mapping[int, frozenset[Edge]], noise: Mapping[int, Noise]
 ) -> list[Bundle]:
-    """Bundles in the order in which a search adds them: each time the largest gain for its cost; free ones first.
+    """Bundles in the order in which a search adds them: largest gain per cost each time, free ones first.
 
-    The gain is that of the output that is worst by then, or of the worst one that any bundle still helps.
+    The gain is that of the current worst output, or of the worst one that any bundle still improves.
     """
     remaining = {site: set(edges) for site, edges in edges_of.items() if edges}
     sites_of: dict[Edge, list[int]] = {}
@@ -84,25 +84,25 @@ def order_bundles(
 
 
 def total_noise(noise: Mapping[int, Noise], sites: Iterable[int], outputs: Iterable[int]) -> Noise:
-    """The noise of some sites together, in each output."""
+    """The total noise of some sites, in each output."""
     silent = (0.0,) * len(tuple(outputs))
     found = [noise.get(site, silent) for site in sites]
     return tuple(map(sum, zip(*found, strict=True))) if found else silent
 
 
 def _worth(gain: float, cost: float) -> tuple[bool, float]:
-    """What costs nothing and helps comes first, then the largest gain for its cost."""
+    """Free edits that help come first, then the largest gain per cost."""
     return cost == 0 and gain > 0, gain / cost if cost else gain
 
 
 def sites_off(candidates: Iterable[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> frozenset[int]:
-    """The sites that nobody asks for any more."""
+    """The sites that no op requires any more."""
     freed = frozenset().union(*(candidate.frees for candidate in candidates))
     return frozenset(site for site, edges in edges_of.items() if edges and edges <= freed)
 
 
 def _freeing(candidates: Sequence[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> Iterable[tuple[int, ...]]:
-    """For each site the cheapest candidates that free it together."""
+    """For each site the cheapest candidates that together free it."""
     by_edge: dict[Edge, list[int]] = {}
     for number, candidate in enumerate(candidates):
         for edge in candidate.frees:

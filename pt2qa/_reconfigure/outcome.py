@@ -1,4 +1,4 @@
-"""What a search found, as the rows and sentences of its report."""
+"""The result of a search, as the rows and sentences of its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pt2qa._report.prose import counted
 
 
 def free_rows(pair: QuantizedPair, base: Baseline) -> Iterator[EditRow]:
-    """The edits that cost nothing, with what all of them together were measured to bring the worst output."""
+    """The free edits, with the measured gain of all of them together on the worst output."""
     known = base.scorer.target.metric is None
     before, after = (power(-quality.value) for quality in (base.before, base.quality))
     gain = 1 - after / before if known and before > 0 else math.nan
@@ -27,7 +27,7 @@ def free_rows(pair: QuantizedPair, base: Baseline) -> Iterator[EditRow]:
 
 
 def edit_rows(chosen: Selection, search: Search) -> Iterator[EditRow]:
-    """The edits in the order of the search, each with what it was found to bring the output that was worst then."""
+    """The edits in search order, each with its estimated gain on the output that was worst then."""
     whole = search.predicted_noise(())
     together = [tuple(number for number in bundle.members if number in chosen) for bundle in search.bundles]
     together += [(number,) for number in chosen if not any(number in each for each in together)]
@@ -44,7 +44,7 @@ def edit_rows(chosen: Selection, search: Search) -> Iterator[EditRow]:
 
 
 def _gain(before: Noise, after: Noise, whole: Noise) -> float:
-    """The noise that went from the output that was worst before, as a share of what it had at first."""
+    """The noise removed from the output that was worst before, as a share of its initial noise."""
     worst = max(range(len(before)), key=before.__getitem__)
     if not whole[worst]:
         return 0.0
@@ -52,7 +52,7 @@ def _gain(before: Noise, after: Noise, whole: Noise) -> float:
 
 
 def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[CurvePoint]:
-    """The quality of the worst output against cost: as it was, with the free edits, and bundle by bundle."""
+    """The quality of the worst output against cost: initially, with the free edits, and bundle by bundle."""
     if base.edits:
         free = search.float_macs(()), search.float_bytes(())
         yield CurvePoint("none", 0, *free, math.nan, base.before.value)
@@ -72,7 +72,7 @@ def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[Curve
 
 
 def stages(name: str, quality: Quality, macs: float, sites: int, outputs: Sequence[str]) -> Iterator[Stage]:
-    """What was measured at a stage: the quality, and where there are several outputs the SQNR of each."""
+    """Measurements of a stage: the quality, and with several outputs the SQNR of each."""
     yield Stage(name, quality.value, macs, sites)
     if len(quality.outputs) > 1:
         for output, sqnr in zip(outputs, quality.outputs, strict=True):
@@ -90,10 +90,10 @@ def target_text(aim: Target, needed: float | None, budget: Budget) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What the verdict is about: what was measured of the pair as it was, and of the converted graph in the end.
+    """Input of the verdict: measurements of the original pair and of the final converted graph.
 
-    ``met`` is whether the target is reached within the budget, on all of the data; ``proof`` says why it cannot be, and
-    is empty where something may be left to try; ``aside`` are batches that could not be measured on.
+    ``met`` is whether the target is reached within the budget, on all of the data; ``proof`` says why it cannot be,
+    empty if there may be more to try; ``aside`` are batches that could not be measured.
     """
 
     before: Quality
@@ -110,7 +110,7 @@ class Result:
 def verdict(
     aim: Target, needed: float | None, budget: Budget, result: Result, quantizer: str, names: Sequence[str]
 ) -> str:
-    """Met or not, from where to where, at what cost; what is not a number is said before anything else."""
+    """Met or not, quality before and after, and the cost; results that are not a number come first."""
     unit = " dB" if aim.metric is None else ""
     before, after = (f"{quality.value:.4g}{unit}{_worst(quality, names)}" for quality in (result.before, result.after))
     change = f"{aim.name} {before} before, {after} converted and measured"
@@ -146,14 +146,14 @@ def verdict(
 
 
 def _worst(quality: Quality, names: Sequence[str]) -> str:
-    """Which output is the worst, where there are several."""
+    """Which output is the worst, if there are several."""
     if len(quality.outputs) < 2 or quality.missing:
         return ""
     return f" ({names[quality.outputs.index(quality.value)]})"
 
 
 def _exceeded(budget: Budget, result: Result) -> str:
-    """What stays in float beyond the budget; empty where the budget is kept."""
+    """What stays in float beyond the budget; empty if the budget is kept."""
     parts = [
         f"{100 * share:.3g} % of the {what}"
         for share, limit, what in (

@@ -1,4 +1,4 @@
-"""What the float model returns on the data: run once, and kept from one configuration to the next."""
+"""The float model's outputs on the data: computed once, and reused for all configurations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import BatchError
 
 KEPT_BYTES = 1 << 28
-"""Memory for the float model's outputs, 256 MiB; on batches beyond it the float model runs again each time."""
+"""Memory for the float model's outputs, 256 MiB; for batches beyond it the float model is rerun each time."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A batch as the model takes it, the same flat, and the floating-point outputs of the float model."""
+    """A batch as the model takes it, the same flattened, and the float model's floating-point outputs."""
 
     batch: Batch
     values: list[Any]
@@ -31,9 +31,9 @@ class Item:
 class Reference:
     """The batches, which must start over, and the floating-point outputs of a pair's float model on each.
 
-    Batches on which the float model itself returns NaN say nothing about any configuration: they are put ``aside``, and
-    nothing that is measured without them meets a target.  ``positions`` are those of the outputs with ``names`` among
-    all that the model returns, flat; ``runs`` is how often the float model ran.
+    Batches on which the float model itself returns NaN say nothing about any configuration: they are set ``aside``, and
+    nothing measured without them meets a target.  ``positions`` are those of the outputs with ``names`` among all
+    flattened model outputs; ``runs`` is how often the float model ran.
     """
 
     def __init__(self, pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> None:
@@ -63,23 +63,23 @@ class Reference:
             )
 
     def __iter__(self) -> Iterator[Item]:
-        """The batches that were not put aside."""
+        """The batches that were not set aside."""
         for batch, values, key in self._read():
             if key not in self._skipped:
                 yield Item(batch, values, self._outputs(key, values))
 
     def of(self, pair: QuantizedPair) -> Reference:
-        """The same for another pair: this one, unless training made the other pair's float model another model."""
+        """The same for another pair: this one, unless training changed the other pair's float model."""
         trained = pair.recipe is not None and pair.recipe.qat
         return Reference(pair, self._batches, self._inputs_of) if trained and pair is not self.pair else self
 
     def floating(self, outputs: Any) -> tuple[Tensor, ...]:
-        """The outputs that are compared, of what a graph returned."""
+        """The compared outputs among those that a graph returned."""
         leaves = pytree.tree_leaves(outputs)
         return tuple(leaves[position] for position in self.positions)
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
-        """Each batch as the model takes it, flat, and the digest of that."""
+        """Each batch as the model takes it, flattened, and its digest."""
         empty = True
         for batch in read_batches(self._batches, self._inputs_of):
             empty = False
@@ -100,7 +100,7 @@ class Reference:
             self.positions = tuple(position for position, counts in enumerate(floating) if counts)
             self.names = tuple(names[position] for position in self.positions)
         self.runs += 1
-        # Clones: an output may be a view of an input, or of a larger value that would be kept with it.
+        # Clones: an output may be a view of an input, or of a larger value that would be kept alive.
         found = tuple(leaf.clone() for leaf in self.floating(outputs))
         size = sum(leaf.numel() * leaf.element_size() for leaf in found)
         if size <= self._free:

@@ -1,4 +1,4 @@
-"""The report of a reconfiguration: the edits, what they cost and bring, and what was measured in the end."""
+"""The report of a reconfiguration: the edits, their cost and gain, and the final measurements."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class EditRow:
     """One edit of the quantizer's configuration.
 
     Args:
-        name: the op it is about, the first of its region.
+        name: the op it applies to, the first of its region.
         kind: ``fuse``, ``float``, ``int16``, ``dynamic`` or ``observer``.
         macs: share of the model's multiply-accumulates that it takes out of int8.
-        gain: noise that goes with it from the output that was the worst by then, as a share of what that output had at
-            the start, 0..1, as estimated; edits that were chosen together share it.  Of edits that cost nothing, what
-            all of them were measured to take from the worst output.
-        sites: how many quantized values and weights go with it.
-        ops: all ops that it is about, with commas between them.
+        gain: estimated noise that it removes from the worst output at that point, as a share of that output's initial
+            noise, 0..1; edits that were chosen together share it.  For free edits, what all of them together were
+            measured to remove from the worst output.
+        sites: how many quantized values and weights it removes.
+        ops: all ops it applies to, separated by commas.
     """
 
     name: Annotated[str, column("edit at", key=True, importance=0, shrinks_to=24)]
@@ -44,15 +44,15 @@ class EditRow:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Quality against cost after so many edits, in the order of the search.
+    """Quality against cost after a number of edits, in search order.
 
     Args:
-        name: the edit that was added last.
-        edits: how many there are.
+        name: the last edit added.
+        edits: number of edits.
         macs: share of the model's multiply-accumulates in float.
         bytes: share of the bytes of the weights in float.
-        predicted: SQNR of the worst output from the sum of the sites' noise, in dB; nan for a metric of the user's.
-        measured: the same, or the user's metric, on the simulator; nan where the search did not need it.
+        predicted: SQNR of the worst output from the sum of the sites' noise, in dB; nan for a user's metric.
+        measured: the same, or the user's metric, on the simulator; nan if the search did not need it.
     """
 
     shown: ClassVar = ("edits", "name", "macs", "bytes", "predicted", "measured")
@@ -67,14 +67,14 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What was measured at a stage.
+    """Measurements of one stage.
 
     Args:
         name: ``before``, ``simulated`` (sites switched in the simulator) or ``converted`` (prepared, calibrated and
-            converted again); of several outputs each has a row of its own, such as ``before: output.boxes``.
+            converted again); with several outputs each has its own row, such as ``before: output.boxes``.
         quality: of the worst output, or of that output, in dB; else in the unit of the target.
         macs: share of the model's multiply-accumulates in float.
-        sites: how many sites are quantized.
+        sites: number of quantized sites.
     """
 
     name: Annotated[str, column("stage", key=True, importance=0)]
@@ -84,7 +84,7 @@ class Stage:
 
 
 _CURVE_POINTS: Final = 12
-"""Points of the curve that a text shows."""
+"""Number of curve points that a text shows."""
 
 
 @register("reconfiguration", schema=1)
@@ -93,7 +93,7 @@ class Reconfiguration(Report):
     """A quantizer configuration that was searched, applied and measured.
 
     Args:
-        rows: the edits of the plan, in the order of the search.
+        rows: the edits of the plan, in search order.
         curve: quality against cost along the search.
         stages: before, simulated, and converted.
         target: the target in words.
@@ -149,7 +149,7 @@ class Reconfiguration(Report):
         return pair
 
     def with_pair(self, pair: Any) -> Reconfiguration:
-        """The same report, holding the pair that was made; files do not hold it."""
+        """The same report with the new pair attached; files do not store it."""
         object.__setattr__(self, "_pair", pair)
         return self
 
@@ -158,7 +158,7 @@ class Reconfiguration(Report):
         return "good" if self.met else "bad"
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """Quality against the share of the arithmetic in float, as predicted and as measured."""
+        """Quality against the share of arithmetic in float, predicted and measured."""
         if not any(isfinite(point.predicted) or isfinite(point.measured) for point in self.curve):
             return []
         return [
@@ -184,7 +184,7 @@ class Reconfiguration(Report):
         return f"{self.model}, quantized by {self.quantizer}: {counted(len(self.rows), 'edit')} for {self.target}"
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
-        # The order of the search is the order in which edits were worth their cost.
+        # Search order is the order of gain per cost.
         return self._table("graph" if sort == "worst" else sort, limit, width) if self.rows else "No edit."
 
     def _worst_by(self) -> str:
@@ -205,7 +205,7 @@ class Reconfiguration(Report):
 
 
 def _thinned(curve: tuple[CurvePoint, ...], edits: int) -> tuple[CurvePoint, ...]:
-    """The points that were measured, and some between them."""
+    """The measured points, and some between them."""
     if len(curve) <= _CURVE_POINTS:
         return curve
     step = -(-len(curve) // _CURVE_POINTS)

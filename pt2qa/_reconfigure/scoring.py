@@ -1,4 +1,4 @@
-"""Scores of configurations: the simulator with sites switched, nothing prepared anew."""
+"""Scores of configurations: the simulator with sites switched, without preparing again."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pt2qa.errors import SelectionError
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured of a configuration; of outputs without a number ``missing`` says which and why.
+    """The measured quality of a configuration; ``missing`` says which outputs have no number and why.
 
-    ``value`` is what the target is about: the SQNR of the worst of the ``outputs`` in dB, nan where one has none, or
-    the user's metric, for which ``outputs`` is empty.
+    ``value`` is what the target limits: the SQNR of the worst of the ``outputs`` in dB, nan if one has none, or the
+    user's metric, for which ``outputs`` is empty.
     """
 
     value: float
@@ -34,12 +34,12 @@ class Quality:
 
     @property
     def rank(self) -> float:
-        """The value for comparisons: what is not a number is worse than any."""
+        """The value for comparisons: nan ranks below any number."""
         return -math.inf if math.isnan(self.value) else self.value
 
 
 class Tally:
-    """How many configurations were scored, over all pairs of a search, with a progress bar."""
+    """Number of configurations scored, over all pairs of a search, with a progress bar."""
 
     def __init__(self, progress: bool | None) -> None:
         self.count = 0
@@ -48,13 +48,13 @@ class Tally:
         )
 
     def add(self) -> None:
-        """One more."""
+        """Counts one more."""
         self.count += 1
         self.bar.update()
 
 
 class Scorer:
-    """The quality of a pair with any choice of sites on; for an SQNR an output must be floating-point."""
+    """The quality of a pair with any set of sites on; SQNR requires a floating-point output."""
 
     def __init__(self, pair: QuantizedPair, reference: Reference, target: Target, tally: Tally) -> None:
         if target.metric is None and not reference.names:
@@ -71,7 +71,7 @@ class Scorer:
         return Scorer(pair, self.reference.of(pair), self.target, self.tally)
 
     def quality(self, on: Collection[int]) -> Quality:
-        """What is measured with these sites on; each configuration is scored once."""
+        """The quality with these sites on; each configuration is scored once."""
         sites = frozenset(on)
         if sites not in self._known:
             self.tally.add()
@@ -80,11 +80,11 @@ class Scorer:
         return self._known[sites]
 
     def converted(self) -> Quality:
-        """What is measured of the pair's converted graph itself."""
+        """The quality of the pair's converted graph itself."""
         return self._measured(self.pair.quantized, lambda item: graph_outputs(self.pair.quantized, item.values))
 
     def of_float(self) -> float:
-        """The user's metric of the float model, which must be a number, so that a share of it can be reached."""
+        """The user's metric of the float model; it must be a number, so that a share of it can be a target."""
         assert self.target.metric is not None
         value = float(self.target.metric(SimulatedModel(self.pair, frozenset())))
         if math.isnan(value):
@@ -121,17 +121,17 @@ def _of_shape(name: str, reference: Tensor, quantized: Tensor) -> Tensor:
 
 
 class SimulatedModel:
-    """A model to call: the simulator with some sites on."""
+    """A callable model: the simulator with some sites on."""
 
     def __init__(self, pair: QuantizedPair, on: frozenset[int]) -> None:
         self.pair, self.on = pair, on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs, nested as the model nests them."""
+        """The outputs, in the model's structure."""
         graph_module = self.pair.quantized
         return structured(graph_module, self.run(self.pair.values(as_batch(args, kwargs, graph_module))))
 
     def run(self, values: list[Any]) -> Any:
-        """The outputs as the graph returns them, of flat inputs."""
+        """The outputs as the graph returns them, from flat inputs."""
         every = len(self.on) == len(self.pair.sites)
         return self.pair.simulator.run(values, on=True if every else self.on)

@@ -1,8 +1,8 @@
 """The search for a configuration: the cheapest sites to leave in float until the target is met.
 
-Every configuration is scored on the simulator by switching sites.  Bundles of edits come in the order of gain per cost;
-the smallest prefix that meets the target is found by bisection, a knapsack over the same gains may beat it, and every
-edit that is left was tried without.  Where the order does not get there, what else could is tried before giving up.
+Every configuration is scored on the simulator by switching sites.  Bundles of edits come in order of gain per cost;
+bisection finds the smallest prefix that meets the target, a knapsack over the same gains may beat it, and removing each
+remaining edit has been tried.  If the order misses the target, alternatives are tried before giving up.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from pt2qa._reconfigure.target import Budget
 from pt2qa.overrides.annotations import Edge
 
 COST_STEPS = 2000
-"""Steps into which the knapsack cuts the whole model's cost."""
+"""Steps into which the knapsack divides the whole model's cost."""
 MARGINS = (0.0, 0.5)
-"""How many dB a knapsack aims above the target: its prediction may miss."""
+"""How many dB a knapsack aims above the target, since its prediction may miss."""
 SUBSETS = 128
-"""Where the edits have no more subsets than these, all of them are tried before a target is given up."""
+"""If the edits have at most this many subsets, all are tried before a target is given up."""
 TRIES = 12
-"""How many configurations of a kind are tried before a target is given up where there are more subsets."""
+"""How many configurations of a kind are tried before a target is given up if there are more subsets."""
 
 Selection = tuple[int, ...]
-"""Positions in the list of candidates."""
+"""Positions in the candidate list."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found: ``chosen`` in its order, with the quality that was measured on the simulator.
+    """The result of a search: ``chosen`` in its order, with the quality measured on the simulator.
 
-    ``met`` is whether it meets the target within the budget, ``proof`` why a target that is not met cannot be, empty
-    where something may be left to try; ``bundles`` are all in order, and ``measured`` is what was scored, for the
-    curve.
+    ``met`` is whether it meets the target within the budget, ``proof`` why a missed target cannot be met, empty if
+    there may be more to try; ``bundles`` are all in order, and ``measured`` is what was scored, for the curve.
     """
 
     chosen: Selection
@@ -50,10 +49,10 @@ class SearchResult:
 
 
 class Search:
-    """One search over the edits of a pair, for the quality ``needed``; None: the best within the budget.
+    """One search over a pair's edits, for the quality ``needed``; None: the best within the budget.
 
-    ``edges_of`` and ``noise`` are by site: the edges that ask for it, the noise that it causes in each output.
-    ``sites_on`` gives the sites that stay with some candidates; None: those that an edge is left to ask for.
+    ``edges_of`` and ``noise`` are by site: the edges that require it, the noise it causes in each output.  ``sites_on``
+    gives the sites that stay on with some candidates; None: those that some edge still requires.
     """
 
     def __init__(
@@ -76,14 +75,14 @@ class Search:
         self.measured: dict[frozenset[int], float] = {}
 
     def run(self) -> SearchResult:
-        """Searches; see the module's text."""
+        """Searches; see the module docstring."""
         if not self.fits(()) or self._enough(()):
             return self._found(())
         prefixes = self._affordable()
         if not self._enough(prefixes[-1]):
             best = self._best(prefixes)
             if not self._enough(best):
-                # Within a budget alone an edit is needless where the quality is as good without.
+                # With only a budget, an edit is needless if the quality is as good without it.
                 return self._found(best if self.needed is not None else self._without_needless(best))
         else:
             low, high = 0, len(prefixes) - 1
@@ -99,23 +98,23 @@ class Search:
         kept = (macs is None or self.float_macs(chosen) <= macs + 1e-9) and (
             size is None or self.float_bytes(chosen) <= size + 1e-9
         )
-        # A model that stays in float as a whole is no quantized model.
+        # A model that stays entirely in float is not quantized.
         return kept and len(self.on(chosen)) > 0
 
     def float_macs(self, chosen: Collection[int]) -> float:
-        """Share of the multiply-accumulates in float, with those that the quantizer leaves there by itself."""
+        """Share of multiply-accumulates in float, including those that the quantizer itself leaves there."""
         return self.costs.float_macs + self.costs.macs_of(self._float_ops(chosen))
 
     def float_bytes(self, chosen: Collection[int]) -> float:
-        """Share of the weights' bytes in float, with those that the quantizer leaves there by itself."""
+        """Share of the weights' bytes in float, including those that the quantizer itself leaves there."""
         return self.costs.float_bytes + self.costs.bytes_of(self._float_ops(chosen))
 
     def predicted_on(self, chosen: Collection[int]) -> frozenset[int]:
-        """The sites that an edge is left to ask for, with these candidates."""
+        """The sites that some edge still requires, with these candidates."""
         return self.every - sites_off((self.candidates[number] for number in chosen), self.edges_of)
 
     def predicted_noise(self, chosen: Collection[int]) -> Noise:
-        """The noise in each output by the sum over the sites that stay."""
+        """The noise in each output, summed over the sites that stay on."""
         return total_noise(self.noise, self.predicted_on(chosen), self.outputs)
 
     def predicted(self, chosen: Collection[int]) -> float:
@@ -140,7 +139,7 @@ class Search:
         return sum(self.candidates[number].cost for number in chosen)
 
     def _affordable(self) -> list[Selection]:
-        """The beginnings of the order, without the bundles that do not fit into the budget any more."""
+        """The prefixes of the order, skipping bundles that no longer fit the budget."""
         prefixes: list[Selection] = [()]
         for bundle in self.bundles:
             longer = (*prefixes[-1], *bundle.members)
@@ -154,13 +153,13 @@ class Search:
         return pruned(chosen, self.candidates, lambda fewer: self._quality(fewer).rank >= bar)
 
     def _cheaper(self, chosen: Selection) -> Selection:
-        """The knapsack's bundles where they cost less than these and meet the target as well."""
+        """The knapsack's bundles if they cost less than these and also meet the target."""
         assert self.needed is not None
         quality, predicted = self._quality(chosen), self.predicted_noise(chosen)
         if not quality.outputs:
             return chosen
         for margin in MARGINS:
-            # The prediction of each output is scaled to what was measured.
+            # Scale each output's prediction to its measurement.
             allowed = [
                 noise * power(db - self.needed - margin) if noise else power(-self.needed)
                 for noise, db in zip(predicted, quality.outputs, strict=True)
@@ -174,7 +173,7 @@ class Search:
     # -- where the order does not reach the target ---------------------------------------------------------------
 
     def _best(self, prefixes: Sequence[Selection]) -> Selection:
-        """The best of what else may be worth a try; the first one that meets the target."""
+        """The best of the remaining alternatives; the first one that meets the target."""
         best = prefixes[-1]
         for chosen in self._others(prefixes):
             if self.fits(chosen) and self._quality(chosen).rank > self._quality(best).rank:
@@ -198,7 +197,7 @@ class Search:
             yield from sorted(swapped, key=self.predicted, reverse=True)[:TRIES]
 
     def _filled(self, chosen: Selection, but: int = -1) -> Selection:
-        """What is chosen, and all others that fit beside it."""
+        """The chosen candidates, plus all others that fit."""
         in_order = dict.fromkeys([number for bundle in self.bundles for number in bundle.members])
         for number in (*in_order, *(n for n in range(len(self.candidates)) if n not in in_order)):
             if number not in (*chosen, but) and self.fits((*chosen, number)):
@@ -210,14 +209,14 @@ class Search:
         return 1 << len(self.candidates) <= SUBSETS
 
     def _worths(self) -> Iterator[Noise]:
-        """What a decibel of each output may be worth to a knapsack: all outputs alike, or the worst one alone."""
+        """Weights of the outputs for a knapsack: all outputs alike, or the worst one alone."""
         start = self.predicted_noise(())
         yield tuple(1 / noise if noise else 0.0 for noise in start)
         if len(start) > 1:
             yield tuple(float(noise == max(start)) for noise in start)
 
     def _knapsack(self, worth: Noise, allowed: Sequence[float] | None = None) -> Selection:
-        """The bundles that gain most within the budget, or the cheapest ones that leave no more noise than allowed.
+        """The bundles with the most gain within the budget, or the cheapest that leave no more noise than allowed.
 
         ``worth`` is how much a gain in each output counts.
         """
@@ -259,7 +258,7 @@ class Search:
 
 
 def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Callable[[Selection], bool]) -> Selection:
-    """Drops what is not needed, the dearest first, until each edit that is left was tried without in vain."""
+    """Drops what is not needed, most expensive first, until no remaining edit can be dropped."""
     untried = sorted(chosen, key=lambda number: candidates[number].cost)
     while untried:
         number = untried.pop()

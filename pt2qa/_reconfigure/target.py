@@ -1,4 +1,4 @@
-"""What a reconfigured model has to reach, and what it may cost."""
+"""What a reconfigured model must reach, and what it may cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Target:
     """The quality that a configuration must have.
 
     Args:
-        at_least: the smallest value that will do: dB for the output SQNR, else in the unit of ``metric``.
-        metric: a function of a model, larger is better, such as top-1 accuracy on data of yours.  The model is called
+        at_least: the smallest acceptable value: dB for the output SQNR, else in the unit of ``metric``.
+        metric: a function of a model, larger is better, such as top-1 accuracy on your own data.  The model is called
             like the captured one.  None: the SQNR of the worst output on the batches.
-        name: how reports call it.
+        name: its name in reports.
         of_float: ``at_least`` is a share of what ``metric`` gives for the float model.
 
     >>> Target(30.0)
@@ -51,10 +51,10 @@ class Budget:
 
 
 def read_target(target: Target | float | str) -> Target:
-    """A target as users write it: ``30``, ``"sqnr>=30"`` or a :class:`Target`.
+    """A user's target: ``30``, ``"sqnr>=30"`` or a :class:`Target`.
 
     Raises:
-        SelectionError: it is something else.
+        SelectionError: it is anything else.
 
     >>> read_target("sqnr >= 30 dB").at_least
     30.0

@@ -1,1 +1,1 @@
-"""What the quantization of each site alone does to the output: estimated for all at once, or measured one by one."""
+"""How quantizing each site alone affects the output: estimated for all sites at once, or measured one by one."""

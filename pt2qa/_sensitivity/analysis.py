@@ -1,4 +1,4 @@
-"""``pt2qa.sensitivity``: what the quantization of each site alone does to the output."""
+"""``pt2qa.sensitivity``: how quantizing each site alone affects the output."""
 
 from __future__ import annotations
 
@@ -48,38 +48,37 @@ def sensitivity(
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
 ) -> SensitivityReport:
-    """Ranks all activations and weights by the error that each one's quantization alone makes in the output.
+    """Ranks all activations and weights by the output error that quantizing each one alone causes.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
-        batches: iterable of batches, read once.  Batches that give no number (empty, or with outputs that are not
-            finite) are set apart, and counted in the report.  Memory of ``projection`` is that of one training step of
-            a batch, without gradients of parameters; smaller batches take less.
+        batches: iterable of batches, consumed once.  Batches without a number (empty, or with non-finite outputs) are
+            set apart and counted in the report.  ``projection`` needs the memory of one training step on a batch,
+            without parameter gradients; smaller batches take less.
         method: ``projection`` estimates the output noise of all sites at once, to first order in their errors, from
             random projections of the output (see :mod:`pt2qa._sensitivity.projection`); ``exact`` runs the model with
-            each site alone quantized, from that site on; ``auto`` takes what is estimated to be cheaper (see
-            :mod:`pt2qa._sensitivity.costs`), and ``exact`` where the other cannot be: the notes say which and why.
+            each site alone quantized, from that site on; ``auto`` takes the cheaper by estimate (see
+            :mod:`pt2qa._sensitivity.costs`), and ``exact`` if projection is not possible: the notes say which and why.
         metric: ``sqnr`` (dB); for ``exact`` also ``cosine``, ``l1``, ``atol``, ``kl`` (of the softmax over the last
             axis, in nats), or a function of the reference's and the quantized outputs that returns a number.
-        larger_is_worse: of a function's numbers; None is True.
-        post_process: from what the model returns to the outputs that count; for ``projection`` it must have a gradient.
-        group: ``region`` or ``module``: one row for all their sites together; ``projection`` adds up their noise.
-        projections: random projections for each batch; the sampling error falls with their square root, the time
-            rises with them.  None: 4, and up to 64 where the ranking is not certain enough (see
+        larger_is_worse: for a function's numbers; None is True.
+        post_process: maps the model's outputs to those that count; for ``projection`` it must be differentiable.
+        group: ``region`` or ``module``: one row for all their sites together; ``projection`` sums their noise.
+        projections: random projections per batch; the sampling error falls with their square root, the time rises with
+            their number.  None: 4, and up to 64 if the ranking is not certain enough (see
             :mod:`pt2qa._sensitivity.precision`).
-        resume: the report of an interrupted call with the same arguments; what it holds is not measured again.
-        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        resume: the report of an interrupted call with the same arguments; its results are not measured again.
+        inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
-        The report.  Interrupted with Ctrl-C it covers the finished batches, or the finished rows of the first batch,
-        and says so.
+        The report.  After Ctrl-C it covers the finished batches, or the finished rows of the first batch, and says so.
 
     Raises:
-        BatchError: there is no batch, none gives a number, or one does not fit the captured inputs.
-        SelectionError: a method, metric or group is unknown, or goes with another method; ``post_process`` has no
-            gradient; ``resume`` is about something else.
-        SimulationError: the simulator does not compute what the converted graph computes, or an op has no gradient.
+        BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
+        SelectionError: a method, metric or group is unknown or does not fit the method; ``post_process`` is not
+            differentiable; ``resume`` is of another analysis.
+        SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
     if method not in METHODS:
         raise SelectionError(f"there is no method {method!r}; expected one of {', '.join(METHODS)}.")
@@ -114,7 +113,7 @@ def sensitivity(
             verification=Verification(pair.graphs),
             bar=bar,
         )
-        # A batch may take long, so that the bar counts runs.
+        # A batch may take long, so the bar counts runs.
         interrupted = accumulate(analysis, batches, title="", purpose="measure on", inputs_of=inputs_of, progress=False)
     if interrupted:
         if not ledger.parts:
@@ -128,10 +127,10 @@ def sensitivity(
 
 @dataclass(slots=True)
 class _Analysis:
-    """One analysis under way; ``method`` and ``projections`` are what was asked for.
+    """One analysis in progress; ``method`` and ``projections`` are as requested.
 
-    What it learns: ``seen`` from the first batch that has samples, ``costs`` where both methods were to be compared,
-    ``projection`` (None for the exact method, and before a batch was seen), the sites that a gradient ``reached``.
+    Its state: ``seen`` from the first batch that has samples, ``costs`` if both methods were to be compared,
+    ``projection`` (None for the exact method, and before the first batch), the sites that a gradient ``reached``.
     """
 
     pair: QuantizedPair
@@ -153,11 +152,11 @@ class _Analysis:
 
     @property
     def batches(self) -> int:
-        """How many were begun, in an earlier call or in this one."""
+        """Batches begun, in an earlier call or in this one."""
         return len(self.ledger.data)
 
     def add(self, batch: Batch) -> None:
-        """Measures what the ledger lacks of a batch."""
+        """Measures what the ledger lacks for a batch."""
         number, self.next = self.next, self.next + 1
         values = self.pair.values(batch)
         known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
@@ -190,7 +189,7 @@ class _Analysis:
             self._exact(number, values, known, missing)
 
     def _look(self, values: list[Any]) -> Survey:
-        """Sees what the first batch takes, and decides about the method."""
+        """Surveys the first batch and chooses the method."""
         program = self.pair.program
         paths = plan_paths(program)
         seen = survey(self.pair.simulator, values, {path.end.out for path in paths})
@@ -208,7 +207,7 @@ class _Analysis:
         return seen
 
     def _compared(self, first: str, count: int) -> str:
-        """Both costs in words, that of the method that was taken first."""
+        """Both costs in words, that of the chosen method first."""
         assert self.costs is not None
         costs = self.costs.exact, self.costs.projection(count)
         exact, projection = (f"{cost / self.costs.forward:.3g}" for cost in costs)
@@ -238,7 +237,7 @@ class _Analysis:
     def _projected(
         self, number: int, values: list[Any], known: SensitivityBatch, missing: list[int], started: ProjectedBatch
     ) -> None:
-        # The reference is what the gradients go back through, in layouts of its own.
+        # Gradients are computed on the reference, in its own memory layouts.
         returned = self.verification.run(
             lambda: Outputs(started.returned, self.pair.simulator.run(values, on=True)), values
         )
@@ -256,7 +255,7 @@ class _Analysis:
         self.bar.update()
 
     def _rounds(self, started: ProjectedBatch, missing: list[int]) -> dict[int, tuple[float, float]] | None:
-        """By place, noise and its variance, from as many vectors as it takes; None where that is dearer than exact."""
+        """Noise and its variance by place, from as many vectors as needed; None if that costs more than exact."""
         started.project(FEWEST if self.projections is None else self.projections)
         while True:
             found = {place: started.noise(self.places[place].sites) for place in missing}
@@ -277,7 +276,7 @@ class _Analysis:
             started.project(more)
 
     def _counts(self, number: int, values: list[Any], known: SensitivityBatch, reference: Any, quantized: Any) -> bool:
-        """Whether the outputs of both models give numbers; a batch of which they do not is set apart."""
+        """Whether the outputs of both models give numbers; if not, the batch is set apart."""
         pairs = paired_leaves(reference, quantized)
         broken = next(filter(None, (unlike(ref, quant) for ref, quant in pairs)), None)
         if broken is not None:
@@ -293,7 +292,7 @@ class _Analysis:
         self.ledger.set_apart[number] = apart
 
     def _whole(self, number: int, known: SensitivityBatch, reference: Any, quantized: Any) -> None:
-        """Adds the fully quantized model, or holds it against the report to resume."""
+        """Adds the fully quantized model, or checks it against the report to resume."""
         self.outputs = float_names(reference)
         part = self.metric.part(ALL_SITES, number, reference, quantized, known.samples)
         if number == len(self.ledger.data):
@@ -312,7 +311,7 @@ class _Analysis:
         return finished(self.pair, outputs, self.post_process)
 
     def report(self, group: str) -> SensitivityReport:
-        """The report of what the ledger holds."""
+        """The report of the ledger's contents."""
         ledger = self.ledger
         batches = covered(ledger, len(self.places))
         data = [ledger.data[batch] for batch in batches]
@@ -362,7 +361,7 @@ class _Analysis:
         return notes
 
     def _precision_notes(self) -> list[str]:
-        """How many projections the ranking took, and whether they are enough."""
+        """How many projections the ranking took, and whether they suffice."""
         notes = []
         data = [self.ledger.data[batch] for batch in self.ledger.counted]
         raised = [batch.projections for batch in data if batch.projections > FEWEST]

@@ -1,8 +1,8 @@
-"""What each method will take for a batch, before it is run: the same figure in every run of the same call.
+"""Estimated cost of each method for a batch, before it runs: the same figure in every run of the same call.
 
-The unit is the floating-point operation.  An op takes its own, and ``ELEMENT`` for each element that it writes, and
-``CALL`` for being called at all.  The constants are those of one CPU core.  Only the ratio
-of both methods counts, and near a tie either will do.
+The unit is the floating-point operation.  An op costs its own, plus ``ELEMENT`` for each element that it writes and
+``CALL`` for each call.  The constants are those of one CPU core.  Only the ratio of both methods counts, and near a tie
+either will do.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Program
 
 ELEMENT = 100.0
-"""Of an element that an op writes."""
+"""Cost of an element that an op writes."""
 
 CALL = 1e6
-"""Of one call from Python."""
+"""Cost of one call from Python."""
 
 BACK = 1.7
-"""Of an op that a gradient goes back through, in times of the op itself."""
+"""Cost of an op's backward pass, as a multiple of the op itself."""
 
 CLEARLY = 1.3
-"""How many times dearer the exact method, which makes no error, must be for the projection to be taken."""
+"""How many times costlier the exact method, which has no error, must be for projection to be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Estimates for one batch, in floating-point operations.
 
-    ``forward`` is one run of the reference, ``exact`` all places, one by one, and two runs; the projection takes
-    ``once`` beside its vectors, of which each adds ``each``.
+    ``forward`` is one run of the reference; ``exact`` is all places, one by one, and two runs; projection costs
+    ``once``, plus ``each`` per vector.
     """
 
     forward: float
@@ -50,12 +50,12 @@ class Costs:
     each: float
 
     def projection(self, projections: int) -> float:
-        """All places at once."""
+        """Cost of all places at once."""
         return self.once + projections * self.each
 
 
 def estimate(program: Program, places: Sequence[SiteGroup], paths: Sequence[Path], seen: Survey) -> Costs:
-    """What the exact method takes for the places, and the projection for the paths."""
+    """Cost of the exact method for the places, and of projection for the paths."""
     ops = np.zeros(len(program.steps))
     rounding = np.zeros(len(program.steps))
     for step in program.steps:
@@ -85,13 +85,13 @@ def estimate(program: Program, places: Sequence[SiteGroup], paths: Sequence[Path
 
 
 def _reached(program: Program, places: Sequence[SiteGroup]) -> Iterator[npt.NDArray[np.bool_]]:
-    """By place, which steps read something that it changes."""
+    """By place, the steps that read something it changes."""
     readers: dict[int, list[int]] = defaultdict(list)
     for step in program.steps:
         for slot in (*step.reads, *step.constants):
             readers[slot].append(step.index)
     count = len(program.steps)
-    # Sets of steps as the bits of whole numbers.
+    # Sets of steps as bits of integers.
     behind = [0] * count
     for step in reversed(program.steps):
         behind[step.index] = 1 << step.index | functools.reduce(or_, (behind[r] for r in readers[step.out]), 0)

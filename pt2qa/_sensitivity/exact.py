@@ -1,8 +1,8 @@
-"""Exact sensitivity: the reference is walked once, and forks at each place with that place alone quantized.
+"""Exact sensitivity: walks the reference once and forks at each place with that place alone quantized.
 
-Upstream of a place the perturbed run is the reference, so a fork starts there, and runs only the ops that something
-changed for.  What else they read is the reference's: a value that the walk has passed, or one that lies ahead of it
-(a branch that the place does not reach), which is then computed early, once, and kept until the walk has read it too.
+Upstream of a place the perturbed run equals the reference, so a fork starts there and runs only the ops whose inputs
+changed.  Their other inputs come from the reference: values that the walk has passed, or values still ahead of it (on a
+branch that the place does not reach), which are computed early, once, and kept until the walk reads them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, bind
 
 Finish = Callable[[int, Any], None]
-"""Takes the number of a place and the graph's outputs with it quantized."""
+"""Consumes the number of a place and the graph's outputs with it quantized."""
 
 
 def walk_places(
     simulator: Simulator, values: Sequence[Any], places: Sequence[SiteGroup], wanted: Collection[int], finish: Finish
 ) -> Any:
-    """Runs each wanted place alone; returns what the reference, which the walk ran, returns.
+    """Runs each wanted place alone; returns the reference's outputs, computed by the walk.
 
-    Among ``wanted``, ``ALL_SITES`` forks before the first op, with every site on.  ``finish`` takes the outputs of each
-    in the order of the graph, and must not keep them.  Memory: two live sets, and the reference's values ahead of the
-    walk that forks asked for.
+    ``ALL_SITES`` in ``wanted`` forks before the first op, with every site on.  ``finish`` receives the outputs of each
+    in graph order, and must not keep them.  Memory: two live sets, and the reference values that forks computed ahead
+    of the walk.
     """
     if not simulator.program.may_share:
-        # In-place ops whose writes reach other values: nothing can be taken from another run.
+        # In-place ops that write to other values: no value can be reused from another run.
         for number in sorted(wanted):
             finish(number, simulator.run(values, on=True if number == ALL_SITES else places[number].sites))
         return simulator.run(values, on=False)
@@ -42,7 +42,7 @@ def walk_places(
 
 
 def whole_model(simulator: Simulator, values: Sequence[Any]) -> tuple[Any, Any]:
-    """What the reference and the quantized model return, computed by the walk that runs the places."""
+    """Outputs of the reference and the quantized model, computed by the walk that runs the places."""
     found: dict[int, Any] = {}
     reference = walk_places(simulator, values, (), [ALL_SITES], found.__setitem__)
     return reference, found[ALL_SITES]
@@ -56,7 +56,7 @@ class _Walk:
         self.reference = simulator.environment(values, False)
         self.known = set(self.program.inputs) | {constant.slot for constant in self.program.constants}
         self.outputs = frozenset(slots_in(self.program.outputs))
-        # Reversed, so that the first step that reads a constant stays.
+        # Reversed, so that the first step that reads a constant wins.
         self.first_step = {slot: step.index for step in reversed(self.program.steps) for slot in step.constants}
         self.constant_of = {c.site: c for c in self.program.constants if c.site is not None}
         self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
@@ -88,7 +88,7 @@ class _Walk:
         )
 
     def _value(self, slot: int) -> Any:
-        """A value of the reference; computed now where the walk has not come to it."""
+        """A value of the reference; computed now if the walk has not reached it."""
         open_slots = [slot]
         while open_slots:
             top = open_slots[-1]
@@ -108,7 +108,7 @@ class _Walk:
         return self.reference[slot]
 
     def _fork(self, start: int, on: frozenset[int] | None) -> Any:
-        """The graph's outputs with some sites on; None for all, and for constants that have no site of their own."""
+        """The graph's outputs with some sites on; None for all, including constants without a site."""
         on_constants = [c for c in self.program.constants if on is None or c.site in on]
         changed: dict[int, Any] = {constant.slot: constant.quantized for constant in on_constants}
         constants = frozenset(changed)
@@ -123,7 +123,7 @@ class _Walk:
         return bind(self.program.outputs, ahead)
 
     def _run_changed(self, step: Step, changed: dict[int, Any], owned: set[int], quantizes: bool) -> None:
-        """Runs a step of a fork; ``owned`` are the slots whose memory the fork itself made."""
+        """Runs a step of a fork; ``owned`` are the slots whose memory the fork itself allocated."""
         source = step.reads[0] if step.reads else -1
         if step.site is not None and not quantizes:
             changed[step.out] = changed[source]

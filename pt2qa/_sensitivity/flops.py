@@ -19,7 +19,7 @@ def count_flops(
 ) -> tuple[dict[int, int], Any]:
     """Runs the reference once; returns the counts by step number, and the graph's outputs.
 
-    A multiply-add counts two, an op without a formula nothing, over all samples.  ``visit`` must not keep the values.
+    A multiply-add counts two, an op without a formula zero, over all samples.  ``visit`` must not keep the values.
 
     Source:
         the formulas are in the registry of ``torch.utils.flop_counter``.
@@ -39,7 +39,7 @@ class _Counting(Simulator):
 
     def call(self, step: Step, env: Values, reuse: bool) -> Any:
         before = self.counter.total
-        # Counted before it runs: the op may overwrite its first input.
+        # Count before the run: the op may overwrite its first input.
         own = _own_flops(step, env)
         with self.counter:
             result = super().call(step, laid_out_inputs(step, env), reuse)
@@ -48,7 +48,7 @@ class _Counting(Simulator):
 
 
 def _own_flops(step: Step, env: Values) -> int | None:
-    """The FLOPs of an op that torch has no formula for on a CPU; None for other ops."""
+    """The FLOPs of an op for which torch has no formula on a CPU; None for other ops."""
     if step.op not in PRODUCTS:
         return None
     tensors = [value for _, slot in arguments_of(step) if isinstance(value := env[slot], Tensor)]

@@ -1,7 +1,7 @@
-"""Ops whose gradient is one kernel, which is called for all vectors without a graph of autograd.
+"""Ops whose gradient is one kernel, called for all vectors without an autograd graph.
 
-A gradient that nobody else reads is overwritten: a fresh tensor of tens of megabytes costs several times what the
-kernel takes, since the memory behind it comes from the system page by page.
+A gradient with no other reader is overwritten: a fresh tensor of tens of megabytes costs several times as much as the
+kernel, since the system allocates its memory page by page.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pt2qa._simulator.simulator import Values
 _aten = torch.ops.aten
 
 TOGETHER = 8 << 20
-"""Bytes of the gradients of a convolution that are worth a copy to be taken at once: where they are small, reordering
-the weights takes as long as multiplying with them."""
+"""Maximum bytes of a convolution's gradients that are copied into one batch: for small ones, reordering the weights
+takes as long as multiplying by them."""
 
 Formula = Callable[[Step, Values, list[Tensor], bool], list[Tensor]]
-"""From a step, the values that it read, the gradients of its output for each vector, and whether these may be
-overwritten, to the gradients of its first input.  What comes back is read by nobody else."""
+"""Maps a step, its input values, the gradients of its output for each vector, and whether these may be overwritten, to
+the gradients of its first input.  The result has no other reader."""
 
 
 def formula_of(step: Step, env: Values) -> Formula | None:
-    """How to go back through an op that reads one value; None where autograd has to."""
+    """The backward formula of an op that reads one value; None if autograd is needed."""
     formula = _FORMULAS.get(step.function)
     if formula is None or step.kwargs or len(step.reads) != 1 or step.args[0] != Slot(step.reads[0]):
         return None
@@ -61,7 +61,7 @@ def _conv2d(step: Step, env: Values, gradients: list[Tensor], may_overwrite: boo
     found: list[Tensor] = []
     for start in range(0, len(gradients), some):
         own = gradients[start : start + some]
-        # The kernel reads the shape and the layout of the input alone, so that nothing is written there.
+        # The kernel uses only the shape and layout of the input, so its memory is never written.
         size = (len(own) * shape[0], *shape[1:])
         like: Any = torch.empty(size, dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
         output = torch.cat(own) if len(own) > 1 else own[0]

@@ -1,8 +1,8 @@
-"""One reference forward that remembers how to go back, and the walk back with several gradients at once.
+"""One reference forward that records the backward pass, run with several gradients at once.
 
-Each op gets an autograd graph of its own, from copies of its inputs that need a gradient to its output.  Going back,
-the gradients of one value are all there at the same time, so that what is measured with them (the error of a site) is
-computed once for all of them and dropped at once, and so are the op's graph and the gradients themselves.
+Each op gets its own autograd graph, from copies of its inputs that need a gradient to its output.  In the backward pass
+all gradients of a value are available at once, so whatever is measured with them (the error of a site) is computed once
+for all and freed at once, as are the op's graph and the gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pt2qa.errors import SimulationError
 
 
 class WithoutGradient(SimulationError):
-    """An op cannot be followed backwards; ``reason`` says which, and why."""
+    """An op is not differentiable; ``reason`` says which, and why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f'{reason}. Use method="exact".')
@@ -32,22 +32,22 @@ class WithoutGradient(SimulationError):
 
 
 Gradients = list[list[Tensor] | None]
-"""Of one value: for each of its floating-point tensors one gradient for each vector; None where no gradient comes."""
+"""Of one value: for each floating-point tensor one gradient per vector; None if no gradient reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """An op as it was run: the tensors that it read by slot, and the tensors that it returned."""
+    """An op as it was run: its input tensors by slot, and its output tensors."""
 
     inputs: dict[int, list[Tensor]]
     outputs: list[Tensor]
 
 
 class GradientRun:
-    """The reference on one batch, and the way back; :class:`WithoutGradient` where an op has none.
+    """The reference on one batch, and its backward pass; :class:`WithoutGradient` if an op has none.
 
-    Memory: every value of the reference, as one training step keeps them, without gradients of parameters; going back,
-    the gradients of the live values for each vector.
+    Memory: every value of the reference, as in one training step without parameter gradients; in the backward pass, the
+    gradients of the live values for each vector.
     """
 
     def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
@@ -56,8 +56,8 @@ class GradientRun:
         self.env = simulator.environment(values, False)
         for constant in self.program.constants:
             value = self.env[constant.slot]
-            # Not detach: verification runs the graphs meanwhile, which put back what they write to buffers, and
-            # autograd would take that for a change.
+            # Not detach: verification meanwhile runs the graphs, which restore the buffers they write to, and autograd
+            # would count that as a change.
             self.env[constant.slot] = value.data if isinstance(value, Tensor) else value
         self._records: dict[int, _Record] = {}
         self._gradients: dict[int, Gradients] = {}
@@ -66,7 +66,7 @@ class GradientRun:
             self._forward(step)
 
     def outputs(self) -> Any:
-        """What the reference returns; before :meth:`backward`, which drops it."""
+        """The reference's outputs; only before :meth:`backward`, which frees them."""
         return bind(self.program.outputs, self.env)
 
     def _forward(self, step: Step) -> None:
@@ -91,10 +91,10 @@ class GradientRun:
         self._records[step.index] = _Record(inputs, float_tensors(result))
 
     def backward(self, vectors: dict[int, Gradients], visit: Callable[[Step, Gradients], None]) -> None:
-        """Goes back once, with all vectors: gradients at the slots of the outputs.
+        """Runs the backward pass once for all vectors, from gradients at the output slots.
 
-        ``visit`` is called for every step whose output any gradient reached, the last step first; at a site with the
-        gradients of the rounded value.  ``env`` still has what the step reads.
+        ``visit`` is called for every step whose output any gradient reached, last step first; at a site with the
+        gradients of the rounded value.  ``env`` still has the step's inputs.
         """
         self._gradients = dict(vectors)
         for step in reversed(self.program.steps):
@@ -103,7 +103,7 @@ class GradientRun:
                 visit(step, gradients)
                 fresh = step.out in self._fresh
                 if step.site is not None:
-                    # A copy of an earlier site hands on its gradient, so that both are one.
+                    # A duplicate of an earlier site passes its gradient on, so that both are one.
                     self._add(step.reads[0] if step.duplicate_of is None else step.duplicate_of, gradients, fresh)
                 elif (formula := formula_of(step, self.env)) is None:
                     self._through(step, gradients)
@@ -131,7 +131,7 @@ class GradientRun:
             self._add(slot, [next(found) for _ in tensors])
 
     def _add(self, slot: int, gradients: Gradients, fresh: bool = False) -> None:
-        """Adds to the gradients of a slot; ``fresh`` ones are no part of other tensors, and nobody else reads them."""
+        """Adds to the gradients of a slot; ``fresh`` ones share no memory and have no other reader."""
         if slot not in self.tracked or all(leaf is None for leaf in gradients):
             return
         known = self._gradients.get(slot)
@@ -144,7 +144,7 @@ class GradientRun:
 
 
 def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]]) -> Gradients:
-    """The gradients of inputs, for each vector; ``vectors`` are by output, and the graph of autograd is dropped."""
+    """The gradients of inputs for each vector; ``vectors`` are by output, and the autograd graph is freed."""
     rows: list[tuple[Tensor, ...]] = []
     for own in zip(*vectors, strict=True):
         more = len(rows) + 1 < len(vectors[0])
@@ -153,8 +153,8 @@ def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: S
 
 
 def tracked_slots(program: Program) -> frozenset[int]:
-    """Slots whose gradient is needed: results of sites, results of ops that read a quantized constant, and all that
-    is computed from them.
+    """Slots whose gradient is needed: results of sites, results of ops that read a quantized constant, and everything
+    downstream of them.
     """
     sites = {constant.slot for constant in program.constants if constant.site is not None}
     tracked: set[int] = set()
@@ -170,20 +170,20 @@ def float_tensors(value: Any) -> list[Tensor]:
 
 
 def needing_gradient(tensor: Tensor) -> Tensor:
-    """The same memory as the beginning of an autograd graph."""
+    """The same memory as a leaf of a new autograd graph."""
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
 def _sum(left: list[Tensor] | None, right: list[Tensor] | None, may_overwrite: bool) -> list[Tensor] | None:
     if left is None or right is None:
         return right if left is None else left
-    # Gradients may be views of each other, so that sums are new tensors but where the left ones are nobody else's.
+    # Gradients may be views of each other, so add out of place unless the left one has no other reader.
     return [a.add_(b) if may_overwrite else a + b for a, b in zip(left, right, strict=True)]
 
 
 @contextmanager
 def _named(step: Step) -> Iterator[None]:
-    """Says which op could not be differentiated."""
+    """Names the op that is not differentiable."""
     try:
         yield
     except (RuntimeError, NotImplementedError, TypeError) as error:

@@ -1,7 +1,7 @@
-"""In which layout an op is run: convolutions and what stands between them with channels last, all else contiguous.
+"""Memory layout of each op: channels last for convolutions and the ops between them, contiguous for the rest.
 
-Channels last, a forward and a backward pass take about half the time on CPUs, since oneDNN need not reorder.  Results
-differ in the last bits, which an estimate does not mind; the exact method computes what the simulator computes.
+With channels last, a forward and a backward pass take about half the time on CPUs, since oneDNN need not reorder.
+Results differ in the last bits, which is fine for an estimate; the exact method computes what the simulator computes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANY_LAYOUT = {
 
 
 def laid_out(step: Step, value: Any) -> Any:
-    """An input of an op in the layout that the op is run in; the value itself where it is so."""
+    """An op's input in the layout of that op; the value itself if it already has it."""
     if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
         return value
     name = op_of(step.function)
@@ -34,11 +34,11 @@ def laid_out(step: Step, value: Any) -> Any:
 
 
 def laid_out_inputs(step: Step, env: Values) -> Mapping[int, Any]:
-    """By slot, what an op reads, in the layout of the op; constants stay as they are."""
+    """The inputs of an op by slot, in the layout of the op; constants are unchanged."""
     constants = {slot: env[slot] for slot in step.constants}
     return constants | {slot: laid_out(step, env[slot]) for slot in step.reads}
 
 
 def has_channels_last(value: Tensor) -> bool:
-    """Whether a tensor lies in memory with channels last, and not also as a contiguous one."""
+    """Whether a tensor is channels last in memory, and not also contiguous."""
     return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)

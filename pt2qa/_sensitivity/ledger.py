@@ -1,4 +1,4 @@
-"""What an analysis has measured so far: sums by place and batch, from which rows are made and an analysis goes on."""
+"""Measurements of an analysis so far: sums by place and batch, used to make rows and to resume."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pt2qa.errors import SelectionError
 
 @dataclass(slots=True)
 class Ledger:
-    """Sums by place and batch; ``noise`` and its ``variance`` are those of each place over all batches.
+    """Sums by place and batch; ``noise`` and its ``variance`` are per place over all batches.
 
-    ``data`` holds the unfinished batch and those that are set apart as well.
+    ``data`` also holds the unfinished batch and those that are set apart.
     """
 
     data: list[SensitivityBatch] = field(default_factory=list)
@@ -30,28 +30,28 @@ class Ledger:
     variance: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, part: SensitivityPart) -> None:
-        """Keeps the sums of one place on one batch, which it has not."""
+        """Stores the sums of one place on one batch, which must be new."""
         self.parts[part.place, part.batch] = part
         self.noise[part.place] += part.noise
         self.variance[part.place] += part.variance
 
     def has(self, place: int, batch: int) -> bool:
-        """Whether they were measured."""
+        """Whether the sums were measured."""
         return (place, batch) in self.parts
 
     @property
     def counted(self) -> list[int]:
-        """The batches that have numbers."""
+        """The batches with numbers."""
         return [number for number in range(len(self.data)) if number not in self.set_apart]
 
     def finished(self, places: int) -> list[int]:
-        """The batches that were measured for all places."""
+        """The batches measured for all places."""
         wanted = (ALL_SITES, *range(places))
         return [batch for batch in self.counted if all(self.has(place, batch) for place in wanted)]
 
 
 def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) -> Ledger:
-    """The ledger of an interrupted analysis, whose report must have the ``expected`` fields, or an empty one."""
+    """The ledger of an interrupted analysis, whose report must match the ``expected`` fields, or an empty one."""
     if report is None:
         return Ledger()
     found = {name: getattr(report, name) for name in expected if name != "fingerprint"}
@@ -71,9 +71,9 @@ def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) ->
 def make_rows(
     places: Sequence[SiteGroup], ledger: Ledger, metric: OutputMetric, flops: Mapping[int, float]
 ) -> tuple[SensitivityRow, ...]:
-    """The rows of all places that were measured on every finished batch; before that, of those done on the first one.
+    """The rows of all places measured on every finished batch; before that, of those done on the first one.
 
-    ``flops`` are by step, for one sample.
+    ``flops`` are by step, per sample.
     """
     batches = covered(ledger, len(places))
     data = [ledger.data[batch] for batch in batches]
@@ -111,12 +111,12 @@ def make_rows(
 
 
 def covered(ledger: Ledger, places: int) -> list[int]:
-    """The batches that the rows cover: the finished ones; the first one that counts where it is unfinished."""
+    """The batches that the rows cover: the finished ones, or else the first one that counts."""
     return ledger.finished(places) or ledger.counted[:1]
 
 
 def _ranked(rows: list[SensitivityRow], smallest_is_worst: bool) -> tuple[SensitivityRow, ...]:
-    """Rows with their shares and ranks; a row without a value comes last, equal values go by noise."""
+    """Rows with shares and ranks; rows without a value come last, ties are ordered by noise."""
 
     def badness(row: SensitivityRow) -> tuple[bool, float, float]:
         missing = math.isnan(row.value)

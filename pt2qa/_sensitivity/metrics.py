@@ -1,4 +1,4 @@
-"""Metrics of outputs: what one batch adds up to, and the number that all batches give."""
+"""Metrics of outputs: sums per batch, and the number computed from all batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart
 from pt2qa.errors import SelectionError
 
 Loss = Callable[[Any, Any], float]
-"""From the reference's and the quantized model's outputs to a number."""
+"""Maps the reference's and the quantized model's outputs to a number."""
 
 METRICS = ("sqnr", "cosine", "l1", "atol", "kl")
 
@@ -56,7 +56,7 @@ class OutputMetric:
         )
 
     def value(self, parts: Sequence[SensitivityPart], data: Sequence[SensitivityBatch]) -> float:
-        """The number that the sums of all batches give; nan where it is not defined.
+        """The number computed from the sums of all batches; nan if it is not defined.
 
         Formulas are those of :class:`pt2qa.LayerRow`; ``kl`` is the mean over rows of
         ``sum(p_ref * log(p_ref / p_quant))`` with ``p`` the softmax over the last axis, in nats; a loss is the mean
@@ -80,7 +80,7 @@ class OutputMetric:
 
 
 def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetric:
-    """The metric of a name or of a user's loss; a name has its direction, so that it takes none."""
+    """The metric of a name or of a user's loss; a named metric has a fixed direction and accepts none."""
     if callable(metric):
         name = getattr(metric, "__name__", type(metric).__name__)
         return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False)
@@ -95,7 +95,7 @@ def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetri
 
 
 def signal_of(reference: Any) -> float:
-    """Sum of the squared reference outputs, where they are finite."""
+    """Sum of the squared reference outputs, over finite elements."""
     return sum(error_sums(leaf, leaf).signal for leaf in float_leaves(reference))
 
 
@@ -112,16 +112,16 @@ def paired_leaves(reference: Any, quantized: Any) -> list[tuple[Tensor, Tensor]]
 
 
 def _kl(reference: Tensor, quantized: Tensor) -> tuple[float, float]:
-    """Sum of the divergences over rows, and how many rows."""
+    """Sum of the divergences over rows, and the number of rows."""
     ref, quant = (
         F.log_softmax(leaf.detach().double().reshape(-1, leaf.shape[-1] if leaf.dim() else 1), -1)
         for leaf in (reference, quantized)
     )
-    # Rounding may put the divergence of equal rows a little below zero.
+    # Rounding may make the divergence of equal rows slightly negative.
     divergence = F.kl_div(quant, ref, reduction="none", log_target=True).sum(-1).clamp_(min=0)
     return float(divergence.sum()), float(len(ref))
 
 
 def detached(result: Any) -> Any:
-    """A copy of outputs that shares no memory with what later runs may write to."""
+    """A copy of outputs that shares no memory with anything later runs may write to."""
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), result)

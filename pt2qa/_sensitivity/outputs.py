@@ -1,4 +1,4 @@
-"""The outputs that an analysis looks at: the floating-point tensors in what the model returns."""
+"""The outputs that an analysis covers: the floating-point tensors that the model returns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pt2qa._simulator.outputs import leaf_names, structured
 from pt2qa.errors import SelectionError
 
 PostProcess = Callable[[Any], Any]
-"""From what the model returns to what counts: boxes, probabilities, the logits alone."""
+"""Maps the model's outputs to what counts: boxes, probabilities, the logits alone."""
 
 
 def finished(pair: QuantizedPair, outputs: Any, post_process: PostProcess | None) -> Any:
-    """What the model returns, after the user's function."""
+    """The model's outputs after the user's function."""
     result = structured(pair.quantized, outputs)
     return result if post_process is None else post_process(result)
 
 
 def float_leaves(result: Any) -> list[Tensor]:
-    """The tensors whose error is measured, of which there must be one; empty ones have none."""
+    """The tensors whose error is measured, at least one; empty tensors have no error."""
     leaves = pytree.tree_leaves(result)
     if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves):
         raise SelectionError(

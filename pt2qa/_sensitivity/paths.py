@@ -1,8 +1,8 @@
-"""Where the error of a site is projected: behind the first nonlinear ops that it goes through, not at the site.
+"""Where the error of a site is projected: behind the first nonlinear ops that it passes, not at the site.
 
-A gradient is blind to what an error changes in a nonlinear op: a relu6 that cuts every reference value lets none of a
-large error through in first order, though it does in truth.  So the error is followed exactly through the ops that
-alone read it, up to the second op that carries arithmetic, and projected behind the last nonlinear one of them.
+A gradient misses what an error changes in a nonlinear op: to first order, a relu6 that clips every reference value
+blocks even a large error that in fact passes.  So the error is followed exactly through the ops that alone read it, up
+to the second op that does arithmetic, and projected behind the last nonlinear one of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CURVED = {
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The way of one site's error to the place where it is projected.
+    """The path of one site's error to the place where it is projected.
 
     It begins at ``start``, the site's step, or the op that reads the ``constant`` in this slot; ``steps`` follow it in
     order.
@@ -53,7 +53,7 @@ class Path:
 
 
 def plan_paths(program: Program) -> tuple[Path, ...]:
-    """A path for each site and each op that reads a quantized constant; a duplicate has none of its own."""
+    """A path for each site and each op that reads a quantized constant; duplicates have none."""
     readers: dict[int, list[Step]] = defaultdict(list)
     for step in program.steps:
         for slot in step.reads:
@@ -95,7 +95,7 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
 
 
 def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> list[Tensor]:
-    """How each floating-point tensor of the end of a path changes when the site is quantized; values are by slot."""
+    """How each floating-point tensor at the end of a path changes when the site is quantized; values are by slot."""
     step = path.start
     if path.constant is None:
         changed = simulator.site_function(step)(reference[step.reads[0]], out=None)
@@ -108,7 +108,7 @@ def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> lis
         if step.site is None:
             env = {read: reference[read] for read in (*step.reads, *step.constants)}
             env[slot] = changed
-            # The in-place spelling of a step writes to its first argument.
+            # The in-place variant of a step writes to its first argument.
             reuse = own and step.args[:1] == (Slot(slot),)
             changed = simulator.call(step, laid_out_inputs(step, env), reuse)
             own = own or op_rules.allocates(step.function)

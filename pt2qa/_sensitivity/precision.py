@@ -1,7 +1,7 @@
-"""How far a ranking can be trusted, from the sampling error of its rows, and how many projections that takes.
+"""How reliable a ranking is, from the sampling error of its rows, and how many projections that takes.
 
-A ranking drawn anew is made of the same values, each moved by a normal number times its error, in dB.  How alike two
-rankings are is Spearman's correlation of their ranks.
+A redrawn ranking has the same values, each shifted by a normal deviate times its error, in dB. The similarity of two
+rankings is the Spearman correlation of their ranks.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 FEWEST = 4
-"""Projections of a batch that are made in any case."""
+"""Minimum projections per batch."""
 
 MOST = 64
-"""Projections of a batch at most."""
+"""Maximum projections per batch."""
 
 ALIKE = 0.97
-"""Spearman's correlation that a ranking drawn anew must reach."""
+"""Spearman correlation that a redrawn ranking must reach."""
 
 OFTEN = 0.9
 """How often it must."""
@@ -28,7 +28,7 @@ _SEED = 20241
 
 
 def reached_by_most(noise: Sequence[float], variance: Sequence[float]) -> float:
-    """Spearman's correlation that nine of ten rankings drawn anew reach, from linear noise; 1 for nothing to rank."""
+    """Spearman correlation that nine of ten redrawn rankings reach, from linear noise; 1 with nothing to rank."""
     values, errors = _decibels(noise, variance)
     if len(values) < 2:
         return 1.0
@@ -42,10 +42,10 @@ def reached_by_most(noise: Sequence[float], variance: Sequence[float]) -> float:
 
 
 def needed(noise: Sequence[float], variance: Sequence[float], earlier: Sequence[float], projections: int) -> int:
-    """How many projections of the last batch, :data:`MOST` at most, make the ranking fit to be trusted.
+    """How many projections of the last batch, at most :data:`MOST`, make the ranking reliable.
 
-    ``noise`` is that of the rows over all batches; its variance is ``variance`` of the last batch, which has
-    ``projections`` so far, and ``earlier`` of the batches before.
+    ``noise`` is that of the rows over all batches; its variance is ``variance`` for the last batch, which has
+    ``projections`` so far, and ``earlier`` for the batches before it.
     """
     count = projections
     while count < MOST:
@@ -57,7 +57,7 @@ def needed(noise: Sequence[float], variance: Sequence[float], earlier: Sequence[
 
 
 def _decibels(noise: Sequence[float], variance: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Values and their errors of rows that have noise; the others share the end of the ranking in any case."""
+    """Values and errors of rows with noise; the others tie for the last rank anyway."""
     pairs = [(own, spread) for own, spread in zip(noise, variance, strict=True) if own > 0 and math.isfinite(own)]
     values = np.array([10 * math.log10(own) for own, _ in pairs])
     errors = np.array([10 / math.log(10) * math.sqrt(spread) / own for own, spread in pairs])

@@ -39,7 +39,7 @@ from pt2qa.errors import SelectionError
 
 
 class PostProcessWithoutGradient(SelectionError):
-    """``post_process`` cannot be followed backwards; ``reason`` says why."""
+    """``post_process`` is not differentiable; ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f'{reason}. Use torch functions that have one (softmax, not argmax), or method="exact".')
@@ -48,11 +48,11 @@ class PostProcessWithoutGradient(SelectionError):
 
 @dataclass(slots=True)
 class Projection:
-    """The method on one pair; what it learns from the first batch serves the others.
+    """The method on one pair; what it learns from the first batch is used for the others.
 
-    At ``independent`` slots each sample's error reaches that sample's output alone (None before the first batch);
-    ``dependent`` names the ops at whose output paths end that are not so, none for batches of one sample.  ``cleaned``
-    names ops with errors that are not finite, which count as zero.
+    At ``independent`` slots each sample's error reaches only that sample's output (None before the first batch);
+    ``dependent`` names the ops where paths end and this does not hold, none for batches of one sample.  ``cleaned``
+    names ops with non-finite errors, which count as zero.
     """
 
     pair: QuantizedPair
@@ -63,7 +63,7 @@ class Projection:
     cleaned: dict[str, None] = field(default_factory=dict)
 
     def start(self, values: Sequence[Any], batch: int, seen: Survey) -> ProjectedBatch:
-        """The reference's forward on a batch, whose number decides about the random vectors."""
+        """The reference's forward on a batch; the batch number seeds the random vectors."""
         started = ProjectedBatch(self, values, batch)
         if self.independent is None:
             self._compare_samples(started, seen)
@@ -88,9 +88,9 @@ class Projection:
 
 
 class ProjectedBatch:
-    """One batch: its forward, and rounds of random vectors, of which each but the first runs the forward again.
+    """One batch: its forward, and rounds of random vectors; each round but the first reruns the forward.
 
-    ``returned`` is what the graph's reference returned, as :class:`GradientRun` computed it, ``reference`` the same as
+    ``returned`` is what the reference graph returned, as :class:`GradientRun` computed it, ``reference`` the same as
     the user sees it, and ``projections`` the number of vectors so far.
     """
 
@@ -103,7 +103,7 @@ class ProjectedBatch:
         self._forward()
 
     def _forward(self) -> None:
-        """The reference, and the user's outputs with gradients that lead to the slots of the graph's outputs."""
+        """The reference, and the user's outputs with gradients back to the slots of the graph's outputs."""
         pair = self.projection.pair
         self.run = GradientRun(pair.simulator, self.values)
         self.returned = self.run.outputs()
@@ -129,7 +129,7 @@ class ProjectedBatch:
         return reference
 
     def project(self, count: int) -> None:
-        """Goes back with so many more vectors."""
+        """Runs the backward pass for this many more vectors."""
         if not self._fresh:
             self._forward()
         self._fresh = False
@@ -140,7 +140,7 @@ class ProjectedBatch:
         self.projections += count
 
     def noise(self, sites: Sequence[int]) -> tuple[float, float]:
-        """The squared output error of sites, added up, and its variance; zero of those that no gradient reached."""
+        """The squared output error of sites, summed, and its variance; zero for sites that no gradient reached."""
         found = [self._estimate(torch.cat(self._dots[site])) for site in sites if site in self._dots]
         return sum(noise for noise, _ in found), sum(variance for _, variance in found)
 
@@ -161,7 +161,7 @@ class ProjectedBatch:
         """Noise and its variance from dot products of shape (projections, samples or 1).
 
         The variance is that of the mean over projections, samples being independent.  A single projection has no
-        spread: its dot product is taken to be normal, for which the variance of z² is 2/3 of E[z⁴].
+        spread: its dot product is assumed to be normal, for which the variance of z² is 2/3 of E[z⁴].
         """
         squares = dots.square()
         count = len(squares)
@@ -171,7 +171,7 @@ class ProjectedBatch:
 
 
 class _Meter:
-    """Takes the dot products of errors and gradients on the way back."""
+    """Computes the dot products of errors and gradients in the backward pass."""
 
     def __init__(self, batch: ProjectedBatch) -> None:
         self.projection, self.run, self.samples = batch.projection, batch.run, batch.samples
@@ -211,6 +211,6 @@ def _dots(gradients: Sequence[Tensor], error: Tensor, rows: int) -> Tensor:
         error = error.permute(0, 2, 3, 1)
     right = error.reshape(rows, -1)
     left = [gradient.reshape(rows, -1) for gradient in gradients]
-    # torch.dot writes nothing, and a row of the error stays in the cache from one gradient to the next.
+    # torch.dot writes nothing, and a row of the error stays in cache across gradients.
     dots = [[torch.dot(each[row], right[row]).item() for each in left] for row in range(rows)]
     return torch.tensor(dots, dtype=torch.float64).T

@@ -1,4 +1,4 @@
-"""The report of a sensitivity analysis: which site's quantization the output suffers from."""
+"""The report of a sensitivity analysis: which site's quantization hurts the output most."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUGHLY: Final = 3.0
 """dB up to which they are said to add up roughly."""
 
 HALF: Final = 0.5
-"""Share of the noise that the summary counts sites for."""
+"""Share of the noise for which the summary counts sites."""
 
 BARS: Final = 25
 """Sites that the chart shows."""
@@ -35,19 +35,19 @@ BARS: Final = 25
 @register("sensitivity", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class SensitivityReport(Report):
-    """What the quantization of each site alone does to the model's output.
+    """How quantizing each site alone affects the model's output.
 
     ``to_pandas(extended=True)`` adds the site, its place in the model, its noise and its rank.
 
     Args:
-        rows: one for each site, region or module, in graph order; a value that is quantized twice alike is one site.
-        outputs: the outputs that were looked at, ``output``, ``output[1]``, ``output.logits``.
+        rows: one per site, region or module, in graph order; a value that is quantized twice alike is one site.
+        outputs: the outputs that were analyzed, ``output``, ``output[1]``, ``output.logits``.
         method: ``projection`` or ``exact``.
         metric: what ``value`` is: ``sqnr`` in dB, ``cosine``, ``l1``, ``atol``, ``kl``, or the name of a loss.
         worst_is: which values are the worst, ``smallest`` or ``largest``.
-        group: what a row stands for: ``site``, ``region`` or ``module``.
-        projections: random projections of a batch, the most of all batches; 0 for the exact method.
-        planned: rows of the finished analysis; more than there are where it was interrupted in its first batch.
+        group: what a row covers: ``site``, ``region`` or ``module``.
+        projections: random projections per batch, the maximum over batches; 0 for the exact method.
+        planned: rows of the complete analysis; more than there are if it was interrupted in its first batch.
         signal: sum of the squared reference outputs over the data.
         noise: sum of the squared output errors of the fully quantized model, measured.
         value: the metric of the fully quantized model, measured.
@@ -56,9 +56,9 @@ class SensitivityReport(Report):
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
-        data: the batches, the unfinished one and those that are set apart included.
+        data: the batches, including the unfinished one and those that are set apart.
         parts: the sums of each row on each batch.
-        set_apart: batches that are in none of the numbers: empty ones, and those with NaN or infinities in an output.
+        set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities in an output.
     """
 
     heading: ClassVar = "Sensitivity"
@@ -98,11 +98,11 @@ class SensitivityReport(Report):
         return self._sqnr(self.noise)
 
     def worst(self, k: int) -> tuple[SensitivityRow, ...]:
-        """The k rows that cost most, the worst first; rows without a number come last."""
+        """The k rows that cost most, worst first; rows without a number come last."""
         return self.ranked(self.rows, "rank")[:k]
 
     def _sqnr(self, noise: float) -> float:
-        # Outputs that do not differ give inf also where the reference is all zero.
+        # Identical outputs give inf even if the reference is all zero.
         return inf if noise == 0.0 else decibels(self.signal, noise)
 
     def _headline(self) -> str:
@@ -110,14 +110,14 @@ class SensitivityReport(Report):
         return f"<SensitivityReport of {self.model}, {self.quantizer}: {what}, output SQNR {self.measured_sqnr:.4g} dB>"
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """The share of the output noise of the sites that cost most."""
+        """The share of the output noise for the sites that cost most."""
         worst = sorted((row for row in self.rows if isfinite(row.noise_share)), key=lambda row: row.rank)[:BARS]
         title = "Share of the output noise, by site" if self.group == "site" else f"Share of the noise, by {self.group}"
         drawn = [(f"{row.name} ({row.kind})", row.noise_share, f"{share(row.noise_share)} %") for row in worst]
         return bars(title, f"The {counted(len(worst), self.group)} that cost most.", drawn)
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
-        """The value is in the unit of the metric, and its error, which is there where something was sampled, too."""
+        """The value has the unit of the metric, and so does its error, which is present if something was sampled."""
         in_decibels = self.metric == "sqnr"
         if column.name == "error":
             show = column.show if self.projections else _absent
@@ -138,7 +138,7 @@ class SensitivityReport(Report):
         return f"{self.model}, quantized by {self.quantizer}: {rows}, each quantized alone; {by}, {read}, {how}"
 
     def _ordered(self, sort: str) -> tuple[Sequence[SensitivityRow], str | None]:
-        # The rank knows which of two equal values is worse.
+        # The rank decides which of two equal values is worse.
         return (self.ranked(self.rows, "rank"), "value") if sort == "worst" else Report._ordered(self, sort)
 
     def _table(self, sort: str, limit: int | None, width: int) -> str:
@@ -152,7 +152,7 @@ class SensitivityReport(Report):
         adds = f"{whole_model}; the noise of the rows adds up to {decibel(predicted)} dB"
         if isnan(measured) or isnan(predicted):
             return [f"{adds}."]
-        # Of two infinities the difference is nan: nothing to tell.
+        # The difference of two infinities is nan: nothing to report.
         gap = 0.0 if measured == predicted else abs(predicted - measured)
         if gap <= ADDS_UP:
             return [f"{adds}: errors add up, within {ADDS_UP:g} dB."]
@@ -212,5 +212,5 @@ class SensitivityReport(Report):
 
 
 def _absent(sigma: float) -> str:
-    """What a table leaves out: nothing was sampled."""
+    """Left out of a table: nothing was sampled."""
     return "nan"

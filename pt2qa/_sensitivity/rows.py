@@ -1,4 +1,4 @@
-"""Rows of a sensitivity report: what each site costs, and the sums that this was made from."""
+"""Rows of a sensitivity report: what each site costs, and the sums behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pt2qa._report.columns import column
 from pt2qa._report.formats import number, share
 
 ALL_SITES: Final = -1
-"""The ``place`` of sums that belong to the fully quantized model."""
+"""The ``place`` of sums for the fully quantized model."""
 
 
 def _tie(near: bool) -> str:
@@ -24,32 +24,32 @@ def _sigma(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityRow:
-    """What the quantization of one site alone does to the model's output, or that of a group of sites together.
+    """How quantizing one site, or a group of sites together, affects the model's output.
 
-    With ``ref`` the reference's outputs and ``alone`` the outputs with this site alone quantized, sums over all
+    Let ``ref`` be the reference's outputs and ``alone`` the outputs with only this site quantized, with sums over all
     elements of all outputs and batches::
 
         noise = sum((ref - alone)**2)        value = 10 * log10(sum(ref**2) / noise)     dB, for the metric sqnr
 
     Args:
-        name: of the op that makes the value (activation) or reads it (weight), e.g. ``layer1.0.conv1/conv2d``; of a
+        name: of the op that produces the value (activation) or reads it (weight), e.g. ``layer1.0.conv1/conv2d``; for a
             group the region's first op, or the module's path.
         kind: ``activation`` or ``weight`` (a bias counts as a weight); a group is an ``activation`` if it holds one.
-        op: that op's kind, e.g. ``conv2d``, ``input`` for the model's inputs; of a module its class name.
-        value: the metric with this site alone quantized; for ``sqnr`` dB, ``inf`` where the output does not change.
+        op: that op's type, e.g. ``conv2d``, ``input`` for model inputs; for a module its class name.
+        value: the metric with only this site quantized; for ``sqnr`` dB, ``inf`` if the output does not change.
         dtype: of the quantized values, e.g. ``int8``.
-        flops: floating-point operations of that op for one sample, a multiply-add counting two; 0 for ops without a
+        flops: floating-point operations of that op per sample, a multiply-add counting two; 0 for ops without a
             formula.
-        flops_share: its share of the model's, 0..1.
+        flops_share: its share of the model's flops, 0..1.
         site: index in ``pair.sites``; -1 for a group.
-        handle: the op's handle; -1 where there is none.
+        handle: the op's handle; -1 if there is none.
         module: module path of the op.
         region: index in ``pair.regions``; -1 for the model's inputs and for modules.
-        noise: squared error of the outputs that this site alone makes, summed over the data; linear units, adds up.
+        noise: squared output error caused by this site alone, summed over the data; linear units, additive.
         noise_share: its share, 0..1, of the sum over all rows.
-        error: one sigma of the sampling error of ``value``, in its unit; 0 where nothing was sampled.
+        error: one sigma of the sampling error of ``value``, in its unit; 0 if nothing was sampled.
         rank: 1 is the worst.
-        near_tie: whether a neighbour in rank is within the sampling error of both.
+        near_tie: whether an adjacent rank is within the sampling error of both.
     """
 
     shown: ClassVar = (
@@ -77,7 +77,7 @@ class SensitivityRow:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityBatch:
-    """One batch that was measured, so that an interrupted analysis can go on with the same data.
+    """One measured batch, so that an interrupted analysis can resume with the same data.
 
     Args:
         fingerprint: digest of the inputs.
@@ -94,20 +94,20 @@ class SensitivityBatch:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityPart:
-    """The sums of one site or group on one batch; with those of all batches they make a row.
+    """The sums of one site or group on one batch; those of all batches make a row.
 
     Args:
-        place: position of the row among all rows that the analysis makes; :data:`ALL_SITES` for all sites on.
+        place: position of the row among all rows of the analysis; :data:`ALL_SITES` for all sites on.
         batch: position of the batch.
         noise: sum of the squared output errors.
-        variance: of ``noise``, by the random projections; 0 for the exact method.
+        variance: of ``noise``, due to the random projections; 0 for the exact method.
         quant_signal: sum of the squared outputs with the site on.
         product: sum of the products of both outputs.
         absolute: sum of the absolute errors.
         largest: largest absolute error.
-        count: elements of the outputs.
-        loss: sum of a loss over what it is a mean of; 0 for metrics that need none.
-        weight: over how much that sum goes.
+        count: number of output elements.
+        loss: weighted sum of a loss; 0 for metrics that need none.
+        weight: sum of the weights in ``loss``.
     """
 
     place: int

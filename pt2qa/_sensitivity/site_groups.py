@@ -1,4 +1,4 @@
-"""Places: what a row of a sensitivity report stands for, a site, or the sites of a region or a module together."""
+"""Places: what a row of a sensitivity report covers, a site, or the sites of a region or a module together."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ GROUPS = ("region", "module")
 
 @dataclass(frozen=True, slots=True)
 class SiteGroup:
-    """Sites that are quantized together, and what people read about them, as in :class:`pt2qa.SensitivityRow`.
+    """Sites that are quantized together, and how reports describe them, as in :class:`pt2qa.SensitivityRow`.
 
-    ``sites`` are indices in ``pair.sites``, duplicates included; ``steps`` are the ops that make the values or read the
-    weights, whose flops are the place's; ``single`` is one site (and its duplicates), not a group.
+    ``sites`` are indices in ``pair.sites``, duplicates included; ``steps`` are the ops that produce the values or read
+    the weights, whose flops are the place's; ``single`` is one site (and its duplicates), not a group.
     """
 
     name: str
@@ -37,7 +37,7 @@ class SiteGroup:
 def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, ...]:
     """The places of a program in the order of their first site.
 
-    An activation belongs to the op that makes it, a weight to the op that reads it first, so that each site is in one
+    An activation belongs to the op that produces it, a weight to the op that reads it first, so each site is in one
     group.  A value that is quantized twice with equal parameters is one place: its copies cannot differ.
     """
     if group not in (None, *GROUPS):
@@ -58,7 +58,7 @@ def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, 
 
 def _single_places(program: Program) -> tuple[SiteGroup, ...]:
     duplicates = _duplicates(program)
-    # Reversed, so that the first step that reads a constant stays.
+    # Reversed, so that the first step that reads a constant wins.
     readers = {slot: step for step in reversed(program.steps) for slot in step.constants}
     places = []
     for site in program.sites:
@@ -94,7 +94,7 @@ def _duplicates(program: Program) -> dict[int, int]:
 
 
 def _home(program: Program, site: Site, readers: dict[int, Step]) -> Step | None:
-    """The op that makes an activation or reads a weight; None for an input of the model."""
+    """The op that produces an activation or reads a weight; None for a model input."""
     if site.source == site.result:
         return readers.get(site.source)
     producer = program.producers.get(site.source)

@@ -1,6 +1,6 @@
-"""A look at the first batch: what each op computes and how much it returns, and which values keep samples apart.
+"""A survey of the first batch: each op's flops and output size, and which values keep samples independent.
 
-Whether samples depend on each other is seen from a run in which the first sample is another one.
+Dependence between samples shows in a run with the first sample replaced.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pt2qa._simulator.simulator import Simulator
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one forward of the reference told; its first sample was another one than in the batch.
+    """Results of one forward of the reference, with the first sample of the batch replaced.
 
-    By step, ``flops`` (without sites) and ``elements`` of the value; by slot, ``marks`` of the values that were asked
-    for, see :func:`marks`; ``outputs`` of the graph.
+    By step, ``flops`` (without sites) and ``elements`` of the value; by slot, ``marks`` of the requested values, see
+    :func:`marks`; ``outputs`` of the graph.
     """
 
     samples: int
@@ -50,16 +50,15 @@ def survey(simulator: Simulator, values: Sequence[Any], marked: Collection[int])
 
 
 def with_other_first_sample(values: Sequence[Any]) -> list[Any]:
-    """The inputs with the second sample, backwards, in the place of the first; other samples as they are."""
+    """The inputs with the first sample replaced by the second, reversed; other samples unchanged."""
     samples = count_samples(list(values))
     return [_with_other_first(value) if _has_samples(value, samples) else value for value in values]
 
 
 def marks(value: Any, samples: int) -> Tensor | None:
-    """A number for the bits of each sample; None where a value has no axis of samples.
+    """A hash of the bits of each sample; None if a value has no sample axis.
 
-    Equal bits give equal numbers, other bits the same one once in 2³² times, or where they are the same in another
-    order.
+    Equal bits give equal hashes; different bits collide once in 2³² times, or if they are the same in another order.
     """
     if not _has_samples(value, samples) or value.is_complex() or not value.numel():
         return None
@@ -67,9 +66,9 @@ def marks(value: Any, samples: int) -> Tensor | None:
 
 
 def is_independent(mark: Tensor | None, other: Tensor | None) -> bool:
-    """Whether a value has an axis of samples of which the first alone changed, from its marks before and after.
+    """Whether a value has a sample axis on which only the first sample changed, from its marks before and after.
 
-    A first sample that did not change tells nothing, so it counts as not apart.
+    An unchanged first sample proves nothing, so it does not count as independent.
     """
     if mark is None or other is None or mark.shape != other.shape:
         return False

@@ -1,8 +1,8 @@
-"""The random vectors that outputs are projected on: ±1, orthogonal to each other within a sample.
+"""The random vectors for projecting outputs: ±1, orthogonal to each other within a sample.
 
-All vectors of a batch are one random vector, times rows of a Hadamard matrix that repeats along the elements.  Each by
-itself is as random as before, but together they leave less to chance: with D outputs a sample, K of them have
-(D - K) / (D - 1) of the variance of K independent ones, none at all from K = D on.
+All vectors of a batch are one random vector times rows of a Hadamard matrix that repeats along the elements.  Each is
+as random as before, but together they vary less: with D outputs per sample, K of them have (D - K) / (D - 1) of the
+variance of K independent ones, none at all from K = D on.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 SEED = 20240
-"""Of the random vectors; the number of the batch is added."""
+"""Seed of the random vectors; the batch number is added."""
 
 
 def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int, first: int = 0) -> list[list[Tensor]]:
     """For each output ``count`` vectors of its shape and dtype, numbered from ``first``, orthogonal to those before it.
 
-    An output whose first axis has the size ``samples`` holds one row for each.  The number of the batch decides about
-    the vectors; torch's own generator is left alone.
+    An output whose first axis has size ``samples`` holds one row for each.  The batch number seeds the vectors; torch's
+    own generator is not used.
     """
     generator = torch.Generator().manual_seed(SEED + batch)
     rows = samples if all(output.dim() > 0 and output.shape[0] == samples for output in outputs) else 1
@@ -29,7 +29,7 @@ def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int
     offset, found = 0, []
     for output in outputs:
         signs = torch.randint(0, 2, output.shape, generator=generator).mul_(2).sub_(1).to(output)
-        # Counted through all outputs of one sample, then those of the next: neighbours get different columns.
+        # Counted through all outputs of one sample, then the next: neighbours get different columns.
         own = output.numel() // rows
         position = size * torch.arange(rows)[:, None] + torch.arange(offset, offset + own)
         columns = position.remainder_(period).reshape(signs.shape)
@@ -41,11 +41,11 @@ def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int
 
 
 def left_to_chance(outputs: Sequence[Tensor], samples: int, count: int, *, apart: bool) -> float:
-    """Share of the variance of independent vectors, 0..1; ``apart``: whether each sample is projected by itself."""
+    """Share of the variance of independent vectors, 0..1; ``apart``: whether each sample is projected separately."""
     size = sum(output.numel() for output in outputs) // (samples if apart else 1)
     return max(0.0, (size - count) / (size - 1)) if size > 1 else 0.0
 
 
 def _hadamard_row(number: int, period: int) -> Tensor:
-    """A row of the Hadamard matrix whose entries are the parities of ``row & column``; a longer period repeats it."""
+    """A row of the Hadamard matrix whose entries are the parities of ``row & column``, repeated to a longer period."""
     return torch.tensor([(-1) ** (number & column).bit_count() for column in range(period)])

@@ -23,9 +23,9 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
 
     Returns:
-        One row for each weight, bias and other parameter that an op reads. Parameters that stay in float are rows too,
-        with the note ``not quantized``. A weight that one module reads repeatedly, as at each step of a recurrent op,
-        is one row, named after its first reader. A channel is dead if its float value is not zero but its dequantized
+        One row for each weight, bias and other parameter that an op reads.  Parameters that stay in float are rows too,
+        with the note ``not quantized``.  A weight that one module reads repeatedly, as at each step of a recurrent op,
+        is one row, named after its first reader.  A channel is dead if its float value is not zero but its dequantized
         value is.
     """
     rows = [_row(pair, constant, readers) for constant, readers in _each_once(pair)]
@@ -123,7 +123,7 @@ def _channel_axis(constant: Constant) -> int | None:
 def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tuple[int, float, int]:
     """Index and SQNR of the worst channel, and the number of dead channels.
 
-    A channel that int8 rounds to zero has an SQNR of 0 dB: all of its signal is noise. One that is NaN or infinite on
+    A channel that int8 rounds to zero has an SQNR of 0 dB: all of its signal is noise.  One that is NaN or infinite on
     one side only is worse than any number, and has none.
     """
     if axis is None or not float_value.numel():
