@@ -1,1 +1,1 @@
-"""What a quantizer annotates and what the converted model does, place by place; and how two of them differ."""
+"""What a quantizer annotates and what the converted model does, place by place; and how two such lists differ."""

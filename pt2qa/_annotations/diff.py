@@ -16,19 +16,19 @@ from pt2qa._report.storage import register
 @register("annotation-diff", schema=1, was="annotation_diff")
 @dataclass(frozen=True, slots=True, repr=False)
 class AnnotationDiff(Report):
-    """Where two annotations differ; true where they do.
+    """Where two annotations differ; true if they do.
 
     >>> from pt2qa.report import Environment
     >>> bool(AnnotationDiff((), "x86", "x86", 4, 2, (), "Net", Environment.here("")))
     False
 
     Args:
-        rows: the places that differ, in graph order, those of b alone last.
+        rows: the places that differ, in graph order, those only in b last.
         a, b: what the two sides are.
         equal_quantized: places that both sides quantize alike.
         equal_float: places that both leave in float.
         notes: what else the reader must know.
-        model: the class name of the model, of both where they differ.
+        model: the model's class name, or both names if they differ.
         environment: versions, and the fingerprint of a's model.
     """
 
@@ -77,7 +77,7 @@ class AnnotationDiff(Report):
 
 
 def _kinds(row: AnnotationDiffRow) -> list[str]:
-    """What differs, each by itself; which values share a scale differs from place to place."""
+    """What differs, item by item; which values share a scale differs from place to place."""
     if row.status != "changed":
         return [f"{row.status}: {row.what}"]
     changes = row.what.split("; ")

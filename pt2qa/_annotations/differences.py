@@ -22,14 +22,14 @@ _ASKED: Final = frozenset({"scheme", "observer", "shares", "asked"})
 
 
 def diff_annotations(a: Any, b: Any, *, capture: Capture | None = None) -> AnnotationDiff:
-    """Compares what two quantizers, or two versions or settings of one, ask for.
+    """Compares the annotations of two quantizers, or of two versions or settings of one.
 
-    Places are found again by the names of their ops, so the two sides may be of two captures of one model.  Scales are
-    not compared: they belong to the calibration.
+    Places are matched by op name, so the two sides may come from two captures of one model.  Scales are
+    not compared: they depend on the calibration.
 
     Args:
-        a: an :class:`AnnotationReport` or a pair; with ``capture`` whatever :func:`pt2qa.quantize` takes for a
-            quantizer, too.
+        a: an :class:`AnnotationReport` or a pair; with ``capture`` also any quantizer that :func:`pt2qa.quantize`
+            takes.
         b: likewise.
         capture: the model that quantizers annotate.
 
@@ -121,7 +121,7 @@ def _only(row: AnnotationRow, status: Literal["only in a", "only in b"]) -> Anno
 def _facts(row: AnnotationRow) -> dict[str, str]:
     """What is compared.
 
-    A constant may be called otherwise in the graph that training prepared; what a value shares its scale with is said
+    A constant may have another name in a graph prepared for training; what a value shares its scale with is listed
     once, at its output.
     """
     return {

@@ -31,14 +31,14 @@ from pt2qa.plugins import describe, resolve
 def annotations(
     subject: QuantizedPair | Capture, quantizer: Any = None, *, qat: bool = False, overrides: OverridePlan | None = None
 ) -> AnnotationReport:
-    """Lists every place of a model with what its quantizer asks for there, and what the converted model does.
+    """Lists for every place of a model what its quantizer annotates, and what the converted model does.
 
     Args:
-        subject: a pair of :func:`pt2qa.quantize`, which its quantizer annotates once more; one of :func:`pt2qa.pair`,
-            of which the converted graph alone is known; or a capture, before any calibration.
+        subject: a pair from :func:`pt2qa.quantize`, which its quantizer annotates again; one from :func:`pt2qa.pair`,
+            where only the converted graph is known; or a capture, before any calibration.
         quantizer: with a capture, as :func:`pt2qa.quantize` takes it.
         qat: with a capture, as ``prepare_qat_pt2e`` annotates it.
-        overrides: with a capture, edits to what the quantizer annotates.
+        overrides: with a capture, edits to its annotations.
 
     Returns:
         A row for each op's inputs, weights and output, those that stay float included; the calls of each module; and
@@ -47,7 +47,7 @@ def annotations(
     Raises:
         SelectionError: a capture without a quantizer, or a pair with one.
         QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
-        PluginError: there is no such quantizer, or the backend does not have what an edit asks for.
+        PluginError: there is no such quantizer, or the backend does not support an edit.
 
     >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
@@ -114,7 +114,7 @@ def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: Override
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """What a report is about; ``values`` are those of the graph that is quantized."""
+    """What a report is about; ``values`` belong to the quantized graph."""
 
     captured: GraphModule
     names: Mapping[int, OpName]
@@ -138,7 +138,7 @@ def _report(graph: _Graph, resolver: SpecResolver, **facts: Any) -> AnnotationRe
 
 
 def _in_order(graph: _Graph, missing: Mapping[str, AnnotatedValue], resolver: SpecResolver) -> list[_Listed]:
-    """The values in the order of the captured graph; ops that it does not have follow what stands before them."""
+    """The values in the order of the captured graph; ops that it lacks follow what precedes them."""
     handles = {name.name: handle for handle, name in graph.names.items()}
     found: list[tuple[int, AnnotatedValue, AnnotationRow]] = []
     last = -1
@@ -192,7 +192,7 @@ def _module_calls(
 ) -> tuple[ModuleCalls, ...]:
     """The modules of a captured graph in the order in which they are called, then those that are never called.
 
-    A module is known by the ops that it calls, or by the parameters that it holds: one that has neither is not listed.
+    A module is found by the ops that it calls or the parameters that it holds: one with neither is not listed.
     ``present`` are the ops that are left in the graph that is quantized, ``quantized`` those that read a rounded value.
     """
     calls: dict[str, set[str]] = defaultdict(set)
@@ -225,7 +225,7 @@ def _module_calls(
 def _never_called(graph: GraphModule, names: Mapping[int, OpName], called: Collection[str]) -> list[ModuleCalls]:
     """Modules that hold parameters or buffers of their own and call no op."""
     state = graph.state_dict(keep_vars=True)
-    # One module under two paths is called by one of them.
+    # A module with two paths is called by one of them.
     theirs = {id(tensor) for name, tensor in state.items() if name.rpartition(".")[0] in called}
     tensors: dict[str, list[str]] = defaultdict(list)
     for name, tensor in state.items():

@@ -1,4 +1,4 @@
-"""The report of what a quantizer asks for and what the converted model does, place by place."""
+"""The report of what a quantizer annotates and what the converted model does, place by place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pt2qa.errors import ReportError
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way of rounding, and how many values are rounded so."""
+    """One way of rounding, and how many values use it."""
 
     places: Annotated[int, column(importance=0)]
     role: Annotated[str, column(importance=0)]
@@ -53,14 +53,14 @@ class _Op:
 class AnnotationReport(Report):
     """How each op's inputs, weights and output are quantized: dtype, scheme, axis, observer, scale.
 
-    ``print`` shows an op a line; :meth:`table` a place a line.
+    ``print`` shows one op per line; :meth:`table` one place per line.
 
     Args:
         rows: one for each place where a value is made or read, in graph order, those that stay float included.
-        modules: how often each module is called, in the order of the calls, those that are never called last.
+        modules: how often each module is called, in call order, those never called last.
         coverage: by kind of op, how many are annotated and quantized.
         basis: ``annotated and converted``; ``annotated``: nothing is converted yet, so there are no scales, and
-            ``quantized`` is what will be; ``converted``: a graph from elsewhere, so nothing is known of what was asked.
+            ``quantized`` is what will be; ``converted``: a graph from elsewhere, whose annotations are unknown.
         notes: what else the reader must know.
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
@@ -115,7 +115,7 @@ class AnnotationReport(Report):
             yield Table(self.shown("coverage"), self.coverage)
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
-        """An op a line, or in another order a value a line."""
+        """One op per line or, in another order, one value per line."""
         if sort not in ("worst", "graph"):
             return self._table(sort, limit, width)
         return table(shown_columns(_Op), _ops_of(self.rows), None, limit, width)
@@ -148,7 +148,7 @@ def _ways_of(rows: Iterable[AnnotationRow]) -> list[_Way]:
 
 
 def _ops_of(rows: Sequence[AnnotationRow]) -> list[_Op]:
-    """The ops of the graph that is quantized, each on a line."""
+    """The ops of the quantized graph, one per line."""
     by_name: dict[str, list[AnnotationRow]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
@@ -157,7 +157,7 @@ def _ops_of(rows: Sequence[AnnotationRow]) -> list[_Op]:
 
 
 def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:
-    """Ops that are not in the graph that is quantized, with the reason: they have an output and a reason alone."""
+    """Ops that are not in the quantized graph, with the reason: they have only an output and a reason."""
     places = Counter(row.name for row in rows)
     folded = [row for row in rows if row.role == "output" and not row.quantized and row.note]
     return [(row.name, _kind_of_reason(row.note)) for row in folded if places[row.name] == 1]

@@ -1,4 +1,4 @@
-"""What a quantizer asks for at a value, held against what the converted model does there."""
+"""What a quantizer annotates at a value, compared with what the converted model does there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WITH_LIMITS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 
 
 class SpecResolver:
-    """Finds the specs of one model's values; annotations are None where they are not known, sites before conversion."""
+    """Finds the specs of one model's values; annotations are None if unknown, sites before conversion."""
 
     def __init__(self, annotations: Annotations | None, sites: Sequence[Site] | None) -> None:
         self.annotations = annotations
@@ -49,7 +49,7 @@ class SpecResolver:
             self.members[first].append(point)
 
     def resolve(self, value: AnnotatedValue) -> ResolvedSpec:
-        """What is asked for at a value, and what is done."""
+        """What is annotated at a value, and what is done."""
         own = self._own_point(value)
         if value.site is None and own is not None and self.converted:
             unmet = self._facts(own)
@@ -81,7 +81,7 @@ class SpecResolver:
         )
 
     def _own_point(self, value: AnnotatedValue) -> Point | None:
-        """The point that asks for a rounded value at this very place."""
+        """The point that annotates a rounded value at exactly this place."""
         if self.annotations is None:
             return None
         named, nodes = self.annotations.points_by_name, self.annotations.ground.nodes
@@ -93,14 +93,14 @@ class SpecResolver:
         return next((point for point in points if (nodes[point[1]].name if point[1] else "") == reader), None)
 
     def _point(self, value: AnnotatedValue, own: Point | None) -> Point | None:
-        """The point that says how a value is rounded: its own, or that of another who reads it."""
+        """The point that says how a value is rounded: its own, or another reader's."""
         if value.site is not None:
             points = self.by_site.get(value.site.index, ())
             return own if own in points else next(iter(points), None)
         if own is not None or self.annotations is None or value.constant:
             return own
         asked = self.annotations.points_by_name.values.get(value.of, ())
-        # A value is rounded for everybody where its own op asks for it, else for those who do.
+        # A value is rounded for all readers if its producer asks for it, else for those that do.
         return next((point for point in asked if value.role == "output" or not point[1]), None)
 
     def _facts(self, point: Point) -> SpecFacts:
@@ -108,7 +108,7 @@ class SpecResolver:
         return self.annotations.facts(point)
 
     def _shares(self, point: Point | None) -> str:
-        """The other values whose scale is the same one."""
+        """The other values that share its scale."""
         if point is None or self.annotations is None:
             return ""
         own = self.annotations.value_name(point)
@@ -125,7 +125,7 @@ class SpecResolver:
 
 
 def _scheme(params: QuantParams) -> str:
-    """What a converted graph alone says of the scheme: where scales are integers' zeros, affine looks symmetric."""
+    """What a converted graph alone says about the scheme: where scales are integers' zeros, affine looks symmetric."""
     if params.axis is not None:
         return "per_channel"
     several = isinstance(params.scale, torch.Tensor) and params.scale.numel() > 1
@@ -133,7 +133,7 @@ def _scheme(params: QuantParams) -> str:
 
 
 def _range(facts: SpecFacts) -> tuple[int, int]:
-    """The integer range; that of the dtype where the spec leaves it to the observer."""
+    """The integer range; the dtype's if the spec leaves it to the observer."""
     if facts.quant_min is not None and facts.quant_max is not None:
         return facts.quant_min, facts.quant_max
     dtype = getattr(torch, facts.dtype, None)

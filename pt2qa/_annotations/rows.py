@@ -15,7 +15,7 @@ BASES: Final = ("annotated and converted", "annotated", "converted")
 
 
 def blank(value: float) -> str:
-    """A number; empty where there is none: most values have none."""
+    """A number; empty if there is none, as for most values."""
     return "" if isnan(value) else number(value)
 
 
@@ -29,7 +29,7 @@ def _known(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AnnotationRow:
-    """A place where an op makes or reads a value.
+    """A place where an op produces or reads a value.
 
     A place that stays float has its float ``dtype`` and no other entry.  Where an op reads a rounded value and has not
     asked for it, the entries are those of the value, and ``annotated`` is False.

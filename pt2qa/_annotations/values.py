@@ -1,4 +1,4 @@
-"""The values of a model as its ops make and read them, in a converted program or in a float graph."""
+"""The values of a model as its ops produce and read them, in a converted program or in a float graph."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pt2qa.overrides.points import GraphNode, dtype_of, read_nodes
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedValue:
-    """A value as one op makes or reads it: what a row of the report is about.
+    """A value as one op produces or reads it: the subject of a report's row.
 
-    ``owner`` is the captured op that the op is, or is a part of; empty if the capture does not have it.  ``dtype`` is
+    ``owner`` is the captured op that the op is, or is part of; empty if the capture lacks it.  ``dtype`` is
     that of the float model; ``site`` is None where the converted model does not round the value, or there is none yet.
     The other fields are as in :class:`pt2qa._annotations.rows.AnnotationRow`.
     """
@@ -90,13 +90,13 @@ def missing_values(
 
 
 def value_dtypes(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str, str]:
-    """The dtype of each value of a graph by the name of the op or input that makes it."""
+    """The dtype of each value of a graph by the name of the op or input that produces it."""
     nodes = read_nodes(graph, names).values()
     return {node.owner if node.constant else node.name: node.dtype for node in nodes if node.dtype}
 
 
 class _Slots:
-    """What stands in the slots of a program."""
+    """What the slots of a program hold."""
 
     def __init__(self, program: Program, dtypes: Mapping[str, str]) -> None:
         self.dtypes = dtypes
@@ -154,7 +154,7 @@ def _role(op: str, argument: int, is_parameter: bool) -> Role:
 
 
 def _reason(node: GraphNode, nodes: Mapping[str, GraphNode], present: set[str]) -> str:
-    """Why an op of the captured graph is not in the graph that is quantized."""
+    """Why an op of the captured graph is not in the quantized graph."""
     if node.constant:
         return "computed from constants alone, once"
     before = next((nodes[key].name for key in node.inputs), "")

@@ -1,1 +1,1 @@
-"""What pt2qa knows of fx graphs: handles, names, and which outputs agree."""
+"""What pt2qa knows about fx graphs: handles, names, and which outputs agree."""

@@ -20,7 +20,7 @@ FLIPS = 1e-3
 
 
 def compare_outputs(expected: Any, actual: Any, least: float, *, flips: float = 0.0) -> str | None:
-    """The first of some nested outputs in which two runs differ, and how; None where they agree.
+    """The first of some nested outputs in which two runs differ, and how; None if they agree.
 
     Floating-point outputs must have an SQNR of ``least`` dB.  ``flips`` is the share of an output's integers and
     booleans that may differ, 0..1: where two values are nearly equal, float rounding decides which is the larger one.
@@ -47,7 +47,7 @@ def compare_leaves(
 
 
 def difference(expected: Any, actual: Any, least: float, *, flips: float = 0.0) -> str | None:
-    """How a value differs from what is expected, as the end of a sentence; None where they agree.
+    """How a value differs from what is expected, as the end of a sentence; None if they agree.
 
     >>> difference(torch.tensor([1, 2]), torch.tensor([1, 3]), 60)
     'differs in 1 of 2 values'
@@ -72,7 +72,7 @@ def difference(expected: Any, actual: Any, least: float, *, flips: float = 0.0) 
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """What to call an output, from its pytree path.
+    """The name of an output, from its pytree path.
 
     >>> leaf_name((pytree.MappingKey("logits"), pytree.SequenceKey(1)))
     'output.logits[1]'

@@ -1,6 +1,6 @@
-"""Handles: the numbers by which the ops of one model are found again in every graph that is made of it.
+"""Handles: numbers that identify the ops of one model in every graph made from it.
 
-A handle is ``node.meta["custom"]["numeric_debug_handle"]``. torch and torchao copy that field along: it survives
+A handle is ``node.meta["custom"]["numeric_debug_handle"]``. torch and torchao copy that field: it survives
 ``ExportedProgram.module()``, ``copy.deepcopy``, re-export, ``torch.export.save`` and ``load``, ``prepare_pt2e`` and
 ``convert_pt2e``.  Node names do not; so people read a name made of module path, op and ordinal (:class:`OpName`).
 """
@@ -46,14 +46,14 @@ _QUANTIZATION = ("quantize_", "dequantize_", "choose_qparams", "fake_quantize", 
 
 @dataclass(frozen=True, slots=True)
 class OpName:
-    """What people read instead of a node's name.
+    """A readable name, instead of the node's.
 
     Attributes:
-        name: unique in the model, such as ``layer1.0.conv1/conv2d``; inputs have their own name.
+        name: unique in the model, such as ``layer1.0.conv1/conv2d``; inputs keep their own name.
         module: path of the module that called the op; empty at the root.
-        module_type: class name of that module; empty where it is not known.
+        module_type: class name of that module; empty if unknown.
         op: what the op does, without overload and in-place underscore: ``conv2d``, ``relu``; ``input`` for an input.
-        part_of: for a part of a recurrent op that capture took apart, that op's name; else empty.
+        part_of: for a part of a recurrent op that capture decomposed, that op's name; else empty.
         step: which step of the sequence such a part computes, from 0 in the order of computation; else -1.
     """
 
@@ -118,10 +118,10 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
 
 
 def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
-    """The handles of a graph's inputs; input number i has handle i also where its metadata was lost.
+    """The handles of a graph's inputs; input number i has handle i even if its metadata was lost.
 
     ``torch.export.save`` writes no metadata of inputs, and re-export with ``strict=True`` drops it; ops keep theirs.
-    Inputs have none where an op has such a number: those handles were not given by :func:`assign_handles`, but by
+    Inputs have none if an op has such a number: those handles do not come from :func:`assign_handles`, but from
     torchao's ``generate_numeric_debug_handle``, say, which numbers the ops alone.
     """
     graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
@@ -138,7 +138,7 @@ def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
 
 
 def user_inputs(source: GraphModule | ExportedProgram) -> list[Node]:
-    """The placeholders of what the caller passes, in order."""
+    """The placeholders for what the caller passes, in order."""
     placeholders = source.graph.find_nodes(op="placeholder")
     if isinstance(source, GraphModule):
         return placeholders
@@ -152,7 +152,7 @@ def walk(graph_module: GraphModule) -> Iterator[Placed]:
 
 
 def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, GraphModule]]:
-    """The nested graphs that a higher-order op runs, each with what it is called; empty for other nodes."""
+    """The nested graphs that a higher-order op runs, each with its name; empty for other nodes."""
     if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
         return []
     read = (attribute_of(graph_module, arg) for arg in node.args if isinstance(arg, Node) and arg.op == "get_attr")
@@ -167,7 +167,7 @@ def attribute_of(graph_module: GraphModule, node: Node) -> Any:
 
 
 def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
-    """What to call the ops of a graph, by handle.
+    """The names of a graph's ops, by handle.
 
     A name is the module path, the op and, from the second one on, an ordinal: ``fc/linear``, ``rnn/linear_1``, ``add``
     at the root.  Outputs of an op with several are ``rnn/lstm[0]``; ops in a nested graph follow its owner:
@@ -188,7 +188,7 @@ def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
 
 
 def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:
-    """What people read for a node, by its handle; None for one without."""
+    """A node's readable name, by its handle; None for one without."""
     handle = handle_of(node)
     return names[handle].name if handle is not None and handle in names else None
 
@@ -208,7 +208,7 @@ def op_of(target: Callable[..., Any] | str) -> str:
 
 
 def module_of(node: Node) -> tuple[str, str]:
-    """Path and class name of the module that called a node's op; two empty strings where nothing says so."""
+    """Path and class name of the module that called a node's op; two empty strings if unknown."""
     stack = module_stack(node)
     if not stack:
         return "", ""
@@ -218,9 +218,9 @@ def module_of(node: Node) -> tuple[str, str]:
 
 
 def source_line(node: Node, *, code: bool = False) -> str:
-    """The innermost line of the user's files that made a node, ``net.py:12``; empty where nothing says so.
+    """The innermost line of the user's files that made a node, ``net.py:12``; empty if unknown.
 
-    With ``code``, what stands there follows: ``net.py:12: y = self.conv(x)``.
+    With ``code``, the code follows: ``net.py:12: y = self.conv(x)``.
     """
     frames = _FRAME.findall(str(node.meta.get(STACK_TRACE) or ""))
     own = [(path, line, text) for path, line, text in frames if not _is_library(path)]
@@ -232,7 +232,7 @@ def source_line(node: Node, *, code: bool = False) -> str:
 
 
 class _Namer:
-    """Gives names in the order in which it is asked."""
+    """Assigns names in the order of the requests."""
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
@@ -249,7 +249,7 @@ class _Namer:
             producer = self._by_node[node.args[0]]
             stem, module, module_type = f"{producer.name}[{node.args[1]}]", producer.module, producer.module_type
         elif owner is not None:
-            # strict=False knows no module inside a nested graph, so the name must do without.
+            # strict=False knows no module inside a nested graph, so the name leaves it out.
             stem = f"{owner.name}.{placed.body}/{op}"
             module, module_type = (module, module_type) if module else (owner.module, owner.module_type)
         else:

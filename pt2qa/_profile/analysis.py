@@ -40,30 +40,30 @@ def profile(
 ) -> Profile:
     """Measures what every op of a graph reads and makes: range, mean, variance, quantiles, zeros, NaN, saturation.
 
-    Each batch runs through the graph once.  A value is measured when it is made, once however many ops read it, and
-    nothing of it is kept but numbers, so that memory does not grow with the batches.  Weights are measured once.
+    Each batch runs through the graph once.  A value is measured once, when it is produced, however many ops read it.
+    Only statistics are kept, so memory does not grow with the batches.  Weights are measured once.
 
     Args:
         subject: a :class:`pt2qa.QuantizedPair`, a :class:`pt2qa.Capture`, or a graph: captured, prepared, converted or
             an ``ExportedProgram``.  It is not changed: observers of a prepared graph do not see the batches, and
             buffers that forward writes to start every batch from the values they had.
         batches: iterable of batches, read once; batches may differ in size where the graph allows it.
-        side: of a pair, ``"reference"`` (the default) or ``"quantized"``.
+        side: for a pair, ``"reference"`` (the default) or ``"quantized"``.
         prefixes: module paths (``layer1``) or op names; only ops under them get rows.
         ops: kinds of op (``conv2d``; ``input`` for the model's inputs); only they get rows.
         histograms: also count values in bins: quantiles, peaks, plots, distances between profiles.
-        per_channel: also measure each channel: axis 1 of what convolutions make and of inputs, the last one of what
-            linears and attention make, axis 0 or the quantized axis of weights.  Other ops have their input's axis.
+        per_channel: also measure each channel: axis 1 for model inputs and convolutions' outputs, the last for
+            linears' and attention's, axis 0 or the quantized axis for weights.  Other ops take their input's axis.
         with_stack: also look up the line of the model's code that calls each op.
-        inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
         The profile.  Interrupted with Ctrl-C after at least one batch, it covers the finished batches and says so.
 
     Raises:
         BatchError: there is no batch, or one does not fit the graph.
-        CaptureError: the subject is no graph.
+        CaptureError: the subject is not a graph.
         SelectionError: a prefix or op type matches nothing, or there is no such side.
     """
     profiler = Profiler(
@@ -86,8 +86,8 @@ class Profiler:
     measured.  Calls that raise are not counted.  Arguments and errors as for :func:`profile`.
 
     Attributes:
-        graph: the graph whose calls are watched: the one that was given, ``pair.reference`` or ``pair.quantized``, and
-            of a capture a graph of its own.
+        graph: the graph whose calls are watched: the one given, ``pair.reference`` or ``pair.quantized``, or a new
+            graph for a capture.
 
     >>> import pt2qa
     >>> capture = pt2qa.capture(torch.nn.Linear(2, 1).eval(), torch.zeros(3, 2))
@@ -143,7 +143,7 @@ class Profiler:
     def __enter__(self) -> Profiler:
         if "forward" in vars(self.graph):
             raise CaptureError("another Profiler watches this graph; leave its with block first")
-        # A module looks for forward on itself before its class.
+        # A module looks up forward on itself before its class.
         self.graph.forward = self._forward
         return self
 
@@ -159,7 +159,7 @@ class Profiler:
             notes: what else the reader of the report must know.
 
         Raises:
-            BatchError: nothing was.
+            BatchError: nothing was measured.
         """
         if not self.batches:
             raise BatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
@@ -178,7 +178,7 @@ class Profiler:
         outputs = watch.run(*values, enable_io_processing=False)
         seen = {**done.seen, **watch.found}
         seen |= {number: done.seen[number].merge(watch.found[number]) for number in done.seen.keys() & watch.found}
-        # One assignment, so that an interruption leaves a batch in all values or in none.
+        # One assignment, so that an interrupted batch counts in all values or in none.
         samples = count_samples(list(values))
         made = (each for number, each in watch.found.items() if not self._plan.values[number].constant)
         has_nan = any(each.statistics.nans for each in made)

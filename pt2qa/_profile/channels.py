@@ -18,10 +18,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelStatistics:
-    """What a profile says of each channel; all arrays have one number a channel.
+    """What a profile says about each channel; all arrays have one number per channel.
 
-    Merging follows the laws of :class:`pt2qa._profile.statistics.Statistics`.  Tensors with another number of channels
-    (the axis is a dynamic one) cannot be merged: what comes out is ``uneven`` and holds nothing.
+    Merges like :class:`pt2qa._profile.statistics.Statistics`.  Tensors with another number of channels
+    (the axis is dynamic) cannot be merged: the result is ``uneven`` and empty.
 
     Args:
         count: finite values, int64.
@@ -80,7 +80,7 @@ class ChannelStatistics:
             count,
             np.minimum(self.smallest, other.smallest),
             np.maximum(self.largest, other.largest),
-            # A side without values has the mean 0, which must not count.
+            # A side without values has mean 0, which must not count.
             np.where(self.count == 0, other.mean, self.mean + apart * other.count / total),
             self.squares + other.squares + apart * apart * (self.count * other.count / total),
             self.zeros + other.zeros,

@@ -1,4 +1,4 @@
-"""The difference of two profiles: which values moved, how far, and which only one of the two has."""
+"""The difference of two profiles: which values moved, how far, and which are in only one of the two."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Key = tuple[str, str, str]
 class ProfileDiff(Report):
     """How the values of profile ``b`` differ from those of profile ``a``.
 
-    Tables and texts show each pair of values once, the one that moved most first.
+    Tables and texts show each pair of values once, the largest move first.
 
     Args:
-        rows: one for each row of b that a has too, in graph order.
-        only: rows that one of the two has alone.
-        a, b: what the profiles are of.
-        a_batches, a_samples, b_batches, b_samples: how much each was made from.
+        rows: one for each row of b that is also in a, in graph order.
+        only: rows in only one of the two.
+        a, b: what was profiled.
+        a_batches, a_samples, b_batches, b_samples: how much each profile covers.
         notes: what else the reader must know.
         model: the model's class name.
         environment: of profile b.
@@ -57,7 +57,7 @@ class ProfileDiff(Report):
 
     @property
     def values(self) -> tuple[ProfileShift, ...]:
-        """One row for each pair of values, in graph order: that of the op that makes it, else of the first reader."""
+        """One row for each pair of values, in graph order: at the op that produces it, else at the first reader."""
         return each_once(self.rows, attrgetter("a_value", "b_value"))
 
     def _headline(self) -> str:
@@ -76,7 +76,7 @@ class ProfileDiff(Report):
         return worst_by(self.rows)
 
     def _ordered(self, sort: str) -> tuple[Sequence[ProfileShift], str | None]:
-        """What is not finite has no distance, and is worse than any."""
+        """A value that is not finite has no distance, and is worst."""
         rows, by = Report._ordered(self, sort)
         return (sorted(rows, key=lambda row: row.b_nonfinite <= row.a_nonfinite) if sort == "worst" else rows), by
 
@@ -94,11 +94,11 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
     """What changed from one profile to another: reference to quantized, or calibration to validation data.
 
     Rows are matched by name, role and argument.  A value that one side quantizes in several ways and the other in one
-    is held against that one.
+    is compared with that one.
 
     Args:
         a: the profile to measure from; its ranges and standard deviations are the units.
-        b: the other one.
+        b: the profile to compare with it.
 
     Raises:
         ReportError: one of the two is not a profile.
@@ -149,7 +149,7 @@ def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
 
 
 def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> ProfileShift:
-    # A value without a range has no unit to measure by.
+    # A value without a range has no unit of measure.
     span = left.max - left.min if left.max > left.min else nan
     shifts = {f"{of}_shift": (getattr(right, of) - getattr(left, of)) / span for of in ("min", "max", "mean", "std")}
     sides = {

@@ -1,7 +1,7 @@
-"""Histograms with fixed bins, so that merging those of chunks gives exactly that of the whole.
+"""Histograms with fixed bins, so that merging chunks gives exactly the histogram of the whole.
 
 The bins are those of a float32's first bits: sign, exponent and the first five bits of the mantissa.  They cover every
-magnitude, each is at most 1/32 as wide as its values are large, and they depend on no data.  Free of torch.
+magnitude, each is at most 1/32 as wide as its values are large, and they do not depend on data.  Does not use torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SMALLEST: Final = float(np.array(1 << SHIFT, np.int32).view(np.float32))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """How many values fell into each bin; only bins that are not empty are held.
+    """How many values fell into each bin; empty bins are left out.
 
     ``a.merge(b)`` is exact, and neither order nor grouping of merges changes it.
 
@@ -52,7 +52,7 @@ class Histogram:
 
     @classmethod
     def of(cls, values: Array) -> Histogram:
-        """That of finite values of any shape; beyond float32 they fall into its last bin."""
+        """The histogram of finite values of any shape; values beyond float32 fall into its last bin."""
         largest = np.finfo(np.float32).max
         bits = np.clip(np.asarray(values, np.float64), -largest, largest).astype(np.float32).ravel().view(np.int32)
         magnitudes = (bits & 0x7FFFFFFF) >> SHIFT
@@ -69,7 +69,7 @@ class Histogram:
         return cls((filled - (BINS - 1)).astype(np.int32), dense[filled])
 
     def merge(self, other: Histogram) -> Histogram:
-        """That of all values of both."""
+        """The histogram of all values of both."""
         bins, places = np.unique(np.concatenate([self.bins, other.bins]), return_inverse=True)
         counts = np.zeros(len(bins), np.int64)
         np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
@@ -82,7 +82,7 @@ class Histogram:
 
     @property
     def magnitudes(self) -> Histogram:
-        """That of the absolute values that are not zero."""
+        """The histogram of the nonzero absolute values."""
         positive, negative = self.bins > 0, self.bins < 0
         return Histogram(self.bins[positive], self.counts[positive]).merge(
             Histogram(-self.bins[negative][::-1], self.counts[negative][::-1])
@@ -95,14 +95,14 @@ class Histogram:
         return np.where(self.bins == 0, 0.0, np.sign(self.bins) * middle)
 
     def quantile(self, share: float) -> float:
-        """The middle of the bin that holds the value of rank ``ceil(share * count)``; nan where there is none."""
+        """The middle of the bin that holds the value of rank ``ceil(share * count)``; nan if there is none."""
         if not self.total:
             return nan
         rank = max(1, ceil(share * self.total))
         return float(self.centres[np.searchsorted(np.cumsum(self.counts), rank)])
 
     def contiguous(self) -> tuple[Array, Array]:
-        """Edges (float64, ascending) and counts (int64, one less): what lies between two bins is an empty bin."""
+        """Edges (float64, ascending) and counts (int64, one less): gaps between bins become empty bins."""
         lower, upper = self._edges()
         edges = np.column_stack([lower, upper]).ravel()
         counts = np.column_stack([self.counts, np.zeros_like(self.counts)]).ravel()[:-1]
@@ -110,14 +110,14 @@ class Histogram:
         return edges[np.concatenate([[True], wide])] if len(edges) else np.zeros(1), counts[wide]
 
     def spread(self, edges: Sequence[float] | Array, low: float, high: float) -> Array:
-        """Counts in other bins, float64: each bin's values are taken to lie evenly between its edges.
+        """Counts in other bins, float64: assumes each bin's values lie evenly between its edges.
 
         The new edges ascend; a bin holds its lower edge, the last one its upper edge too.  ``low`` and ``high`` are the
         smallest and the largest of the values.
         """
         lower, upper = self._edges()
         lower, upper = np.clip(lower, low, high), np.clip(upper, low, high)
-        # A bin of no width is a jump just right of its value.
+        # A bin of zero width is a jump just right of its value.
         upper = np.maximum(upper, np.nextafter(lower, np.inf) + 2 * _SMALLEST * (lower == 0))
         points = np.maximum.accumulate(np.column_stack([lower, upper]).ravel())
         below = np.cumsum(self.counts)
@@ -137,10 +137,10 @@ class Histogram:
 def transport(left: Histogram, right: Histogram) -> float:
     """How far the values of one have to move, on average, to become those of the other: the Wasserstein-1 distance.
 
-    ``∫ |F(x) - G(x)| dx`` with the two cumulative distributions; values are taken to lie in the middle of their bins.
+    ``∫ |F(x) - G(x)| dx`` with the two cumulative distributions; assumes values lie in the middle of their bins.
 
     Returns:
-        in the unit of the values; nan where one holds nothing.
+        in the unit of the values; nan if one is empty.
 
     Source:
         Villani, "Optimal Transport", Springer 2009, remark 6.5, for one dimension.

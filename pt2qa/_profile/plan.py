@@ -26,13 +26,13 @@ CHANNELS_FIRST = 1
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that is measured once a batch, or once for all where no batch changes it.
+    """A value that is measured once per batch, or only once if no batch changes it.
 
     Attributes:
-        node: what makes it.
-        reader: the op before which it is measured, because something has written to it since it was made; None where
-            it is measured as soon as it is made.
-        quantize: the node that quantizes it; None where it is not quantized, or was when the graph was made.
+        node: what produces it.
+        reader: the op before which it is measured, because something has written to it since it was produced; None if
+            it is measured as soon as it is produced.
+        quantize: the node that quantizes it; None if it is not quantized, or was when the graph was built.
         params: how it is quantized.
         constant: whether no batch changes it.
         channels: its channel axis, 1 or -1.
@@ -65,7 +65,7 @@ class Plan:
 
     Attributes:
         values: each once.
-        places: in graph order; each names its value by position.
+        places: in graph order; each gives its value's position.
         writes: whether the graph changes its inputs or buffers when it runs.
     """
 
@@ -91,7 +91,7 @@ def make_plan(
 
 
 def parameter_names(graph: GraphModule, names: Mapping[Node, OpName]) -> dict[tuple[int, str], str]:
-    """What each op of a float graph reads from its parameters and buffers, by handle and name of the argument."""
+    """The parameters and buffers that each op of a float graph reads, by handle and argument name."""
     places = make_plan(graph, names).places
     fixed = [place for place in places if place.role in ("weight", "bias", "constant")]
     return {(place.handle, place.argument): place.of for place in fixed if place.handle >= 0}
@@ -130,7 +130,7 @@ class _Planner:
         return Plan(tuple(self.values), tuple(self.places), bool(self.writes))
 
     def _is_op(self, node: Node) -> bool:
-        """Whether a node gets rows: inputs and ops of the model, but not what serves quantization or constants."""
+        """Whether a node gets rows: inputs and ops of the model, but not quantization ops or constants."""
         if node.op not in ("placeholder", "call_function", "call_method", "call_module") or self.constant[node]:
             return False
         source = node.args[0] if node.target is operator.getitem else node
@@ -158,7 +158,7 @@ class _Planner:
         self.places.append(ProfiledValue(self.names[node], _handle(node), role, argument, of, source, value))
 
     def _value(self, read: ReadValue, actual: Node, reader: Node | None) -> int:
-        """The number of a value; one that was written to since it was made is another one for its reader."""
+        """The number of a value; one that was written to since it was produced is a new one for its reader."""
         written = [position for position, group in self.writes if actual in group]
         stale = reader is not None and any(self.order[actual] < at < self.order[reader] for at in written)
         key = (actual, reader) if stale else (read.node, None)
@@ -177,7 +177,7 @@ class _Planner:
         return "weight" if is_parameter else "constant"
 
     def _origin(self, node: Node) -> Node:
-        """The op, input or attribute behind quantization; of a constant the attribute that it is computed from."""
+        """The op, input or attribute behind quantization; for a constant, the attribute that it is computed from."""
         while node.op != "get_attr":
             source = node.args[0] if node.args else None
             serves = quant_ops.is_quantization(node) or self.sites.is_observer(node)
@@ -197,7 +197,7 @@ class _Planner:
         return found
 
     def _channels(self) -> dict[Node, int]:
-        """For each node its channel axis: that of the last op before it which knows it; 1 for inputs, as of images."""
+        """The channel axis of each node: from the nearest upstream op that knows it; 1 for inputs, as in images."""
         found: dict[Node, int] = {}
         for node in self.order:
             op = "" if node.op in ("placeholder", "get_attr", "output") else op_of(node.target)
@@ -227,7 +227,7 @@ def _handle(node: Node) -> int:
 
 
 def _arguments(node: Node) -> Iterator[tuple[str, Node]]:
-    """What a node reads, each with the name of its argument: ``input``, ``tensors[1]``; positions without a schema."""
+    """The inputs of a node, each with its argument name: ``input``, ``tensors[1]``; positions without a schema."""
     names = [argument.name for argument in arguments_of(node.target)] or map(str, range(len(node.args)))
     for name, argument in (*zip(names, node.args, strict=False), *node.kwargs.items()):
         yield from _leaves(name, argument)

@@ -44,16 +44,16 @@ BUCKETS: Final = 128
 @register("profile", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile(Report):
-    """What every op of a graph reads and makes.
+    """What every op of a graph reads and produces.
 
-    Tables and texts show each value once, at the op that makes it; ``to_pandas`` and ``csv`` have every row.
+    Tables and texts show each value once, at the op that produces it; ``to_pandas`` and ``csv`` have every row.
 
     Args:
         rows: one for each value at each op, in graph order: inputs, weights, bias, output.
         histograms: bins and counts of the values, packed; empty where none were made.  :meth:`histogram` reads them.
         channels: numbers by channel, packed; empty where none were made.  :meth:`channel` reads them.
         side: which graph it was: ``reference``, ``quantized``, ``float`` (a capture) or ``graph``.
-        quantizer: that of a pair; empty for other graphs.
+        quantizer: the pair's; empty for other graphs.
         batches, samples: how much was run.
         notes: what else the reader must know.
         model: the model's class name.
@@ -95,14 +95,14 @@ class Profile(Report):
 
     @property
     def values(self) -> tuple[ProfileRow, ...]:
-        """One row for each value, in graph order: that of the op that makes it, else of the first that reads it."""
+        """One row for each value, in graph order: at the op that produces it, else at the first that reads it."""
         return each_once(self.rows, attrgetter("value"))
 
     def find(self, name: str, role: Role = "output", argument: str | None = None) -> ProfileRow:
-        """The first row of an op with a role, and with an argument where one is given.
+        """The first row of an op with a role, and with an argument if given.
 
         Raises:
-            ReportError: there is none; the message lists near names, or what the op has.
+            ReportError: there is none; the message lists close matches, or what the op has.
         """
         here = [row for row in self.rows if row.name == name]
         if not here:
@@ -120,7 +120,7 @@ class Profile(Report):
         Args:
             row: one of the rows.
             bins: None for the bins in which values were counted: exact, and narrow where values are small, with empty
-                bins between them; a number for so many equal bins from the smallest to the largest value; or edges,
+                bins between them; a number of equal bins from the smallest to the largest value; or edges,
                 such as those of an integer grid.  Counts in these are spread evenly from the counted bins.
 
         Returns:
@@ -134,7 +134,7 @@ class Profile(Report):
             return counted.contiguous()
         smallest, largest = row.min, row.max
         if not math.isfinite(largest - smallest):
-            # Infinities are in no bin: a file that gives them as ends is not to be followed there.
+            # No bin holds infinities: ignore a file that gives them as ends.
             finite = counted.contiguous()[0]
             smallest, largest = float(finite[0]), float(finite[-1])
         low, high = (smallest, largest) if largest > smallest else (smallest - 0.5, smallest + 0.5)
@@ -152,7 +152,7 @@ class Profile(Report):
         return Histogram(*_unpacked(self.histograms, HISTOGRAM, row.value))
 
     def quantile(self, row: ProfileRow, share: float) -> float:
-        """The value below which a share of a row's finite values lies, within 1.6 % of it; nan where there is none.
+        """The value below which a share of a row's finite values lies, accurate to 1.6 %; nan if there is none.
 
         Raises:
             ReportError: the profile was made without histograms, or the share is not in 0..1.
@@ -230,7 +230,7 @@ class Profile(Report):
         return "outlier_ratio" if self.histograms else None
 
     def _ordered(self, sort: str) -> tuple[Sequence[ProfileRow], str | None]:
-        """With NaN and infinities worse than any outlier."""
+        """With NaN and infinities as worse than any outlier."""
         rows, by = Report._ordered(self, sort)
         return (sorted(rows, key=lambda row: row.nonfinite == 0) if sort == "worst" and by else rows), by
 
@@ -239,7 +239,7 @@ class Profile(Report):
 
 
 def packed(names: Sequence[str], values: Iterable[Sequence[Array]]) -> Packed:
-    """The arrays of many values, each value's of one length, one after the other."""
+    """The arrays of many values, concatenated; each value's have one length."""
     rows = [tuple(value) for value in values]
     offsets = np.cumsum([0, *(len(arrays[0]) for arrays in rows)]).astype(np.int64)
     columns = zip(*rows, strict=True)
@@ -276,6 +276,6 @@ def _check_packed(field_name: str, arrays: Packed, names: Sequence[str], values:
 def _check_counted(bins: Array, counts: Array) -> None:
     if bins.dtype != np.int32 or counts.dtype != np.int64:
         raise ReportError(f"histograms: bins are {bins.dtype} and counts {counts.dtype}, expected int32 and int64")
-    # The sum in floats: that of integers might overflow, and would then look small.
+    # The sum in floats: an integer sum might overflow, and look small.
     if np.any(np.abs(bins.astype(np.int64)) > BINS) or np.any(counts < 0) or counts.sum(dtype=np.float64) > MOST:
         raise ReportError(f"histograms: expected bins from {-BINS} to {BINS}, and counts from 0 to {MOST} in all")

@@ -1,4 +1,4 @@
-"""Rows of a profile: what one op reads or makes, in numbers."""
+"""Rows of a profile: what one op reads or produces, in numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BULK: Final = 0.999
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One value at one op, over all batches.  Rows of one value, at the op that makes it and those that read it, agree.
+    """One value at one op, over all batches.  All rows of a value, at its producer and its readers, agree.
 
     NaN and infinities are counted, and left out of every other number::
 
@@ -179,10 +179,10 @@ class ProfileShift:
 
 @dataclass(frozen=True, slots=True)
 class ProfileOnly:
-    """A value that one of two profiles has and the other has not.
+    """A value that only one of two profiles has.
 
     Args:
-        side: which one has it.
+        side: the profile that has it.
         name, role, argument: as in :class:`ProfileRow`.
     """
 
@@ -196,14 +196,14 @@ _Row = TypeVar("_Row", ProfileRow, ProfileShift)
 
 
 def each_once(rows: Sequence[_Row], value: Callable[[_Row], object]) -> tuple[_Row, ...]:
-    """The rows of the ops that make the values, in graph order; where none does, that of the first that reads it."""
+    """Each value's row at the op that produces it, else at the first that reads it, in graph order."""
     made = {value(row): row for row in reversed(rows)}
     made |= {value(row): row for row in reversed(rows) if row.role == "output"}
     return tuple(row for row in rows if made[value(row)] is row)
 
 
 def place_of(role: str, argument: str) -> str:
-    """A role with the argument where that says more.
+    """A role, with the argument if that says more.
 
     >>> place_of("input", "input"), place_of("input", "other"), place_of("output", "")
     ('input', 'input other', 'output')

@@ -20,8 +20,8 @@ class ReadValue:
 
     Attributes:
         node: the node whose result is measured.
-        quantize: the node that quantizes it; None where nothing does, or where the graph holds integers.
-        params: how it is quantized; None where it is not.
+        quantize: the node that quantizes it; None if nothing does, or if the graph holds integers.
+        params: how it is quantized; None if it is not.
     """
 
     node: Node
@@ -32,7 +32,7 @@ class ReadValue:
 class Sites:
     """The quantize-dequantize pairs, fake-quantize modules and observers of a graph.
 
-    A value that is quantized in one way for several readers is one value, whatever number of nodes does it.
+    A value quantized in one way for several readers is one value, however many nodes quantize it.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -56,13 +56,13 @@ class Sites:
         return rounds_now(self.module_of(node))
 
     def behind_observers(self, node: Node) -> Node:
-        """The node whose result an argument is: observers hand on what they are given."""
+        """The node that produces an argument: observers pass on their input."""
         while self.is_observer(node) and not self.fake_quantizes(node):
             node = _source(node)
         return node
 
     def read(self, node: Node) -> ReadValue:
-        """What an op reads that has this node as an argument."""
+        """What an op with this node as an argument reads."""
         node = self.behind_observers(node)
         if self.fake_quantizes(node):
             return ReadValue(node, node, _params_of(self.module_of(node)))
@@ -75,7 +75,7 @@ class Sites:
         return ReadValue(node)
 
     def readings(self, node: Node) -> list[ReadValue]:
-        """The ways in which the result of an op is quantized for its readers; the result itself where it is not."""
+        """The ways in which an op's result is quantized for its readers; the result itself if it is not."""
         found: dict[Node, ReadValue] = {}
         waiting = [(node, user) for user in node.users]
         while waiting:
@@ -89,7 +89,7 @@ class Sites:
         return list(found.values()) or [ReadValue(node)]
 
     def _identity(self, node: Node) -> tuple[Any, ...]:
-        """What two dequantize nodes of one value agree in."""
+        """What two dequantize nodes of one value have in common."""
         integers = _source(node)
         if not quant_ops.is_quantize(integers):
             return integers, None, str(node.args[1:])

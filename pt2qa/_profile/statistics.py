@@ -1,4 +1,4 @@
-"""What is known of a value: sums that add up over chunks, batches and ranks.
+"""What is known about a value: sums that add up over chunks, batches and ranks.
 
 float32 and narrower float types are summed pairwise in float32 over chunks of half a million elements, around a centre
 near the mean, and in float64 across chunks.  Every other dtype, chunks with NaN or infinities, and sums of squares that
@@ -41,7 +41,7 @@ class Moments:
     squares: float = 0.0
 
     def merge(self, other: Moments) -> Moments:
-        """Those of both."""
+        """The moments of both together."""
         if not self.count or not other.count:
             return self if self.count else other
         count = self.count + other.count
@@ -54,16 +54,16 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """Of the population; nan where nothing was seen."""
+        """Population variance; nan if nothing was seen."""
         return self.squares / self.count if self.count else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Everything a profile says of a value over the whole tensor.
+    """Everything a profile says about a value over the whole tensor.
 
     ``Statistics()`` is empty; ``a.merge(Statistics())`` equals ``a``; counts, ranges and histograms of chunks merge to
-    exactly those of the whole, moments to rounding.  ``histogram`` is None where none is made.
+    exactly those of the whole, moments to rounding.  ``histogram`` is None if not requested.
 
     >>> seen = Statistics.of(torch.tensor([0.0, 1.0, 5.0, float("nan")]), histogram=True)
     >>> seen.count, seen.smallest, seen.largest, seen.moments.mean, seen.zeros, seen.nans
@@ -81,7 +81,7 @@ class Statistics:
 
     @classmethod
     def of(cls, x: Tensor, *, histogram: bool) -> Statistics:
-        """Those of a tensor of any dtype, shape and strides; a complex value counts as its two parts."""
+        """The statistics of a tensor of any dtype, shape and strides; a complex value counts as its two parts."""
         total, prefixes, rest = cls(), np.zeros(_PREFIXES, np.int64), Histogram()
         for chunk in flat_chunks(x):
             found = _fast(chunk)
@@ -94,7 +94,7 @@ class Statistics:
         return replace(total, histogram=Histogram.of_prefixes(prefixes).merge(rest)) if histogram else total
 
     def merge(self, other: Statistics) -> Statistics:
-        """Those of all values of both."""
+        """The statistics of all values of both."""
         histograms = [each for each in (self.histogram, other.histogram) if each is not None]
         return Statistics(
             self.count + other.count,
@@ -109,7 +109,7 @@ class Statistics:
 
 
 def flat_chunks(x: Tensor) -> Iterator[Tensor]:
-    """Flat pieces of a tensor, without a copy where it is dense; float16 and bfloat16 come as float32."""
+    """Flat pieces of a tensor, without a copy if it is dense; float16 and bfloat16 come as float32."""
     x = x.detach()
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
@@ -121,7 +121,7 @@ def flat_chunks(x: Tensor) -> Iterator[Tensor]:
 
 
 def _fast(x: Tensor) -> Statistics | None:
-    """The float32 route; None where it does not apply or its result cannot be trusted."""
+    """The float32 route; None if it does not apply or its result cannot be trusted."""
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return None
     smallest, largest = value_range(x)
@@ -144,7 +144,7 @@ def _fast(x: Tensor) -> Statistics | None:
 
 
 def _exact(x: Tensor) -> tuple[Statistics, Histogram]:
-    """The float64 route, which also sorts out NaN and infinities."""
+    """The float64 route, which also separates NaN and infinities."""
     count = x.numel()
     x = x.double()
     finite = x.isfinite()

@@ -1,4 +1,4 @@
-"""From what was seen to the rows and arrays of the report."""
+"""Turns what was seen into the rows and arrays of a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def profile_of(
     samples: int,
     notes: Sequence[str],
 ) -> Profile:
-    """The report.  Values that no tensor stood for, such as sizes, have no rows."""
+    """The report.  Values that are not tensors, such as sizes, have no rows."""
     numbers = {number: position for position, number in enumerate(sorted(seen))}
     columns = {number: _numbers(seen[number], plan.values[number].params) for number in seen}
     rows = tuple(
@@ -107,7 +107,7 @@ def _quantile(of: Statistics, share: float) -> float:
 
 
 def _outlier_ratio(of: Statistics) -> float:
-    """The largest magnitude over that which all but 0.1 % of the values other than zero stay within."""
+    """The largest magnitude over the one within which 99.9 % of the nonzero values lie."""
     if of.histogram is None or not of.moments.count:
         return math.nan
     most = of.histogram.magnitudes.quantile(BULK)

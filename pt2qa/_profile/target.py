@@ -30,13 +30,13 @@ class ProfileTarget:
 
     Attributes:
         graph: what runs.
-        names: what to call its ops and inputs.
-        values: from a batch to the flat inputs of the graph; raises a BatchError where it does not fit.
+        names: names of its ops and inputs.
+        values: maps a batch to the flat inputs of the graph; raises a BatchError if it does not fit.
         side: ``reference``, ``quantized``, ``float`` or ``graph``.
-        floats: the float graph that the parameters of a quantized one are named by; the graph itself elsewhere.
-        quantizer: as a report calls it; empty where there is none.
+        floats: the float graph that names the parameters of a quantized one; else the graph itself.
+        quantizer: as a report calls it; empty without one.
         model: as a report calls it.
-        notes: what a reader of any report about it has to know.
+        notes: what a reader of any report about it must know.
         environment: versions, and the model's fingerprint.
     """
 
@@ -54,7 +54,7 @@ class ProfileTarget:
 def target_of(given: Any, side: Side | None) -> ProfileTarget:
     """The graph that a user means: a captured, prepared or converted one, or a side of a pair (None: its reference).
 
-    Raises a CaptureError for anything else, and a SelectionError where there is no such side.
+    Raises a CaptureError for anything else, and a SelectionError if there is no such side.
     """
     if side not in (None, "reference", "quantized"):
         raise SelectionError(f"side: got {side!r}, expected 'reference' or 'quantized'")
@@ -122,7 +122,7 @@ def node_names(graph: GraphModule, known: Mapping[int, OpName]) -> dict[Node, Op
             name = known[handle]
             again = uses[handle]
             uses[handle] += 1
-            # A decomposed op hands its handle to all its parts.
+            # A decomposed op passes its handle to all its parts.
             found[node] = (
                 name
                 if not again

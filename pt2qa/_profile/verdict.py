@@ -95,7 +95,7 @@ def difference_of(rows: Sequence[ProfileShift]) -> list[str]:
 
 
 def worst_by(rows: Sequence[ProfileShift]) -> str:
-    """The column that says what moved most: the distance, or where none was measured the shift of the range."""
+    """The column that says what moved most: the distance or, if none was measured, the shift of the range."""
     return "distance" if any(not isnan(row.distance) for row in rows) else "largest_shift"
 
 
@@ -116,7 +116,7 @@ def _about_shifts(rows: Sequence[ProfileShift], by: str, limit: float, unit: str
         yield f"Not compared, no finite value in one of the two: {few([_named(row) for row in absent])}."
     if moved := [row for row in ranked(ProfileShift, rows, by, ties="largest_shift") if getattr(row, by) > limit]:
         most = moved[0]
-        # The first one in the graph is where to begin: what follows is computed from it.
+        # Start with the first one in the graph: what follows is computed from it.
         first = next(row for row in rows if getattr(row, by) > limit)
         begins = "" if first is most else f"; first in the graph: {_named(first)}"
         yield (

@@ -1,4 +1,4 @@
-"""Runs a graph and measures its values as they are made; nothing is kept but numbers."""
+"""Runs a graph and measures its values as they are produced; keeps only statistics."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pt2qa._simulator.program import QuantParams
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistics:
-    """What is known of one value after some batches.
+    """What is known about one value after some batches.
 
     Attributes:
         statistics: over the whole tensor.
         dtype: of the tensor.
         shape: of the first batch's tensor.
-        clamped: how many values the clamp moved; None where that is not known.
-        channels: by channel; None where they were not asked for, or the tensor has none.
+        clamped: how many values the clamp moved; None if unknown.
+        channels: by channel; None if not requested, or the tensor has none.
         axis: the channel axis; -1 without one.
     """
 
@@ -63,13 +63,13 @@ class Wanted:
 
 
 class Watch(Interpreter):
-    """One run of a graph; ``found`` holds what was seen, by the number of the value.
+    """One run of a graph; ``found`` holds what was seen, by value number.
 
     Args:
         graph: the graph.
         plan: what to look at.
         wanted: what to measure.
-        known: numbers of the constants that were measured before.
+        known: numbers of the constants already measured.
         observes: whether observers see the values, as when the graph runs by itself.
     """
 
@@ -95,7 +95,7 @@ class Watch(Interpreter):
                 self._quantizing[value.quantize].append(number)
 
     def run_node(self, node: Node) -> Any:
-        """Runs a node, and measures what it reads and makes."""
+        """Runs a node, and measures what it reads and produces."""
         if calls_guards(node):
             return None
         for number in self._before.get(node, ()):
@@ -110,7 +110,7 @@ class Watch(Interpreter):
         return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a module; an observer that must not see the values hands them on."""
+        """Runs a module; an observer that must not see the values passes them on."""
         module = self.fetch_attr(target)
         if self.observes or not is_observer(module):
             return module(*args, **kwargs)
@@ -138,7 +138,7 @@ class Watch(Interpreter):
         )
 
     def _count_clamped(self, value: Value, node: Node) -> int | None:
-        """How many values the clamp of a quantize node is about to move; None where its parameters are not plain."""
+        """How many values the clamp of a quantize node is about to move; None if its parameters are not plain."""
         source = self.env[node.args[0]]  # type: ignore[index]
         params = value.params
         if params is None or params.dynamic:
@@ -147,7 +147,7 @@ class Watch(Interpreter):
 
 
 def count_clamped(x: Tensor, params: QuantParams) -> int | None:
-    """How many values lie outside the integer range after rounding; None where the parameters do not say."""
+    """How many values lie outside the integer range after rounding; None if the parameters do not say."""
     x = x.detach()
     scale, zero_point = params.scale, params.zero_point
     if scale is None or zero_point is None or params.quant_min >= params.quant_max:
@@ -165,7 +165,7 @@ def count_clamped(x: Tensor, params: QuantParams) -> int | None:
 
 def _count_outside(x: Tensor, inverse: Any, low: Any, high: Any) -> int:
     if isinstance(inverse, float) and x.is_floating_point():
-        # Rounding keeps the order of values, so that most tensors need no more than their range.
+        # Rounding is monotonic, so the range suffices for most tensors.
         ends = torch.mul(x.new_tensor(value_range(x)), inverse).round_()
         if ends[0] >= low and ends[1] <= high:
             return 0

@@ -1,1 +1,1 @@
-"""From a capture to a pair: prepare, calibrate, convert, and pair what came out."""
+"""From a capture to a pair: prepare, calibrate, convert, and pair the graphs."""

@@ -47,7 +47,7 @@ def calibrate(
     *,
     progress: bool | None,
 ) -> None:
-    """Runs every batch through a prepared graph, whose observers learn.
+    """Runs every batch through a prepared graph, to calibrate its observers.
 
     Raises:
         QuantizeError: a batch failed, or observers never saw a value; the message names them.
@@ -79,7 +79,7 @@ def calibrate(
 
 
 def run_batch(graph: GraphModule, call: Call, number: int) -> Any:
-    """What a graph returns for a batch; where it fails, QuantizeError, which tells of NaN and infinity in the batch."""
+    """What a graph returns for a batch; if it fails, QuantizeError, which reports NaN and infinity in the batch."""
     args, kwargs = call
     try:
         with torch.no_grad():

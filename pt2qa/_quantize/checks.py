@@ -1,7 +1,7 @@
 """What is checked between the steps of quantization, so that no fault surfaces deep inside an analysis.
 
-Observers pass values on unchanged, so a prepared graph must still compute the float model: where it does not, no
-calibration can put it right, and to blame int8 would be wrong.  A quantizer may also ask for what torch has no kernel
+Observers pass values on unchanged, so a prepared graph must still compute the float model: if it does not, no
+calibration can fix it, and int8 is not to blame.  A quantizer may also ask for what torch has no kernel
 for, such as an embedding of rounded indices: prepare and convert make such a graph, and it fails when it runs.
 """
 
@@ -34,14 +34,14 @@ _REMEDY = "Pass model.float() and float32 inputs to pt2qa.capture"
 
 
 def refuse_float64(float_graph: GraphModule) -> None:
-    """Refuses a model that computes in float64 alone, before it is prepared."""
+    """Rejects a model that computes only in float64, before it is prepared."""
     dtypes = {dtype for node in float_graph.graph.nodes if (dtype := _dtype(node)) is not None}
     if {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}:
         raise QuantizeError(f"the model computes in float64, which torch's quantize ops do not take. {_REMEDY}.")
 
 
 def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName], quantizer: str) -> None:
-    """Refuses a quantizer that wants float64 values of a model to be rounded."""
+    """Rejects a quantizer that annotates float64 values of a model."""
     found = {
         observed_value(node, names)
         for node in find_observers(prepared).values()
@@ -78,7 +78,7 @@ def check_prepared(
 
 
 def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: list[Any]) -> Node | None:
-    """The first op whose value prepare changed; a conv with a folded batch norm is held against the norm."""
+    """The first op whose value prepare changed; a conv with a folded batch norm is compared with the norm."""
     after_folding = {
         handle_of(node.args[0]): handle_of(node)
         for node in float_graph.graph.nodes

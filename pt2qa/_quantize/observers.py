@@ -1,4 +1,4 @@
-"""The modules that prepare puts behind values, and graphs without them."""
+"""The modules that prepare inserts after values, and graphs without them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def find_observers(prepared: GraphModule) -> dict[str, Node]:
 
 
 def observed_value(observer: Node, names: Mapping[int, OpName]) -> str:
-    """What an observer sees: the op or input that makes the value, or the name of the weight."""
+    """What an observer sees: the op or input that produces the value, or the name of the weight."""
     source = observer.args[0]
     assert isinstance(source, Node)
     return str(source.target) if source.op == "get_attr" else name_of(source, names) or source.name
 
 
 def without(graph_module: GraphModule, is_gone: Callable[[nn.Module], bool]) -> GraphModule:
-    """A copy of a graph, and of those nested in it, without the calls of some modules that hand on their input.
+    """A copy of a graph, and of those nested in it, without the calls of some modules that pass on their input.
 
-    The parameters are the same; a graph that calls none of these modules is returned itself.
+    The parameters are the same; a graph that calls none of these modules is returned as is.
     """
     stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     changed = False

@@ -39,7 +39,7 @@ WEIGHT_MATCH_DB = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """One handle, what people call it, and the fx names of the nodes that carry it in both graphs."""
+    """One handle, its readable name, and the fx names of the nodes that carry it in both graphs."""
 
     handle: int
     name: str
@@ -49,7 +49,7 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Every handle of both graphs: with its partners, or with the reason why it has none."""
+    """Every handle of both graphs: with its partners, or the reason why it has none."""
 
     pairs: tuple[Paired, ...]
     unpaired: tuple[Unpaired, ...]
@@ -78,7 +78,7 @@ class OpCoverage:
 
     @property
     def carries_arithmetic(self) -> bool:
-        """Whether one of them in float is worth a note."""
+        """Whether such an op left in float is worth a note."""
         return self.op in PRODUCTS
 
 
@@ -86,7 +86,7 @@ class OpCoverage:
 class Recipe:
     """How a pair was quantized, so that it can be quantized again with other settings.
 
-    ``calibration`` is None where the batches came from an iterator, which is used up.
+    ``calibration`` is None if the batches came from an iterator, which is exhausted.
     """
 
     plugin: Any
@@ -104,13 +104,13 @@ class QuantizedPair:
     Attributes:
         reference: the float graph after the rewriting that ``prepare`` did (batch norms folded), observers off.
         quantized: what ``convert_pt2e`` returned.
-        names: what to call each handle of the captured model.
-        quantizer: how the quantizer is called in reports.
-        model: how the model is called in reports.
-        float_graph: the captured graph before ``prepare``, where it is known; it explains what is unpaired.
-        capture: the capture that it was made from, where pt2qa made it; it checks batches.
-        notes: what a reader of any report about this pair has to know.
-        recipe: how it was quantized, where pt2qa did.
+        names: the name of each handle of the captured model.
+        quantizer: the quantizer's name in reports.
+        model: the model's name in reports.
+        float_graph: the captured graph before ``prepare``, if known; it explains what is unpaired.
+        capture: the capture that it was made from, if pt2qa made it; it checks batches.
+        notes: what a reader of any report about this pair must know.
+        recipe: how it was quantized, if pt2qa did it.
     """
 
     reference: GraphModule
@@ -149,7 +149,7 @@ class QuantizedPair:
 
     @functools.cached_property
     def pairing(self) -> Pairing:
-        """Reference ↔ quantized by handle, with everything that has no partner and why."""
+        """Reference ↔ quantized by handle, with everything unpaired and why."""
         return _pair_handles(self)
 
     @functools.cached_property
@@ -180,9 +180,9 @@ class QuantizedPair:
     def verify(self, batch: Batch) -> tuple[str, ...]:
         """Checks on a batch that the simulator computes what the graphs compute.
 
-        With every site on, the outputs must equal those of the converted graph bit for bit.  Where the fused ops do
-        not, the converted ops take their place.  With every site off, the outputs must equal the reference graph's, to
-        rounding where the reference was made elsewhere.
+        With every site on, the outputs must equal those of the converted graph bit for bit.  If the fused ops
+        do not, the converted ops replace them.  With every site off, the outputs must equal the reference graph's, to
+        rounding if the reference was made elsewhere.
 
         Returns:
             Notes for the report.
@@ -203,19 +203,19 @@ def pair(
     quantizer: str = "unknown quantizer",
     model: str = "model",
 ) -> QuantizedPair:
-    """Pairs two graphs that somebody else prepared and converted.
+    """Pairs two graphs that were prepared and converted elsewhere.
 
     Args:
         reference: the float graph with handles, such as ``capture.module()``; batch norms that the quantized graph has
             folded are folded in a copy.  A prepared graph will do: its observers are left out, as torchao's loggers are
             in both graphs.
         quantized: what ``convert_pt2e`` returned for a graph with the same handles.
-        quantizer: how to call the quantizer in reports.
-        model: how to call the model in reports.
+        quantizer: the quantizer's name in reports.
+        model: the model's name in reports.
 
     Raises:
         PairingError: one of the graphs carries no handles, they have none in common, nothing is quantized, or constants
-            are those of another model.
+            are from another model.
     """
     float_graph = _as_graph_module("reference", reference)
     quantized_graph = _as_graph_module("quantized", quantized)
@@ -241,9 +241,9 @@ def pair(
 
 
 def _check_constants(pair: QuantizedPair) -> None:
-    """Constants that have nothing to do with those of the float graph were made from another model."""
+    """Constants unrelated to the float graph's come from another model."""
     for constant in pair.program.constants:
-        # What the graph writes to, such as a counter, went on where the one graph was run more often.
+        # Buffers that the graph writes to, such as counters, differ if one graph ran more often.
         known = isinstance(constant.reference, Tensor) and not constant.mutated
         found = _constant_difference(constant) if known else None
         if found is None:
@@ -262,9 +262,9 @@ def _check_constants(pair: QuantizedPair) -> None:
 
 
 def _constant_difference(constant: Constant) -> str | None:
-    """How a constant differs from its float value by more than quantization can explain; None where it does not.
+    """How a constant differs from its float value by more than quantization can explain; None if it does not.
 
-    Integers, booleans and the places of NaN and infinities are the same in both graphs.  A float that stays one may
+    Integers, booleans and the places of NaN and infinities are the same in both graphs.  A constant left in float may
     differ: a bias is corrected, or trained.
     """
     expected = constant.reference
@@ -315,7 +315,7 @@ def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> Gra
     from torchao.quantization.pt2e.quantizer import Quantizer
 
     class _Annotates_nothing(Quantizer):  # type: ignore[misc]
-        """Leaves ``prepare_pt2e`` with its folding alone."""
+        """Makes ``prepare_pt2e`` only fold."""
 
         def annotate(self, model: GraphModule) -> GraphModule:
             return model
@@ -371,7 +371,7 @@ def _serves_quantization(node: Node) -> bool:
 
 def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, list[Node]]) -> str:
     if not nodes:
-        # Names are given to inputs, ops at the top and ops in nested graphs; the first two have nodes.
+        # Inputs, top-level ops and ops in nested graphs have names; only the first two have nodes.
         return "inside a nested graph, which is not analysed"
     node = nodes[0]
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
@@ -398,7 +398,7 @@ def _depends_on_input(node: Node) -> bool:
 
 
 def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
-    """By kind of op, the most frequent first; ops that the captured model does not have are left out."""
+    """By kind of op, the most frequent first; ops that the captured model lacks are left out."""
     totals: Counter[str] = Counter()
     quantized: Counter[str] = Counter()
     handles = set()

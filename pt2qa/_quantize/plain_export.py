@@ -1,6 +1,6 @@
-"""What a quantizer finds in the plain ``torch.export`` of a model, which capture rewrote: a flow without pt2qa has it.
+"""What a quantizer finds in the plain ``torch.export`` of a model, before capture's rewriting: the flow without pt2qa.
 
-Each op that only one of the two graphs shows to the quantizer makes another quantized model.
+Each op that the quantizer finds in only one of the two graphs makes the quantized models differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _known: weakref.WeakKeyDictionary[ExportedProgram, list[tuple[Any, str]]] = weak
 
 
 def rewriting_note(capture: Capture, plugin: QuantizerPlugin, here: Counter[str], *, qat: bool) -> str:
-    """Says how capture's rewriting changed what a quantizer annotates; empty where it did not.
+    """Says how capture's rewriting changed what a quantizer annotates; empty if it did not.
 
     The plain export is annotated once for each quantizer, as long as that annotates the captured program alike, which
     is what ``here`` says: see :func:`pt2qa._graph.annotation.annotated_ops`.
@@ -35,7 +35,7 @@ def rewriting_note(capture: Capture, plugin: QuantizerPlugin, here: Counter[str]
     if capture.plain is None:
         return ""
     known = _known.setdefault(capture.program, [])
-    # A torchao quantizer comes in a new plug-in each time; plug-ins with the same options are equal.
+    # A torchao quantizer gets a new plug-in each time; plug-ins with the same options are equal.
     own = weakref.ref(plugin.quantizer) if isinstance(plugin, GenericPlugin) else plugin
     key = own, qat, here
     note = next((note for other, note in known if other == key), None)

@@ -49,12 +49,12 @@ def quantize(
         quantizer: the name of a plug-in (``"xnnpack"``, ``"x86"``, ``"xnnpack:per_channel=true"``), a plug-in with
             options (``pt2qa.quantizer("x86", reduce_range=True)``), or any torchao ``Quantizer`` object.
         calibration: iterable of batches; read once.
-        overrides: edits to what the quantizer annotates, made in their order.
+        overrides: edits to the quantizer's annotations, applied in order.
         qat: prepare for quantization-aware training.
         train: with ``qat``, a function that trains the prepared graph in place, between prepare and calibration.  It
             gets the graph in training mode; without it, the fake-quantize ops are calibrated only.
-        inputs_of: from an item of ``calibration`` to a batch, for loaders that yield ``(input, target)``.
-        progress: whether to show a progress bar; None: where stderr is a terminal.
+        inputs_of: maps an item of ``calibration`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
         The pair of reference and quantized graph.  After QAT the reference holds the trained weights.
@@ -66,7 +66,7 @@ def quantize(
         SelectionError: an edit names an op that the model does not have.
         BatchError: a batch does not fit the captured inputs.
         PluginError: there is no such quantizer, or it was given options it does not have, or an edit asks for what the
-            backend does not have.
+            backend does not support.
     """
     plugin = resolve(quantizer)
     if overrides is not None and not isinstance(overrides, OverridePlan):
@@ -147,7 +147,7 @@ def _ops_of(graph_module: GraphModule) -> Counter[str]:
 
 
 def _takes_and_has(plugin: QuantizerPlugin, graph_module: GraphModule) -> str:
-    """Which kinds of op a quantizer takes as it is configured, where it says so, and which a graph has."""
+    """Which kinds of op a quantizer supports as configured, if it says so, and which a graph has."""
     counts = _ops_of(graph_module).most_common()
     has = f"the model has {', '.join(f'{op} ({count})' for op, count in counts) or 'no op'}"
     takes = taken_by(plugin)
@@ -178,7 +178,7 @@ def _override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[
 def _switch(prepared: GraphModule, mode: Literal["eval", "train"]) -> None:
     """Puts a graph that was prepared for training into a mode, in place; its batch norms keep their handles.
 
-    torchao puts new batch norms in the places of the old ones, which know nothing of where they come from.
+    torchao replaces the batch norms by new ones, which do not record their origin.
     """
     from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
 
@@ -204,8 +204,8 @@ def _batch_norms(graph_module: GraphModule) -> dict[str, list[Node]]:
 def _convert(prepared: GraphModule, name: str) -> tuple[GraphModule, GraphModule]:
     """Reference and quantized graph.
 
-    ``convert_pt2e`` is asked not to fold the weights: that graph holds the float weights and every quantize op, so that
-    taking the quantization out gives the reference, after QAT too, and folding the rest gives what it usually returns.
+    ``convert_pt2e`` is told not to fold the weights: that graph holds the float weights and every quantize op, so
+    removing the quantization gives the reference, after QAT too, and folding the rest gives its usual result.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 

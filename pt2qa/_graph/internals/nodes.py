@@ -38,21 +38,21 @@ _ROOTS: Final = ("L['self']", "L__self__", "_export_root")
 
 
 def calls_guards(node: Node) -> bool:
-    """Whether a node is torch's check of the inputs, which ``ExportedProgram.module()`` puts in: it is no op."""
+    """Whether a node is torch's check of the inputs, which ``ExportedProgram.module()`` inserts: it is not an op."""
     return node.op == "call_module" and node.target == _GUARDS
 
 
 def module_stack(node: Node) -> Mapping[str, tuple[str, type | str]]:
-    """The modules around an op, outermost first: a key for each call, with path and class; empty where nothing says so.
+    """The modules around an op, outermost first: a key for each call, with path and class; empty if unknown.
 
-    ``torch.export`` gives each call of a module a key of its own, and the class as a type or as its qualified name.
+    ``torch.export`` gives each call of a module its own key, and the class as a type or as its qualified name.
     """
     found: Mapping[str, tuple[str, Any]] | None = node.meta.get(MODULE_STACK)
     return {} if found is None else found
 
 
 def origin_of(node: Node) -> dict[str, Any]:
-    """All metadata that says who called an op, and where: what the ops that are put in its place take over."""
+    """All metadata that says who called an op, and where: what its replacements inherit."""
     return {key: node.meta[key] for key in _ORIGIN if key in node.meta}
 
 

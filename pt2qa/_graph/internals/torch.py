@@ -1,4 +1,4 @@
-"""Internals of torch: names without a public equal, passed on or wrapped in functions that say what pt2qa needs."""
+"""Internals of torch: names without a public equivalent, re-exported or wrapped for what pt2qa needs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
     "HigherOrderOperator",  # the type of torch.ops.higher_order.cond
     "FakeTensor",  # the type of traced values
     "detect_fake_mode",  # what traced values were made under, so that one more op can be traced
-    "make_fx",  # the ops of a function before autograd; torch.export does this for modules alone
-    "statically_known_true",  # compares symbolic sizes without pinning them down, as == would
+    "make_fx",  # the ops of a function before autograd; torch.export does this for modules only
+    "statically_known_true",  # compares symbolic sizes without specializing them, as == would
     "BatchNorm",  # the classes that all modules of a kind derive from
     "Dropout",
     "InstanceNorm",
@@ -62,9 +62,9 @@ SAFE_SOFTMAX = torch.ops.aten._safe_softmax
 
 
 def arguments_of(target: object) -> Sequence[Any]:
-    """The arguments in an op's schema, with name, type, default and alias; none for what has no schema: Python's add.
+    """The arguments in an op's schema, with name, type, default and alias; none without a schema, as for Python's add.
 
-    ``torch.library`` writes schemas and has nothing to read them.
+    ``torch.library`` writes schemas but cannot read them.
     """
     return target._schema.arguments if isinstance(target, OpOverload) else ()
 
@@ -80,7 +80,7 @@ def is_mutable(target: OpOverload) -> bool:
 
 
 def same_overload(target: OpOverload, name: str) -> OpOverload | None:
-    """The overload of another op that has the name of this one: ``add_.Tensor``, ``add``; None where it has none."""
+    """The overload of another op that has the name of this one: ``add_.Tensor``, ``add``; None if it has none."""
     packet = getattr(getattr(torch.ops, target.namespace), name, None)
     found = getattr(packet, overload_name(target), None)
     return found if isinstance(found, OpOverload) else None
@@ -92,7 +92,7 @@ def overload_name(target: OpOverload) -> str:
 
 
 def is_composite(target: OpOverload) -> bool:
-    """Whether an op is written in terms of others, and may thus return its very input though its schema says no."""
+    """Whether an op is written in terms of others, and may thus return its input itself though its schema denies it."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
 
 
@@ -118,7 +118,7 @@ def storage_number(tensor: Tensor) -> int:
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """A size of the example inputs, without pinning a symbolic one down; 1 where it depends on data."""
+    """A size of the example inputs, without specializing a symbolic one; 1 if it depends on data."""
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 1

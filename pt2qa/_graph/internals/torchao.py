@@ -1,4 +1,4 @@
-"""Internals of torchao.  It takes seconds to import, so that functions import it."""
+"""Internals of torchao.  It takes seconds to import, so functions import it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 
 def is_observer(module: object) -> bool:
-    """Whether a module is an observer or a fake-quantize op, of torchao, of torch or of somebody else.
+    """Whether a module is an observer or a fake-quantize op, of torchao, torch or another package.
 
     They have no public base class in common; ``convert`` asks each for its scale and zero point.
     """
@@ -20,12 +20,12 @@ def is_observer(module: object) -> bool:
 
 
 def is_fake_quantize(module: object) -> bool:
-    """Whether an observer rounds what it sees, too: fake-quantize ops alone have a switch for that."""
+    """Whether an observer also rounds what it sees: only fake-quantize ops have a switch for that."""
     return is_observer(module) and hasattr(module, "fake_quant_enabled")
 
 
 def rounds_now(module: Any) -> bool:
-    """Whether a fake-quantize op is switched on; torchao has functions to switch it, and none to ask."""
+    """Whether a fake-quantize op is switched on; torchao has functions to set it, but none to query it."""
     return is_fake_quantize(module) and bool(module.fake_quant_enabled.flatten()[0])
 
 
@@ -37,14 +37,14 @@ def without_observing(fake_quantize: Any) -> Any:
 
 
 def range_keeper(module: Any) -> Any | None:
-    """What keeps the tensors ``min_val`` and ``max_val``: an observer, or that inside a fake-quantize op; else None."""
+    """What keeps the tensors ``min_val`` and ``max_val``: an observer, or a fake-quantize op's; else None."""
     observer = getattr(module, "activation_post_process", module)
     ends = (getattr(observer, name, None) for name in ("min_val", "max_val"))
     return observer if all(isinstance(end, Tensor) for end in ends) else None
 
 
 def is_logger(module: nn.Module) -> bool:
-    """Whether torchao's ``prepare_for_propagation_comparison`` put a module in; it hands on what it is given."""
+    """Whether torchao's ``prepare_for_propagation_comparison`` inserted a module; it passes on its input."""
     from torchao.quantization.pt2e._numeric_debugger import OutputLogger
 
     return isinstance(module, OutputLogger)
@@ -53,7 +53,7 @@ def is_logger(module: nn.Module) -> bool:
 def maker_of(spec: Any) -> tuple[Any, Mapping[str, Any]]:
     """What a spec makes its observer with: the class or function, and the arguments that ``with_args`` bound to it.
 
-    The class is None where a spec makes none, as one with a fixed scale.
+    The class is None if a spec makes none, as with a fixed scale.
     """
     maker: Any = getattr(spec, "observer_or_fake_quant_ctr", None)
     keywords: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def maker_of(spec: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def fold_batch_norms(graph_module: GraphModule) -> None:
-    """Folds batch norms into convolutions and linears as ``prepare_pt2e`` does first of all, in place."""
+    """Folds batch norms into convolutions and linears as ``prepare_pt2e`` does first, in place."""
     from torchao.quantization.pt2e.quantize_pt2e import _fuse_conv_bn_, _fuse_linear_bn_
 
     _fuse_conv_bn_(graph_module)
@@ -71,7 +71,7 @@ def fold_batch_norms(graph_module: GraphModule) -> None:
 
 
 def fold_quantized_weights(graph_module: GraphModule) -> None:
-    """Computes the quantize ops of constants, in place, as ``convert_pt2e`` does last of all unless told not to."""
+    """Computes the quantize ops of constants, in place, as ``convert_pt2e`` does last unless told not to."""
     from torchao.quantization.pt2e.constant_fold import constant_fold
     from torchao.quantization.pt2e.quantize_pt2e import _quant_node_constraint
 
