@@ -62,7 +62,7 @@ class OutputPair:
             for place, found in enumerate(sums)
         ]
 
-    def broken(self, place: int) -> bool:
+    def nonfinite(self, place: int) -> bool:
         """Whether the quantized model returns NaN or an infinity where the reference is finite."""
         if self.problem or self.reference.shape != self.quantized.shape:
             return False

@@ -202,7 +202,7 @@ class _Search:
             for metric in self.metrics:
                 standing = self._standing(standings, metric.name, output.name, metric.worst)
                 standings[metric.name, output.name] = standing.update(
-                    metric.scores(output), output.broken, self.found.steps, self.found.samples
+                    metric.scores(output), output.nonfinite, self.found.steps, self.found.samples
                 )
         if step.targets is not None:
             self._add_labels(pairs, step.targets, standings, counts)
@@ -256,7 +256,7 @@ class _Search:
             counts[output.name] = labels.merged(counts[output.name], own) if output.name in counts else own
             standing = self._standing(standings, FLIPS, output.name, "largest")
             standings[FLIPS, output.name] = standing.update(
-                scores, output.broken, self.found.steps, self.found.samples, only_positive=True
+                scores, output.nonfinite, self.found.steps, self.found.samples, only_positive=True
             )
         if not answered:
             shapes = ", ".join(f"{o.name} {tuple(getattr(o.reference, 'shape', ()))}" for o in pairs)
@@ -298,10 +298,10 @@ class _Search:
         order = [*(metric.name for metric in self.metrics), FLIPS]
         standings = sorted(self.found.standings.values(), key=lambda standing: order.index(standing.metric))
         stored = [case_batches.stored(case, key) for key, case in self.found.cases.items()]
-        broken = [
-            f"{s.output}: {s.broken} without {s.metric}, NaN or infinite in the quantized model only; ranked worst"
+        nonfinite = [
+            f"{s.output}: {s.nonfinite} without {s.metric}, NaN or infinite in the quantized model only; ranked worst"
             for s in standings
-            if s.broken
+            if s.nonfinite
         ]
         missing = [
             f"{s.output}: {s.without_number} without {s.metric} ({s.reason or 'nan'}); ranked last"
@@ -315,7 +315,7 @@ class _Search:
             cases=tuple(case for case, _ in stored),
             inputs={name: array for _, arrays in stored for name, array in arrays.items()},
             batch_axis=-1 if self.axis is None else self.axis,
-            notes=tuple(dict.fromkeys([*notes, *broken, *missing])),
+            notes=tuple(dict.fromkeys([*notes, *nonfinite, *missing])),
             steps=self.found.steps,
             samples=self.found.samples,
             quantizer=self.pair.quantizer,

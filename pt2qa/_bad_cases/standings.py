@@ -45,7 +45,7 @@ class Standing:
         k: how many are kept.
         entries: the worst samples, worst first; ties go to the earlier sample.
         values, total, finite: how many numbers, the sum of the finite ones and how many these are.
-        broken, without_number, reason: as in ``Ranking``.
+        nonfinite, without_number, reason: as in ``Ranking``.
     """
 
     metric: str
@@ -56,16 +56,16 @@ class Standing:
     values: int = 0
     total: float = 0.0
     finite: int = 0
-    broken: int = 0
+    nonfinite: int = 0
     without_number: int = 0
     reason: str = ""
 
     def update(
-        self, scores: Scores, broken: Callable[[int], bool], batch: int, first: int, *, only_positive: bool = False
+        self, scores: Scores, nonfinite: Callable[[int], bool], batch: int, first: int, *, only_positive: bool = False
     ) -> Standing:
         """The standing after one more batch, whose first sample has the running number ``first``.
 
-        ``broken`` tells whether the sample at a place is NaN or infinite in the quantized model only; with
+        ``nonfinite`` tells whether the sample at a place is NaN or infinite in the quantized model only; with
         ``only_positive`` no sample is kept whose number is zero.
         """
         if scores.problem:
@@ -73,7 +73,7 @@ class Standing:
         sign = -1.0 if self.worst == "smallest" else 1.0
         new = []
         for place, value, note in zip(scores.places, scores.numbers, scores.notes, strict=True):
-            tier = 1 if not math.isnan(value) else 0 if broken(place) else 2
+            tier = 1 if not math.isnan(value) else 0 if nonfinite(place) else 2
             badness = sign * value if tier == 1 else 0.0
             new.append(Entry(tier, badness, (batch, place), first + max(place, 0), value, note))
         numbers = [entry.value for entry in new if entry.tier == 1]
@@ -88,7 +88,7 @@ class Standing:
             values=self.values + len(numbers),
             total=self.total + math.fsum(finite),
             finite=self.finite + len(finite),
-            broken=self.broken + sum(entry.tier == 0 for entry in new),
+            nonfinite=self.nonfinite + sum(entry.tier == 0 for entry in new),
             without_number=self.without_number + len(nameless),
             reason=self.reason or next((entry.note for entry in nameless), ""),
         )
@@ -97,7 +97,7 @@ class Standing:
         """The sums for the report."""
         mean = self.total / self.finite if self.finite else math.nan
         return Ranking(
-            self.metric, self.output, self.worst, self.values, mean, self.broken, self.without_number, self.reason
+            self.metric, self.output, self.worst, self.values, mean, self.nonfinite, self.without_number, self.reason
         )
 
     def rows(self) -> Iterable[CaseRow]:

@@ -59,7 +59,7 @@ class _Totals:
         )
 
     @property
-    def broken(self) -> bool:
+    def nonfinite(self) -> bool:
         """Whether a value is NaN or infinite on one side only, so that the numbers are nan."""
         return bool(self.sums.nonfinite) or math.isnan(self.isolated.noise) or math.isnan(self.rounding.noise)
 
@@ -259,12 +259,12 @@ class Comparison:
         """
         if is_empty(samples, measured.quantized):
             return empty_batch(self.batches)
-        broken = [row.name for row, totals in measured.seen if totals.broken]
-        broken += [row.name for row, totals, has_nan in outputs if totals.broken or has_nan]
-        if not broken:
+        nonfinite = [row.name for row, totals in measured.seen if totals.nonfinite]
+        nonfinite += [row.name for row, totals, has_nan in outputs if totals.nonfinite or has_nan]
+        if not nonfinite:
             return None
         fault = first_fault(self.pair.simulator, values, self.batches, samples)
-        return fault or SetApart(self.batches, samples, -1, "isolated", "NaN or infinite", broken[0])
+        return fault or SetApart(self.batches, samples, -1, "isolated", "NaN or infinite", nonfinite[0])
 
     def _measure(self, row: _Row, event: Event) -> _Totals | None:
         reference, quantized = event.reference, event.quantized

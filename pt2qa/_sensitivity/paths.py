@@ -27,7 +27,7 @@ _LINEAR = {
     *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "select", "slice", "expand"),
     *("contiguous", "clone", "upsample_nearest2d", "upsample_bilinear2d", "pixel_shuffle"),
 }
-_CURVED = {
+_NONLINEAR = {
     *("relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"),
     *("gelu", "prelu", "softmax", "layer_norm", "max_pool2d", "mul", "div", "mish", "softplus"),
 }
@@ -85,10 +85,10 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
             if heavy:
                 break
             heavy = True
-        elif step.site is None and name not in _LINEAR and name not in _CURVED:
+        elif step.site is None and name not in _LINEAR and name not in _NONLINEAR:
             break
         found.append(step)
-        if name in _CURVED:
+        if name in _NONLINEAR:
             kept = len(found)
         step = alone.get(step.out)
     return tuple(found[:kept])

@@ -52,7 +52,7 @@ def survey(simulator: Simulator, values: Sequence[Any], marked: Collection[int])
 def with_other_first_sample(values: Sequence[Any]) -> list[Any]:
     """The inputs with the first sample replaced by the second, reversed; other samples unchanged."""
     samples = count_samples(list(values))
-    return [_with_other_first(value) if _has_samples(value, samples) else value for value in values]
+    return [_with_other_first_sample(value) if _has_samples(value, samples) else value for value in values]
 
 
 def marks(value: Any, samples: int) -> Tensor | None:
@@ -79,7 +79,7 @@ def _has_samples(value: Any, samples: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == samples > 1
 
 
-def _with_other_first(value: Tensor) -> Tensor:
+def _with_other_first_sample(value: Tensor) -> Tensor:
     changed = value.detach().clone()
     second = value.detach()[1]
     changed[0] = second.flip(tuple(range(second.dim()))) if second.dim() else second

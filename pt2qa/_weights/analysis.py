@@ -130,12 +130,12 @@ def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tup
         return -1, math.nan, 0
     ref, quant = (value.detach().double().movedim(axis, 0).flatten(1) for value in (float_value, dequantized))
     finite = ref.isfinite() & quant.isfinite()
-    broken = (~finite & ~((ref == quant) | (ref.isnan() & quant.isnan()))).any(1)
+    nonfinite = (~finite & ~((ref == quant) | (ref.isnan() & quant.isnan()))).any(1)
     ref, quant = (value.where(finite, 0.0) for value in (ref, quant))
     signal, noise = (ref * ref).sum(1), ((ref - quant) ** 2).sum(1)
     dead = (signal > 0) & (quant == 0).all(1)
-    if bool(broken.any()):
-        return int(broken.int().argmax()), math.nan, int(dead.sum())
+    if bool(nonfinite.any()):
+        return int(nonfinite.int().argmax()), math.nan, int(dead.sum())
     ranking = torch.where(signal > 0, torch.where(noise > 0, signal / noise, math.inf), math.inf)
     worst = int(ranking.argmin())
     value = decibels(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf
