@@ -205,13 +205,17 @@ def shown_columns(row_type: type[Any]) -> tuple[Column, ...]:
     return tuple(known[name] for name in names)
 
 
-def history_of(owner: type[Any], each: Field[Any]) -> tuple[int, str]:
+def history_of(each: Field[Any], hint: Any) -> tuple[int, str]:
     """The schema that introduced a field, and its former name, or empty.
+
+    Args:
+        each: the field.
+        hint: its type hint, with what :func:`column` put there.
 
     Raises:
         TypeError: the field was added later without a default or former name, so older files cannot be read.
     """
-    said = _said(get_type_hints(owner, include_extras=True)[each.name])
+    said = _said(hint)
     since, was = said.get("since", 1), said.get("was", "")
     if since > 1 and each.default is MISSING and each.default_factory is MISSING and not was:
         raise TypeError(f"{each.name}: a field since schema {since} needs a default")
@@ -290,6 +294,7 @@ def cell(row: Any, name: str) -> Any:
 
 def _column(owner: type[Any], each: Field[Any], hint: Any) -> Column:
     known: dict[Any, CellType] = {int: "int", float: "float", bool: "bool", str: "text", tuple[int, ...]: "shape"}
+    history_of(each, hint)
     said = _said(hint)
     hint = get_args(hint)[0] if said else hint
     choices = get_args(hint) if get_origin(hint) is Literal else ()
@@ -297,7 +302,6 @@ def _column(owner: type[Any], each: Field[Any], hint: Any) -> Column:
         raise TypeError(
             f"{owner.__name__}.{each.name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"
         )
-    history_of(owner, each)
     return replace(_described(each.name, "text" if choices else known[hint], said), choices=choices)
 
 

@@ -141,9 +141,9 @@ def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
     Raises:
         TypeError: a field's type cannot be stored, or it was added later without a default.
     """
-    hints = get_type_hints(report_type)
+    plain, hints = get_type_hints(report_type), get_type_hints(report_type, include_extras=True)
     return {
-        f.name: _codec(f"{report_type.__name__}.{f.name}", hints[f.name], *history_of(report_type, f))
+        f.name: _codec(f"{report_type.__name__}.{f.name}", plain[f.name], *history_of(f, hints[f.name]))
         for f in fields(report_type)
     }
 
@@ -183,7 +183,8 @@ def _write_record(record: Any, name: str, value: Any, tensors: dict[str, Array],
 
 
 def _read_record(record: Any, name: str, source: Source) -> Any:
-    names = [f.name for f in fields(record) if history_of(record, f)[0] <= source.schema]
+    hints = get_type_hints(record, include_extras=True)
+    names = [f.name for f in fields(record) if history_of(f, hints[f.name])[0] <= source.schema]
 
     def fits(value: Any) -> bool:
         return isinstance(value, dict) and set(value) == set(names) and _is_texts(list(value.values()))
