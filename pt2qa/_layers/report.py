@@ -21,7 +21,7 @@ from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
-from pt2qa._report.table import table, with_column
+from pt2qa._report.table import table
 from pt2qa.errors import ReportError
 
 SCALARS = (
@@ -173,10 +173,7 @@ class LayerReport(Report):
         worst = self._worst_by()
         ordered, by = self._ordered(sort)
         rows, stand_for = folded(ordered, worst if by is None or sort == "name" else by, self.ranked)
-        columns = self.shown()
-        if sort not in ("worst", "graph", "name"):
-            columns = with_column(columns, self.column(sort))
-        drawn = table(columns, rows, by, limit, width)
+        drawn = table(self._columns_for(sort), rows, by, limit, width)
         return "\n".join([drawn, *(wrap(line, width, indent="  ") for line in stand_for)])
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:

@@ -339,12 +339,13 @@ class Report:
         rows = self._tabled()
         return (rows, None) if by is None else (self.ranked(rows, by), by)
 
+    def _columns_for(self, sort: str) -> tuple[Column, ...]:
+        """The columns of a table in a sort order; the one it is sorted by is always shown."""
+        return self.shown() if sort in ORDERS else with_column(self.shown(), self.column(sort))
+
     def _table(self, sort: str, limit: int | None, width: int) -> str:
         rows, by = self._ordered(sort)
-        columns = self.shown()
-        if sort not in ORDERS:
-            columns = with_column(columns, self.column(sort))
-        return table(columns, rows, by, limit, width)
+        return table(self._columns_for(sort), rows, by, limit, width)
 
     def _how(self, sort: str, worst: str = "worst first") -> str:
         """A sort order in words."""
