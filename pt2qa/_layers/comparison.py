@@ -31,7 +31,7 @@ from pt2qa._simulator.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
-class _Totals:
+class Totals:
     """The sums of one row over some values; ``merge`` combines two.
 
     ``clamped`` of ``clamped_of`` values were clamped; ``dtype`` and ``shape`` are the first value's, None without one.
@@ -46,8 +46,8 @@ class _Totals:
     dtype: str = ""
     shape: tuple[int, ...] | None = None
 
-    def merge(self, other: _Totals) -> _Totals:
-        return _Totals(
+    def merge(self, other: Totals) -> Totals:
+        return Totals(
             self.sums.merge(other.sums),
             self.isolated.merge(other.isolated),
             self.rounding.merge(other.rounding),
@@ -65,7 +65,7 @@ class _Totals:
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """What one row of the table accumulates over the batches that count, and over those that are set ``apart``.
 
     It compares the value of the step ``place``, None for a model output, with ``params`` of the site that is read
@@ -80,8 +80,8 @@ class _Row:
     handle: int
     params: QuantParams | None
     group: int | None
-    totals: _Totals
-    apart: _Totals
+    totals: Totals
+    apart: Totals
     place: Step | None = None
     part_of: str = ""
     step: int = -1
@@ -104,7 +104,7 @@ class _Measured:
     reference: Any
     quantized: Any
     isolated: tuple[Isolated, ...]
-    seen: list[tuple[_Row, _Totals]]
+    seen: list[tuple[Row, Totals]]
 
 
 class Comparison:
@@ -124,13 +124,13 @@ class Comparison:
             name: {"isolated", "scale"} & inspect.signature(metric.update).parameters.keys()
             for name, metric in metrics.items()
         }
-        self.empty = _Totals(custom=dict(metrics))
+        self.empty = Totals(custom=dict(metrics))
         self.check = Verification(pair.graphs)
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
-        self.rows: dict[int, list[_Row]] = {}
-        self.module_rows: list[_Row] = []
-        self.outputs: list[_Row] = []
+        self.rows: dict[int, list[Row]] = {}
+        self.module_rows: list[Row] = []
+        self.outputs: list[Row] = []
         regions = [region for region in self.program.regions if isolated and region.sites]
         self.groups: list[tuple[int, ...]] = [region.steps for region in regions]
         self.group_of_region = {region.index: number for number, region in enumerate(regions)}
@@ -166,12 +166,12 @@ class Comparison:
         }
         for index in sorted(sources - self.rows.keys()):
             step = self.program.steps[index]
-            row = _Row(step.name, step.module, step.op, step.handle, None, None, _Totals(), _Totals(), aside=True)
+            row = Row(step.name, step.module, step.op, step.handle, None, None, Totals(), Totals(), aside=True)
             self.rows[index] = [row]
 
-    def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> _Row:
+    def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> Row:
         params = self.program.sites[place.site].params if place.site is not None else None
-        row = _Row(name, module, op, handle, params, group, self.empty, self.empty, place)
+        row = Row(name, module, op, handle, params, group, self.empty, self.empty, place)
         row.answers_for = name if params is not None else self.reading.answers_for(place)
         row.sources = self.reading.sources(place)
         self.rows.setdefault(place.index, []).append(row)
@@ -207,7 +207,7 @@ class Comparison:
 
     def _measure_batch(self, values: list[Any]) -> _Measured:
         """Runs both models on a batch; adds nothing yet, so that the run can be checked or repeated."""
-        seen: list[tuple[_Row, _Totals]] = []
+        seen: list[tuple[Row, Totals]] = []
 
         def visit(event: Event) -> None:
             for row in self.rows.get(event.step.index, ()):
@@ -226,7 +226,7 @@ class Comparison:
         )
         return _Measured(reference, quantized, tuple(self._isolated(seen)), seen)
 
-    def _isolated(self, seen: Sequence[tuple[_Row, _Totals]]) -> Iterator[Isolated]:
+    def _isolated(self, seen: Sequence[tuple[Row, Totals]]) -> Iterator[Isolated]:
         """The isolated errors of a batch, whose rows may come in chunks."""
         noise: dict[int, NoiseSums] = {}
         for row, totals in seen:
@@ -251,7 +251,7 @@ class Comparison:
         self.samples += samples
 
     def _why_apart(
-        self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[tuple[_Row, _Totals, bool]]
+        self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[tuple[Row, Totals, bool]]
     ) -> SetApart | None:
         """Why a batch is excluded: it is empty, or one of its values is not finite; None for a batch that counts.
 
@@ -266,7 +266,7 @@ class Comparison:
         fault = first_fault(self.pair.simulator, values, self.batches, samples)
         return fault or SetApart(self.batches, samples, -1, "isolated", "NaN or infinite", nonfinite[0])
 
-    def _measure(self, row: _Row, event: Event) -> _Totals | None:
+    def _measure(self, row: Row, event: Event) -> Totals | None:
         reference, quantized = event.reference, event.quantized
         if not isinstance(reference, Tensor) or not isinstance(quantized, Tensor):
             return None
@@ -276,7 +276,7 @@ class Comparison:
         others = self._others(row, event, reference)
         sums, noises = sums_of_row(reference, quantized, tuple(others.values()), event.ranges)
         noise = dict(zip(others, noises, strict=True))
-        return _Totals(
+        return Totals(
             sums,
             noise.get("isolated", NoiseSums()),
             noise.get("rounding", NoiseSums()),
@@ -287,7 +287,7 @@ class Comparison:
             event.shape,
         )
 
-    def _measured(self, row: _Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
+    def _measured(self, row: Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
         """The user's metrics for one value, each with the arguments it names."""
         known = {"isolated": isolated, "scale": None if math.isnan(row.scale) else row.scale}
         measured = {}
@@ -296,7 +296,7 @@ class Comparison:
             measured[name] = update(ref, quant, **{key: known[key] for key in self.asked[name]})
         return measured
 
-    def _others(self, row: _Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
+    def _others(self, row: Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
         """What else is compared with the reference: the isolated and the rounded value, if requested."""
         others: dict[str, Tensor] = {}
         if row.aside or not (self.with_isolated or row.is_block):
@@ -309,18 +309,18 @@ class Comparison:
             others["rounding"] = event.rounded
         return others
 
-    def _measure_outputs(self, reference: Any, quantized: Any) -> list[tuple[_Row, _Totals, bool]]:
+    def _measure_outputs(self, reference: Any, quantized: Any) -> list[tuple[Row, Totals, bool]]:
         """The sums of each comparable output, and whether it contains NaN."""
         pairs = list(zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True))
         if not self.outputs:
             names = output_names(self.pair.quantized, len(pairs))
-            self.outputs = [_Row(name, "", "output", -1, None, None, self.empty, self.empty) for name in names]
+            self.outputs = [Row(name, "", "output", -1, None, None, self.empty, self.empty) for name in names]
         measured = []
         for row, (ref, quant) in zip(self.outputs, pairs, strict=True):
             if isinstance(ref, Tensor) and isinstance(quant, Tensor) and ref.shape == quant.shape:
                 sums, custom = error_sums(ref, quant), self._measured(row, ref, quant)
                 dtype = str(ref.dtype).removeprefix("torch.")
-                totals = _Totals(sums, custom=custom, dtype=dtype, shape=tuple(ref.shape))
+                totals = Totals(sums, custom=custom, dtype=dtype, shape=tuple(ref.shape))
                 measured.append((row, totals, bool(sums.excluded) and bool(ref.isnan().any())))
             else:
                 row.problem = "not a tensor" if not isinstance(ref, Tensor) else "shapes differ"
@@ -334,10 +334,10 @@ class Comparison:
         # If no batch counts, show the excluded ones rather than nothing.
         only_apart = len(self.set_apart) == self.batches
 
-        def numbers(row: _Row) -> _Totals:
+        def numbers(row: Row) -> Totals:
             return row.apart if only_apart else row.totals
 
-        def input_sqnr(row: _Row) -> float:
+        def input_sqnr(row: Row) -> float:
             """The smallest SQNR among the values that a row's region reads; nan if one of them has none."""
             own = (self.rows.get(source, ()) for source in row.sources if source is not None)
             found = [next((numbers(one).sums.sqnr for one in rows if not one.is_block), math.nan) for rows in own]
@@ -352,12 +352,12 @@ class Comparison:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
         return LayerReport(
             rows=tuple(
-                _finish(row, numbers(row), input_sqnr(row))
+                finish(row, numbers(row), input_sqnr(row))
                 for row in rows
                 if numbers(row).shape is not None or row.problem
             ),
-            outputs=tuple(_finish(row, numbers(row)) for row in self.outputs),
-            modules=tuple(_finish(row, numbers(row)) for row in self.module_rows),
+            outputs=tuple(finish(row, numbers(row)) for row in self.outputs),
+            modules=tuple(finish(row, numbers(row)) for row in self.module_rows),
             unpaired=self.pair.pairing.unpaired,
             notes=tuple(dict.fromkeys(extra)),
             batches=self.batches,
@@ -391,7 +391,7 @@ def compare(
     return comparison.report([*pair.notes, *pair.program.notes, *notes, *comparison.check.notes])
 
 
-def _finish(row: _Row, totals: _Totals, input_sqnr: float = math.nan) -> LayerRow:
+def finish(row: Row, totals: Totals, input_sqnr: float = math.nan) -> LayerRow:
     sums, params, scale = totals.sums, row.params, row.scale
     alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
     range_use, excess_lsb = _reach(sums, params)
