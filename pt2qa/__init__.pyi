@@ -75,6 +75,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
         QuantizeError as QuantizeError,
         PairingError as PairingError,
         SimulationError as SimulationError,
+        DeploymentError as DeploymentError,
         SelectionError as SelectionError,
         ReportError as ReportError,
         FlowError as FlowError,

@@ -36,6 +36,10 @@ class SimulationError(Pt2qaError):
     """The simulator does not compute what the converted graph computes."""
 
 
+class DeploymentError(Pt2qaError):
+    """A model cannot be lowered to its backend, or what was lowered cannot be read or run here."""
+
+
 class ReportError(Pt2qaError):
     """A report file is damaged, foreign, or of another version."""
 

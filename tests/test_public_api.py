@@ -51,6 +51,7 @@ NAMES = [
     "SensitivityReport",
     "SensitivityRow",
     "SimulationError",
+    "DeploymentError",
     "Target",
     "WeightReport",
     "WeightRow",

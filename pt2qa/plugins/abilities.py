@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from pt2qa.overrides.plan import OverridePlan
+    from pt2qa.plugins.backend import Backend
     from pt2qa.plugins.rules import Rule
 
 _FORMER = {"unsupported_reason": "refuses", "quantizer_code": "spell"}
@@ -56,6 +57,11 @@ def rules_of(plugin: Any) -> tuple[Rule, ...]:
     """The rules that a plug-in adds to the structure check, specific to its backend."""
     rules = getattr(plugin, "rules", None)
     return () if rules is None else tuple(rules())
+
+
+def backend_of(plugin: Any) -> Backend | None:
+    """What lowers and runs a plug-in's models; None if it has nothing."""
+    return getattr(plugin, "backend", None)
 
 
 def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule) -> str:

@@ -29,6 +29,8 @@ class QuantizerPlugin(Protocol):
       empty if it can. ``node`` is a node of the graph that is being annotated.
     - ``quantizer_code(plan, graph) -> str``: Python source that applies a plan in an export flow without pt2qa.
     - ``rules() -> tuple[Rule, ...]``: additional rules of the structure check for this backend.
+    - ``backend: ClassVar[Backend]``: lowers converted graphs and runs them, for :func:`pt2qa.compare_deployed`; see
+      :class:`pt2qa.plugins.Backend`.
 
     >>> from dataclasses import dataclass
     >>> from typing import ClassVar

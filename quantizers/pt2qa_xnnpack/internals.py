@@ -1,12 +1,14 @@
-"""What this plug-in reads and writes in a graph's nodes, for which torch and torchao have no public names."""
+"""What this plug-in reads and writes in graphs, and how ExecuTorch works inside: nothing of it has a public name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from torch.fx import Node
+    from executorch.runtime import Runtime
+    from torch.export import ExportedProgram
+    from torch.fx import GraphModule, Node
 
 _ANNOTATION: Final = "quantization_annotation"
 _VALUE: Final = "val"
@@ -23,3 +25,91 @@ def shape_of(node: Node) -> Sequence[int] | None:
     """The traced shape of a node's value; None if it was not traced."""
     value = node.meta.get(_VALUE)
     return None if value is None else value.shape
+
+
+def handle_of(node: Node) -> int | None:
+    """The handle of an op in any program that was made from a capture."""
+    custom = node.meta.get("custom")
+    return custom.get("numeric_debug_handle") if isinstance(custom, dict) else None
+
+
+# -- ExecuTorch --------------------------------------------------------------------------------------------------------
+
+
+def runtime() -> Runtime:
+    """ExecuTorch's runtime in this process."""
+    from executorch.runtime import Runtime
+
+    return Runtime.get()
+
+
+def programs_of_delegates(graph: GraphModule) -> list[ExportedProgram]:
+    """What each delegate of a lowered program computes, as it was before XNNPACK took it."""
+    from executorch.exir.lowered_backend_module import get_lowered_backend_modules
+
+    return [module.original_module for module in get_lowered_backend_modules(graph)]
+
+
+def op_name(node: Node) -> str:
+    """The name of an op in the edge dialect, such as ``aten::mean``; empty for delegates and their outputs."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if node.op != "call_function" or schema is None else str(schema.name)
+
+
+class Merged(NamedTuple):
+    """Outputs of a delegate that XNNPACK's passes made one value.
+
+    Attributes:
+        tag: of the delegate.
+        pairs: numbers of outputs: the first, -1 if it is an input of the delegate, and the later one.
+    """
+
+    tag: str
+    pairs: tuple[tuple[int, int], ...]
+
+
+def merged_in_delegate(error: BaseException | None) -> Merged | None:
+    """Which outputs were merged, from the error with which XNNPACK refuses that; None for any other error.
+
+    The message of ``generate_node_to_external_map`` in ``backends/xnnpack/xnnpack_preprocess.py`` has only the name of
+    a node in a renumbered graph. Its frame has that graph, whose outputs are in the delegate's order.
+    """
+    trace = None if error is None else error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "generate_node_to_external_map":
+            graph = trace.tb_frame.f_locals["edge_graph_module"].graph
+            outputs: Sequence[Node] = graph.output_node().args[0]
+            first = dict.fromkeys(graph.find_nodes(op="placeholder"), -1)
+            pairs = [(first.setdefault(node, number), number) for number, node in enumerate(outputs)]
+            return Merged(
+                next(tag for node in graph.nodes if (tag := node.meta.get("delegation_tag"))),
+                tuple((kept, number) for kept, number in pairs if kept != number),
+            )
+        trace = trace.tb_next
+    return None
+
+
+def outputs_by_delegate(graph: GraphModule) -> dict[str, list[Node]]:
+    """What each delegate of a partitioned graph returns, in its order, by the delegate's tag."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.graph.nodes:
+        tag = node.meta.get("delegation_tag")
+        if tag is not None and any(user.meta.get("delegation_tag") != tag for user in node.users):
+            found.setdefault(tag, []).append(node)
+    return found
+
+
+class Contents(NamedTuple):
+    """What is in a ``.pte`` file: its delegates' names, and the ops outside of them, such as ``aten::mean.out``."""
+
+    delegates: tuple[str, ...]
+    operators: tuple[str, ...]
+
+
+def contents_of(data: bytes) -> Contents:
+    """Reads a ``.pte`` file without running it."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    plan = deserialize_pte_binary(data).program.execution_plan[0]
+    operators = (f"{op.name}.{op.overload}" if op.overload else op.name for op in plan.operators)
+    return Contents(tuple(delegate.id for delegate in plan.delegates), tuple(operators))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
 from pt2qa.plugins import OverridePlan, Scope, check_options, check_overrides, op_type, scopes_in
+from pt2qa_xnnpack.backend import XNNPACKBackend
 from pt2qa_xnnpack.internals import shape_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class XNNPACK:
     summary: ClassVar[str] = "int8 for Arm and x86 CPUs through ExecuTorch's XNNPACK backend"
     levels: ClassVar[tuple[str, ...]] = ("float", "dynamic", "observer")
     fusable: ClassVar[tuple[tuple[str, str], ...]] = FUSABLE
+    backend: ClassVar[XNNPACKBackend] = XNNPACKBackend()
 
     mode: Literal["static", "dynamic"] = field(default="static", metadata={"help": "how activation scales are found"})
     per_channel: bool = field(default=True, metadata={"help": "one weight scale per output channel, not per tensor"})

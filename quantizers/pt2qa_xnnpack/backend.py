@@ -1,0 +1,182 @@
+"""Lowering to ExecuTorch's XNNPACK delegate, and running the program here.
+
+The delegate is closed: its wheel has no event tracer.  So a second program is lowered that also returns the values to
+be observed.  It is trusted only while its own outputs equal the first program's bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pt2qa.errors import DeploymentError
+from pt2qa.plugins import Ran
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+MODEL, OBSERVED, INDEX = "model.pte", "observed.pte", "xnnpack.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class XNNPACKBackend:
+    """ExecuTorch with the XNNPACK delegate, in the runtime of its Python package; see :class:`pt2qa.plugins.Backend`.
+
+    >>> XNNPACKBackend().suffixes
+    ('.pte',)
+    """
+
+    name: ClassVar[str] = "ExecuTorch with XNNPACK"
+    suffixes: ClassVar[tuple[str, ...]] = (".pte",)
+
+    def missing(self) -> str:
+        """Why programs cannot run here; empty if they can."""
+        from pt2qa_xnnpack.internals import runtime
+
+        if not runtime().backend_registry.is_available("XnnpackBackend"):
+            return "this build of ExecuTorch has no XNNPACK delegate"
+        return ""
+
+    def lower(
+        self,
+        graph: GraphModule,
+        inputs: Sequence[Any],
+        taps: Sequence[str],
+        *,
+        dynamic_shapes: tuple[Any, ...] | None,
+        progress: Callable[[str], None],
+    ) -> XNNPACKProgram:
+        """Lowers the graph twice, as it is and with the taps as further outputs."""
+        # ExecuTorch takes seconds to import.
+        from pt2qa_xnnpack.lowering import lower
+
+        return lower(graph, inputs, taps, dynamic_shapes, progress)
+
+    def load(self, folder: Path) -> XNNPACKProgram:
+        """Reads a folder that :meth:`XNNPACKProgram.save` wrote."""
+        try:
+            index = json.loads((folder / INDEX).read_text())
+            observed = (folder / OBSERVED).read_bytes() if index["positions"] else b""
+            return XNNPACKProgram(
+                (folder / MODEL).read_bytes(),
+                observed,
+                {str(name): int(position) for name, position in index["positions"].items()},
+                {str(name): str(reason) for name, reason in index["lost"].items()},
+                frozenset(map(int, index["delegated"])),
+                tuple(map(str, index["facts"])),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DeploymentError(
+                f"{folder}: not a program that pt2qa saved ({type(error).__name__}: {error}). Lower the model again."
+            ) from error
+
+    def open(self, path: Path) -> XNNPACKProgram:
+        """A ``.pte`` file that was made elsewhere."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DeploymentError(f"{path}: cannot be read: {error}") from error
+        return XNNPACKProgram(data, facts=_facts(path, data))
+
+
+@dataclass(frozen=True)
+class XNNPACKProgram:
+    """A lowered model; see :class:`pt2qa.plugins.DeployedProgram`.
+
+    Attributes:
+        model: the program that ships, as the bytes of a ``.pte`` file.
+        observed: the program that also returns the tapped values; empty without taps.
+        positions: by tap, which output of ``observed`` has its value.
+        lost: by tap, why it cannot be observed.
+    """
+
+    model: bytes = field(repr=False)
+    observed: bytes = field(default=b"", repr=False)
+    positions: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    delegated: frozenset[int] = frozenset()
+    facts: tuple[str, ...] = ()
+    _loaded: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def taps(self) -> Mapping[str, str]:
+        """Why each tap cannot be observed; empty for those that can."""
+        return {**dict.fromkeys(self.positions, ""), **self.lost}
+
+    def run(self, inputs: Sequence[Any]) -> Ran:
+        """Runs both programs on a batch."""
+        outputs = tuple(self._execute("model", inputs))
+        if not self.positions:
+            return Ran(outputs)
+        every = self._execute("observed", inputs)
+        own = every[: len(outputs)]
+        values = {name: every[position] for name, position in self.positions.items()}
+        return Ran(outputs, values, changed=not _same(outputs, own))
+
+    def save(self, folder: Path) -> None:
+        """Writes ``model.pte``, ``observed.pte`` and an index."""
+        (folder / MODEL).write_bytes(self.model)
+        if self.positions:
+            (folder / OBSERVED).write_bytes(self.observed)
+        index = {
+            "positions": dict(self.positions),
+            "lost": dict(self.lost),
+            "delegated": sorted(self.delegated),
+            "facts": list(self.facts),
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=1))
+
+    def _execute(self, which: str, inputs: Sequence[Any]) -> Sequence[Any]:
+        import torch
+
+        contiguous = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in inputs]
+        try:
+            found: Sequence[Any] = self._method(which, "the program").execute(contiguous)
+        except RuntimeError as error:
+            raise DeploymentError(f"ExecuTorch loaded the program but could not run it: {error}") from error
+        return found
+
+    def _method(self, which: str, what: str) -> Any:
+        if which not in self._loaded:
+            from pt2qa_xnnpack.internals import runtime
+
+            try:
+                program = runtime().load_program(self.model if which == "model" else self.observed)
+                self._loaded[which] = program, program.load_method("forward")
+            except (RuntimeError, KeyError) as error:
+                raise DeploymentError(f"ExecuTorch could not load {what}: {error}") from error
+        return self._loaded[which][1]
+
+
+def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether outputs are equal bit for bit, NaN included."""
+    from torch import Tensor
+
+    return len(left) == len(right) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else a == b
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def _facts(path: Path, data: bytes) -> tuple[str, ...]:
+    """What a file holds.
+
+    Raises:
+        DeploymentError: it is not a ``.pte`` file.
+    """
+    from pt2qa_xnnpack.internals import contents_of
+
+    try:
+        contents = contents_of(data)
+    except Exception as error:
+        raise DeploymentError(f"{path}: not a .pte file of ExecuTorch: {type(error).__name__}: {error}") from error
+    delegates = Counter(contents.delegates)
+    listed = ", ".join(f"{count} {name}" for name, count in delegates.items()) or "no delegate"
+    portable = ", ".join(contents.operators) or "none"
+    return (f"{path.name}: {listed}; ops outside: {portable}",)

@@ -1,0 +1,234 @@
+"""From a converted graph to two ``.pte`` programs: the model, and the model with further outputs.
+
+Imported when a model is lowered, since ExecuTorch takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2qa.errors import DeploymentError
+from pt2qa_xnnpack.backend import XNNPACKProgram
+from pt2qa_xnnpack.internals import (
+    contents_of,
+    handle_of,
+    merged_in_delegate,
+    op_name,
+    outputs_by_delegate,
+    programs_of_delegates,
+    runtime,
+)
+
+COPIED = "XNNPACK removes the copy that makes it"
+DISTURBS = "the program computes other outputs where it is returned"
+NO_KERNEL = "it is rounded outside of a delegate, and ExecuTorch's Python package has no kernel that does"
+
+
+def lower(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    taps: Sequence[str],
+    dynamic_shapes: tuple[Any, ...] | None,
+    progress: Callable[[str], None],
+) -> XNNPACKProgram:
+    """See :meth:`pt2qa.plugins.Backend.lower`."""
+    progress("lowering the model")
+    model = _lowered(graph, inputs, dynamic_shapes, XnnpackPartitioner())
+    if model.missing:
+        raise DeploymentError(
+            f"not delegated to XNNPACK, and ExecuTorch's Python package has no kernel for {', '.join(model.missing)}. "
+            "Run the program where there is one, and compare what it recorded there: compare_deployed(deployed=...)"
+        )
+    facts = (_facts(model),)
+    lost: dict[str, str] = {}
+    while wanted := [name for name in taps if name not in lost]:
+        progress(f"lowering it with {len(wanted)} taps")
+        observed, positions = _observed(graph, inputs, wanted, dynamic_shapes, lost)
+        program = XNNPACKProgram(model.data, observed, positions, lost, model.delegated, facts)
+        if not positions or not program.run(inputs).changed:
+            return program
+        # The outputs do not tell which tap it is: half of them go, until the outputs agree.
+        lost |= dict.fromkeys(list(positions)[::2], DISTURBS)
+    return XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts)
+
+
+# -- taps --------------------------------------------------------------------------------------------------------------
+
+
+class _Watched(XnnpackPartitioner):  # type: ignore[misc]
+    """Knows what the program returned before it was cut into delegates, and which output of which delegate that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: list[str] = []
+        self.by_delegate: dict[str, list[Node]] = {}
+
+    def partition(self, exported_program: ExportedProgram) -> Any:
+        self.returned = [node.name for node in _outputs(exported_program)]
+        if len(set(self.returned)) < len(self.returned):
+            raise _MergedError
+        result = super().partition(exported_program)
+        self.by_delegate = outputs_by_delegate(result.tagged_exported_program.graph_module)
+        return result
+
+    def merged_later(self, error: DeploymentError) -> list[tuple[int, int]]:
+        """The outputs that XNNPACK's own passes made one value, as :func:`_repeated`; -1 for a delegate's input."""
+        merged = merged_in_delegate(error.__cause__)
+        if merged is None:
+            return []
+        names = [node.name for node in self.by_delegate[merged.tag]]
+        where = {name: position for position, name in enumerate(self.returned)}
+        numbered = [
+            (-1 if first < 0 else where.get(names[first], -1), where.get(names[later], -1))
+            for first, later in merged.pairs
+        ]
+        return [(min(pair), max(pair)) for pair in numbered if max(pair) >= 0]
+
+
+class _MergedError(Exception):
+    """Two outputs have become one node."""
+
+
+def _observed(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    taps: Sequence[str],
+    dynamic_shapes: tuple[Any, ...] | None,
+    lost: dict[str, str],
+) -> tuple[bytes, dict[str, int]]:
+    """The program that also returns the taps, and the position of each among its outputs; adds to ``lost``.
+
+    XNNPACK refuses outputs that have become one value, as before and after a copy that it removes.  Then one of them is
+    returned and serves for both.
+    """
+    own = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+    same = dict[str, str | int]()
+    while wanted := [name for name in taps if name not in lost and name not in same]:
+        names = [""] * own + wanted
+        partitioner = _Watched()
+        try:
+            found = _lowered(_with_outputs(graph, wanted), inputs, dynamic_shapes, partitioner)
+        except _MergedError:
+            merged = _repeated(partitioner.returned)
+        except DeploymentError as error:
+            merged = partitioner.merged_later(error)
+            if not merged:
+                raise
+        else:
+            gone = [name for name, op in zip(names, found.outputs, strict=True) if name and op in found.missing]
+            if not gone:
+                return found.data, _positions(names, same)
+            lost |= dict.fromkeys(gone, NO_KERNEL)
+            continue
+        for first, later in merged:
+            # An output of the model stays; then it is the tap that goes.
+            tap, kept = (later, first) if names[later] else (first, later)
+            if kept < 0:
+                lost[names[tap]] = COPIED
+            else:
+                same[names[tap]] = names[kept] or kept
+    return b"", {}
+
+
+def _positions(names: Sequence[str], same: dict[str, str | int]) -> dict[str, int]:
+    """By tap, the output that has its value."""
+    found = {name: position for position, name in enumerate(names) if name}
+    for name in same:
+        kept: str | int = name
+        while isinstance(kept, str) and kept in same:
+            kept = same[kept]
+        if isinstance(kept, int) or kept in found:
+            found[name] = kept if isinstance(kept, int) else found[kept]
+    return found
+
+
+def _repeated(returned: Sequence[str]) -> list[tuple[int, int]]:
+    """Positions of outputs that are one node: the first, and each later one."""
+    first = {name: position for position, name in reversed(list(enumerate(returned)))}
+    return [(first[name], position) for position, name in enumerate(returned) if first[name] != position]
+
+
+def _with_outputs(graph: GraphModule, names: Sequence[str]) -> GraphModule:
+    """A copy that also returns the values of some nodes."""
+    copied = copy.deepcopy(graph)
+    by_name = dict(zip((node.name for node in graph.graph.nodes), copied.graph.nodes, strict=True))
+    output = copied.graph.output_node()
+    output.args = ((*output.args[0], *(by_name[name] for name in names)),)  # type: ignore[misc]
+    copied.recompile()
+    return copied
+
+
+# -- one program -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    """A lowered program.
+
+    Attributes:
+        data: the ``.pte`` file.
+        delegated: handles of the ops that are in a delegate as a whole.
+        delegates: how many there are.
+        portable: names of the ops outside of delegates, once for each op.
+        outputs: name of the op that makes each output; empty for a delegate's.
+        missing: names of ops for which the runtime of the Python package has no kernel.
+    """
+
+    data: bytes
+    delegated: frozenset[int]
+    delegates: int
+    portable: tuple[str, ...]
+    outputs: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def _lowered(
+    graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[Any, ...] | None, partitioner: XnnpackPartitioner
+) -> _Lowered:
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(graph, tuple(inputs), dynamic_shapes=dynamic_shapes)
+            edge = to_edge_transform_and_lower(exported, partitioner=[partitioner])
+        program = edge.exported_program()
+        delegates = programs_of_delegates(program.graph_module)
+        outside = [node for node in program.graph.nodes if op_name(node)]
+        delegated = _handles([node for each in delegates for node in each.graph.nodes]) - _handles(outside)
+        portable, outputs = tuple(map(op_name, outside)), tuple(map(op_name, _outputs(program)))
+        data = bytes(edge.to_executorch().buffer)
+    except _MergedError:
+        raise
+    except Exception as error:
+        raise DeploymentError(
+            f"ExecuTorch could not lower the model: {type(error).__name__}: {str(error) or 'no message'}"
+        ) from error
+    known = runtime().operator_registry.operator_names
+    missing = {name.partition(".")[0] for name in contents_of(data).operators if name not in known}
+    return _Lowered(data, delegated, len(delegates), portable, outputs, tuple(sorted(missing)))
+
+
+def _outputs(program: ExportedProgram) -> list[Node]:
+    """What the caller gets, without the buffers that the program writes to."""
+    every: Sequence[Node] = program.graph.output_node().args[0]
+    return list(every)[-len(program.graph_signature.user_outputs) :]
+
+
+def _handles(nodes: Collection[Node]) -> frozenset[int]:
+    return frozenset(handle for node in nodes if (handle := handle_of(node)) is not None)
+
+
+def _facts(model: _Lowered) -> str:
+    what = f"{model.delegates} XNNPACK delegate" + "s" * (model.delegates != 1)
+    if not model.portable:
+        return f"{what}, no op outside"
+    counts = Counter(name.partition("::")[2] for name in model.portable)
+    return f"{what}; outside, in portable kernels: " + ", ".join(f"{op} ({count})" for op, count in counts.items())
