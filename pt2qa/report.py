@@ -34,6 +34,7 @@ from pt2qa._report.set_apart import SetApart
 from pt2qa._report.storage import read, register, save
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa._two_graphs.report import GraphReport
 from pt2qa._weights.report import WeightReport
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 
@@ -41,6 +42,7 @@ __all__ = [
     # reports
     "LayerReport",
     "WeightReport",
+    "GraphReport",
     "BadCases",
     "SensitivityReport",
     "Reconfiguration",

@@ -179,6 +179,17 @@ def test_what_is_not_a_quantized_graph_is_refused() -> None:
         pt2qa.pair(capture.module(), nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
+def test_two_quantized_graphs_are_for_compare_graphs() -> None:
+    converted = residual_pair().quantized
+    for reference in (converted, _reloaded(converted)):
+        with pytest.raises(
+            pt2qa.PairingError,
+            match=r"the reference graph is quantized itself: convert_pt2e put 16 ops into it, .* "
+            r"compared by pt2qa\.compare_graphs\(a, b, batches\)\.",
+        ):
+            pt2qa.pair(reference, converted)
+
+
 def test_coverage_counts_what_is_annotated_and_quantized() -> None:
     coverage = {entry.op: entry for entry in residual_pair().coverage}
     assert (coverage["conv2d"].total, coverage["conv2d"].quantized) == (2, 2)

@@ -95,6 +95,16 @@ def handle_of(node: Node) -> int | None:
     return handle if isinstance(handle, int) else None
 
 
+def output_handle(node: Node) -> int | None:
+    """The handle of an output of an op, even if the op was rewritten: ``chunk`` to ``split_with_sizes_copy``.
+
+    Only the value can say whether the output is still the same.  None if the node is no output.
+    """
+    producer = node.args[0] if node.target is operator.getitem else None
+    handle = _custom(producer).get(OUTPUTS, {}).get(str(node.args[1])) if isinstance(producer, Node) else None
+    return handle if isinstance(handle, int) else None
+
+
 def assign_handles(source: GraphModule | ExportedProgram) -> None:
     """Numbers every user input and every op of a program or its graph from 0 in graph order, in place.
 

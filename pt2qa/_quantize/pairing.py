@@ -7,7 +7,7 @@ import functools
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -217,17 +217,10 @@ def pair(
         PairingError: one of the graphs carries no handles, they have none in common, nothing is quantized, or constants
             are from another model.
     """
-    float_graph = _as_graph_module("reference", reference)
-    quantized_graph = _as_graph_module("quantized", quantized)
-    sides = {"reference": _handles(float_graph), "quantized": _handles(quantized_graph)}
-    for side, handles in sides.items():
-        if not handles:
-            raise PairingError(
-                f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
-                "capture.module(); handles live in node.meta['custom']['numeric_debug_handle']."
-            )
-    if not sides["reference"].keys() & sides["quantized"].keys():
-        raise PairingError("the two graphs have no handle in common. Expected graphs made from one capture.")
+    float_graph = as_graph_module("reference", reference)
+    quantized_graph = as_graph_module("quantized", quantized)
+    check_handles({"reference": float_graph, "quantized": quantized_graph})
+    _check_is_float(float_graph)
     result = QuantizedPair(
         reference=_as_prepare_leaves_it(float_graph, quantized_graph),
         quantized=quantized_graph,
@@ -287,7 +280,8 @@ def fingerprint(graph_module: GraphModule) -> str:
     return digest.hexdigest()[:16]
 
 
-def _as_graph_module(side: str, graph: Any) -> GraphModule:
+def as_graph_module(side: str, graph: Any) -> GraphModule:
+    """A user's graph without torchao's loggers; anything else is a PairingError, which calls it by its side."""
     if isinstance(graph, ExportedProgram):
         graph = graph.module()
     if isinstance(graph, GraphModule):
@@ -295,7 +289,32 @@ def _as_graph_module(side: str, graph: Any) -> GraphModule:
     raise PairingError(f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram.")
 
 
-def _handles(graph_module: GraphModule) -> dict[int, list[Node]]:
+def check_handles(sides: Mapping[str, GraphModule]) -> None:
+    """Graphs of one model carry handles, and have some in common."""
+    found = {side: nodes_by_handle(graph).keys() for side, graph in sides.items()}
+    for side, handles in found.items():
+        if not handles:
+            raise PairingError(
+                f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
+                "capture.module(); handles live in node.meta['custom']['numeric_debug_handle']."
+            )
+    if not set.intersection(*map(set, found.values())):
+        raise PairingError("the two graphs have no handle in common. Expected graphs made from one capture.")
+
+
+def _check_is_float(reference: GraphModule) -> None:
+    """The ops that convert puts in carry no handles, unlike those of a captured model that quantizes by itself."""
+    added = [node for node in _ops(reference) if quant_ops.is_quantization(node) and handle_of(node) is None]
+    if added:
+        raise PairingError(
+            f"the reference graph is quantized itself: convert_pt2e put {len(added)} ops into it, {added[0]} first. "
+            "Pass the float graph first. Two graphs of which neither is the float one are compared by "
+            "pt2qa.compare_graphs(a, b, batches)."
+        )
+
+
+def nodes_by_handle(graph_module: GraphModule) -> dict[int, list[Node]]:
+    """The inputs and ops of a graph, without its quantization; a decomposed op has several nodes."""
     found = {handle: [node] for node, handle in input_handles(graph_module).items()}
     for node in _ops(graph_module):
         handle = handle_of(node)
@@ -307,7 +326,7 @@ def _handles(graph_module: GraphModule) -> dict[int, list[Node]]:
 def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> GraphModule:
     """The reference without observers, and with the batch norms folded that the quantized graph has folded."""
     graph_module = without(reference, is_observer)
-    known = _handles(quantized)
+    known = nodes_by_handle(quantized)
     folded = any(op_of(node.target) in BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module))
     if not folded:
         return graph_module
@@ -331,7 +350,7 @@ def _ops(graph_module: GraphModule) -> Iterable[Node]:
 
 
 def _pair_handles(pair: QuantizedPair) -> Pairing:
-    reference, quantized = _handles(pair.reference), _handles(pair.quantized)
+    reference, quantized = nodes_by_handle(pair.reference), nodes_by_handle(pair.quantized)
     pairs = tuple(
         Paired(
             handle,
@@ -342,16 +361,17 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
         for handle in sorted(reference.keys() & quantized.keys() & set(pair.names))
     )
     float_graph = pair.reference if pair.float_graph is None else pair.float_graph
-    original = _handles(float_graph)
+    original = nodes_by_handle(float_graph)
+    gone = quantized, "the quantized graph", "removed by the quantizer, prepare or convert"
     unpaired = [
-        Unpaired(handle, name.name, "reference", _reason(original.get(handle, ()), pair, quantized))
+        Unpaired(handle, name.name, "reference", reason_of_absence(original.get(handle, ()), pair.names, *gone))
         for handle, name in sorted(pair.names.items())
         if handle not in quantized or handle not in reference
     ]
-    numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not _serves_quantization(node)]
+    numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not serves_quantization(node)]
     unpaired += [_nameless(node, "reference", "carries no handle") for node in numberless]
     for node in _ops(pair.quantized):
-        if handle_of(node) not in pair.names and not _serves_quantization(node):
+        if handle_of(node) not in pair.names and not serves_quantization(node):
             reason = "put in by the quantizer, prepare or convert: the captured model has no such op"
             if numberless and handle_of(node) is None:
                 reason = "carries no handle, as ops of the reference do: nothing says which of them it is"
@@ -364,26 +384,38 @@ def _nameless(node: Node, side: Literal["reference", "quantized"], reason: str) 
     return Unpaired(-1 if handle is None else handle, f"{op_of(node.target)} ({node.name})", side, reason)
 
 
-def _serves_quantization(node: Node) -> bool:
+def serves_quantization(node: Node) -> bool:
+    """Whether a node belongs to the quantization, or takes an output of one that does."""
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, Node) and quant_ops.is_quantization(source)
 
 
-def _reason(nodes: Sequence[Node], pair: QuantizedPair, quantized: Mapping[int, list[Node]]) -> str:
+def reason_of_absence(
+    nodes: Sequence[Node], names: Mapping[int, OpName], there: Collection[int], other: str, removed: str
+) -> str:
+    """Why the nodes of a handle have no counterpart in another graph.
+
+    Args:
+        nodes: in their own graph.
+        names: of the ops of that graph.
+        there: the handles of the other graph.
+        other: what the other graph is called.
+        removed: the reason where no other is known.
+    """
     if not nodes:
         # Inputs, top-level ops and ops in nested graphs have names; only the first two have nodes.
         return "inside a nested graph, which is not analysed"
     node = nodes[0]
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-    if op_of(node.target) in BATCH_NORMS and source is not None and handle_of(source) in quantized:
-        return f"folded into {name_of(source, pair.names)}, which is compared after it"
+    if op_of(node.target) in BATCH_NORMS and source is not None and handle_of(source) in there:
+        return f"folded into {name_of(source, names)}, which is compared after it"
     if node.op == "placeholder":
-        return "an input that the quantized graph does not have"
+        return f"an input that {other} does not have"
     if not node.users:
         return "nothing reads it"
     if not _depends_on_input(node):
         return "computed from constants alone, once"
-    return "removed by the quantizer, prepare or convert"
+    return removed
 
 
 def _depends_on_input(node: Node) -> bool:

@@ -40,13 +40,13 @@ class Unpaired:
     Args:
         handle: the node's handle; -1 if it has none.
         name: readable, e.g. ``layer1.0.bn1/batch_norm``.
-        side: the graph it is in.
+        side: the graph it is in; ``a`` or ``b`` where :func:`pt2qa.compare_graphs` compared two.
         reason: why it has no partner, e.g. ``folded into layer1.0.conv1``.
     """
 
     handle: int
     name: Annotated[str, column(key=True)]
-    side: Literal["reference", "quantized"]
+    side: Literal["reference", "quantized", "a", "b"]
     reason: str
 
 

@@ -17,6 +17,9 @@ _FAULTS: Final = {
     "both": "in both models, first at",
     "reference": "in the reference alone, first at",
     "batch": "in the input",
+    "a": "in graph a alone, first at",
+    "b": "in graph b alone, first at",
+    "graphs": "in both graphs, first at",
 }
 """What to do next, by side; ``{}`` stands for the quantized model."""
 
@@ -34,7 +37,8 @@ class SetApart:
         sample: the first with a non-finite value, from 0 in its batch; -1 if unknown.
         side: whose fault it is: ``quantized`` and ``isolated`` (a region run quantized on the reference's inputs) are
             failures of quantization; ``reference`` and ``both`` come from the float model; ``batch``: the batch is
-            empty, or its inputs contain the value.
+            empty, or its inputs contain the value.  Of two graphs that :func:`pt2qa.compare_graphs` compared: ``a``,
+            ``b`` or both ``graphs``.
         what: ``NaN``, ``infinite`` or ``no samples``.
         name: the op or input with the first such value; empty for an empty batch.
         origin: where the infinities that this op reads originate, such as a mask; empty if it produces them itself.
@@ -44,7 +48,7 @@ class SetApart:
     batch: int
     samples: int
     sample: int
-    side: Literal["quantized", "isolated", "both", "reference", "batch"]
+    side: Literal["quantized", "isolated", "both", "reference", "batch", "a", "b", "graphs"]
     what: str
     name: str = ""
     origin: str = ""
@@ -125,6 +129,8 @@ def about_faults(found: Sequence[SetApart], batches: int) -> list[str]:
             "The float model itself gives values that are not finite in {}: {}.",
             [e for e in found if e.side in ("both", "reference")],
         ),
+        ("Only one of the graphs gives finite values in {}: {}.", [e for e in found if e.side in ("a", "b")]),
+        ("Both graphs give values that are not finite in {}: {}.", [e for e in found if e.side == "graphs"]),
         ("The data of {} is at fault: {}.", [e for e in found if e.side == "batch" and e not in empty]),
         ("No samples in {}: {}.", empty),
     )

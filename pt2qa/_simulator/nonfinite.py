@@ -81,13 +81,16 @@ class _Search:
             if culprit is not None:
                 what, side, wrong = culprit
                 side = "batch" if slot in self.inputs else side
-                self.found = NonFinite(name, side, what, self._sample(wrong), "" if origin == name else origin)
+                sample = sample_of(wrong, self.samples)
+                self.found = NonFinite(name, side, what, sample, "" if origin == name else origin)
                 return
 
-    def _sample(self, wrong: Tensor) -> int:
-        if not wrong.dim() or wrong.shape[0] != self.samples:
-            return -1
-        return int(wrong.reshape(self.samples, -1).any(1).nonzero()[0])
+
+def sample_of(wrong: Tensor, samples: int) -> int:
+    """The first sample with a wrong value; -1 if the value has no samples."""
+    if not wrong.dim() or wrong.shape[0] != samples:
+        return -1
+    return int(wrong.reshape(samples, -1).any(1).nonzero()[0])
 
 
 def _may_break(value: Any) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from executorch.exir import to_edge
+from executorch.exir.delegate import executorch_call_delegate
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
@@ -23,6 +26,7 @@ from torchao.quantization.pt2e.quantizer import (
     Quantizer,
 )
 
+from pt2qa._graph.internals.executorch import aten_op, is_delegate
 from pt2qa._graph.internals.nodes import (
     ANNOTATION,
     CUSTOM,
@@ -478,3 +482,14 @@ def test_quantized_weights_can_still_be_folded_as_convert_does(prepared: GraphMo
     fold_quantized_weights(folded)
     assert [node.target for node in ops(folded.graph)] == [node.target for node in ops(wanted.graph)]
     assert torch.equal(folded(X, shift=X[0])["y"], wanted(X, shift=X[0])["y"])
+
+
+def test_ops_of_an_edge_program_wrap_ops_of_torch_and_a_delegate_is_known_by_name() -> None:
+    program = to_edge(torch.export.export(nn.Linear(2, 2).eval(), (torch.ones(1, 2),)))
+    targets = [node.target for node in program.exported_program().graph.nodes if node.op == "call_function"]
+    assert not any(isinstance(target, OpOverload) for target in targets)
+    assert [aten_op(target) for target in targets][-1] is torch.ops.aten.addmm.default
+    assert aten_op(torch.ops.aten.relu.default) is torch.ops.aten.relu.default
+    assert aten_op(operator.getitem) is operator.getitem
+    assert is_delegate(executorch_call_delegate)
+    assert not any(is_delegate(target) for target in targets)

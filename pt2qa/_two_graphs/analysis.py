@@ -1,0 +1,253 @@
+"""Two graphs of one model on the same batches: where they differ first, and by how much."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pt2qa._exclusion import computes
+from pt2qa._graph.agreement import kind_of
+from pt2qa._graph.internals.executorch import aten_op, is_delegate
+from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
+from pt2qa._layers.comparison import Row, Totals, finish
+from pt2qa._layers.rows import LayerRow
+from pt2qa._layers.selection import select
+from pt2qa._metrics import error_sums
+from pt2qa._quantize.observers import without
+from pt2qa._quantize.pairing import as_graph_module, check_handles, fingerprint
+from pt2qa._report.prose import counted, few
+from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
+from pt2qa._simulator.batches import Batch, count_samples, flatten_batch
+from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
+from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.program import QuantParams
+from pt2qa._two_graphs.report import GraphReport
+from pt2qa._two_graphs.values import plan_values
+from pt2qa._two_graphs.walk import Walk
+from pt2qa.errors import PairingError
+
+Graph = GraphModule | ExportedProgram
+
+_SIDES: Final[dict[str, Literal["a", "b", "graphs"]]] = {"reference": "a", "quantized": "b", "both": "graphs"}
+"""What a report of two graphs calls the sides of a comparison."""
+
+
+def compare_graphs(
+    a: Graph,
+    b: Graph,
+    batches: Iterable[Any],
+    *,
+    prefixes: Sequence[str] = (),
+    ops: Sequence[str] = (),
+    model: str = "model",
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> GraphReport:
+    """Compares two graphs of one model value by value, with graph ``a`` as the signal.
+
+    For a converted graph and the one that was saved and loaded, an edge program and the converted graph, two captures:
+    whatever carries the handles of one capture.  Both graphs run node by node, in step, and a value is freed after its
+    last use.  ``docs/save_and_reload.md`` says which values are compared.
+
+    Args:
+        a: a graph whose ops carry handles; it is not changed.
+        b: another graph of the same model; it is not changed.
+        batches: iterable of batches, consumed once.
+        prefixes: module paths (``layer1``) or op names; only ops under them are compared.
+        ops: op types (``conv2d``); only these are compared.
+        model: the model's name in the report.
+        inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
+
+    Returns:
+        A layer report, in which ``ref`` stands for graph a and ``quant`` for graph b.  Isolated and rounding error and
+        saturation are nan.  After Ctrl-C, if at least one batch is finished, it covers the finished batches.
+
+    Raises:
+        PairingError: a graph carries no handles, the two have none in common, or their outputs differ in number, shape
+            or dtype.
+        BatchError: there is no batch, or one does not fit one of the graphs.
+        SelectionError: a prefix or op type matches nothing.
+
+    >>> import pt2qa
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> converted = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack", [x], progress=False).quantized
+    >>> exported = torch.export.export(converted, (x,))
+    >>> pt2qa.compare_graphs(converted, exported, [x]).summary().splitlines()[0]
+    'The graphs agree bit for bit: 4 values and the output are equal.'
+    """
+    graphs = tuple(_runnable(which, graph) for which, graph in (("first", a), ("second", b)))
+    check_handles({"first": graphs[0], "second": graphs[1]})
+    comparison = _Comparison(graphs[0], graphs[1], prefixes, ops)
+    notes = accumulate(
+        comparison, batches, title="compare graphs", purpose="compare on", inputs_of=inputs_of, progress=progress
+    )
+    refuse_empty(comparison.batches, count_empty(comparison.set_apart))
+    return comparison.report(notes, model)
+
+
+def _runnable(which: str, given: Graph) -> GraphModule:
+    """A copy of a graph that runs here: ops of torch, and no observer that would see the batches."""
+    given = given.module(check_guards=False) if isinstance(given, ExportedProgram) else given
+    graph = without(as_graph_module(which, given), lambda module: is_observer(module) and not is_fake_quantize(module))
+    graph = GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            node.target = aten_op(node.target)
+        elif node.op == "call_module" and is_fake_quantize(module := graph.get_submodule(node.target)):
+            graph.set_submodule(node.target, without_observing(module))
+    return graph
+
+
+class _Comparison:
+    """The rows of two graphs, summed over batches."""
+
+    def __init__(self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[str]) -> None:
+        self.a, self.b = a, b
+        self.outputs = [_row(name, "", "output", -1, None) for name in _output_names(a, b)]
+        self.plan = plan_values(a, b)
+        chosen = select([value.name for value in self.plan.values], prefixes, ops)
+        self.rows = [
+            (value, _row(value.name.name, value.name.module, value.name.op, value.handle, value.params))
+            for number, value in enumerate(self.plan.values)
+            if number in chosen
+        ]
+        self.batches = self.samples = 0
+        self.set_apart: list[SetApart] = []
+
+    def add(self, batch: Batch) -> None:
+        """Runs both graphs on a batch; an interrupted batch leaves no trace."""
+        values, others = flatten_batch(self.a, batch), flatten_batch(self.b, batch)
+        samples = count_samples(values)
+        found, apart = self._run(values, others, samples)
+        for row, totals in found:
+            if apart is None:
+                row.totals = row.totals.merge(totals)
+            else:
+                row.apart = row.apart.merge(totals)
+        if apart is not None:
+            self.set_apart.append(apart)
+        self.batches += 1
+        self.samples += samples
+
+    @computes
+    @torch.no_grad()
+    def _run(
+        self, values: list[Any], others: list[Any], samples: int
+    ) -> tuple[list[tuple[Row, Totals]], SetApart | None]:
+        """Runs each graph as far as the next value to compare; the sums, and why the batch does not count."""
+        a = Walk(self.a, values, [value.a for value, _ in self.rows])
+        b = Walk(self.b, others, [value.b for value, _ in self.rows])
+        look = _Search(self.batches, samples)
+        for node, value in zip(self.a.graph.find_nodes(op="placeholder"), values, strict=True):
+            look.at(str(node.target), value, value, is_input=True)
+        found = []
+        for compared, row in self.rows:
+            one, other = a.value(compared.a), b.value(compared.b)
+            if (totals := _measure(row, one, other)) is not None:
+                found.append((row, totals))
+                look.at(row.name, one, other)
+            a.compared(compared.a)
+            b.compared(compared.b)
+        ends = [pytree.tree_leaves(plain(walk.outputs())) for walk in (a, b)]
+        for row, one, other in zip(self.outputs, *ends, strict=True):
+            if (totals := _measure(row, one, other)) is not None:
+                found.append((row, totals))
+                look.at(row.name, one, other)
+            elif row.problem:
+                raise PairingError(f"{row.name} is {row.problem}. Expected two graphs of one model.")
+            else:
+                row.problem = f"no tensor: {one} in a, {other} in b"
+        broken = any(totals.nonfinite for _, totals in found)
+        broken = broken or any(isinstance(end, Tensor) and bool(end.isnan().any()) for end in ends[0])
+        if is_empty(samples, ends[1]):
+            return found, empty_batch(self.batches)
+        return found, look.found if broken else None
+
+    def report(self, notes: Sequence[str], model: str) -> GraphReport:
+        """The results so far; ``notes`` come before its own."""
+        only_apart = len(self.set_apart) == self.batches
+
+        def finished(row: Row, note: str = "", *, read: bool = False) -> LayerRow:
+            result = finish(row, row.apart if only_apart else row.totals)
+            at = "dq" if read else result.observed_at
+            return replace(result, observed_at=at, note="; ".join(filter(None, (note, row.problem or result.note))))
+
+        silent = [row.name for _, row in self.rows if not (row.problem or row.totals.shape or row.apart.shape)]
+        said = [f"not compared, no tensor as value: {few(silent)}"] if silent else []
+        return GraphReport(
+            rows=tuple(
+                finished(row, value.note, read=value.read) for value, row in self.rows if row.name not in silent
+            ),
+            outputs=tuple(map(finished, self.outputs)),
+            modules=(),
+            unpaired=self.plan.unpaired,
+            notes=(*notes, *said, *_delegated("a", self.a), *_delegated("b", self.b)),
+            batches=self.batches,
+            samples=self.samples,
+            quantizer="",
+            model=model,
+            environment=Environment.here(fingerprint(self.a)),
+            set_apart=tuple(self.set_apart),
+        )
+
+
+class _Search:
+    """Looks for the first value of a batch that is NaN, or infinite in one graph alone."""
+
+    def __init__(self, batch: int, samples: int) -> None:
+        self.batch, self.samples = batch, samples
+        self.found: SetApart | None = None
+
+    def at(self, name: str, a: Any, b: Any, *, is_input: bool = False) -> None:
+        """Looks at a value, unless one was found before."""
+        culprit = unlike(a, b) if self.found is None else None
+        if culprit is not None:
+            what, side, wrong = culprit
+            sample = sample_of(wrong, self.samples)
+            whose = "batch" if is_input else _SIDES[side]
+            self.found = SetApart(self.batch, self.samples, sample, whose, what, name)
+
+
+def _measure(row: Row, a: Any, b: Any) -> Totals | None:
+    """The sums of a value; None, and the row's problem, if it cannot be compared."""
+    tensors = [value for value in (a, b) if isinstance(value, Tensor)]
+    floats = all(value.is_floating_point() or value.is_complex() for value in tensors)
+    if len(tensors) < 2 or a.shape != b.shape or (a.dtype != b.dtype and not floats):
+        row.problem = f"{kind_of(a)} in a, {kind_of(b)} in b" if tensors else ""
+        return None
+    return Totals(error_sums(a, b), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
+
+
+def _row(name: str, module: str, op: str, handle: int, params: QuantParams | None) -> Row:
+    return Row(name, module, op, handle, params, None, Totals(), Totals())
+
+
+def _output_names(a: GraphModule, b: GraphModule) -> list[str]:
+    """The names of the outputs, which both graphs must have."""
+    counts = [len(pytree.tree_leaves(plain(graph.graph.output_node().args[0]))) for graph in (a, b)]
+    names = [output_names(graph, count) for graph, count in zip((a, b), counts, strict=True)]
+    if counts[0] != counts[1]:
+        raise PairingError(
+            f"the first graph returns {', '.join(names[0])}, the second {', '.join(names[1])}. "
+            "Expected two graphs of one model."
+        )
+    return names[0]
+
+
+def _delegated(letter: str, graph: GraphModule) -> list[str]:
+    """What a graph gave away to a backend."""
+    count = sum(is_delegate(node.target) for node in graph.graph.nodes)
+    which = counted(count, "part")
+    return [f"{which} of graph {letter} delegated to a backend: their ops ran in Python, not on it"] if count else []

@@ -1,0 +1,98 @@
+"""The report of two graphs of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import ClassVar
+
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._layers.report import LayerReport
+from pt2qa._layers.rows import LayerRow
+from pt2qa._report.base import Grade, data_read
+from pt2qa._report.columns import Column
+from pt2qa._report.formats import decibel, number
+from pt2qa._report.prose import counted
+from pt2qa._report.ranking import ranked
+from pt2qa._report.rows import Unpaired
+from pt2qa._report.set_apart import about_set_apart
+from pt2qa._report.storage import register
+
+LOST = "no op of the other graph carries its handle: it was removed, or rewritten without it"
+"""Why an op has no counterpart, if nothing better is known."""
+
+
+@register("graphs", schema=2, oldest=2)
+@dataclass(frozen=True, slots=True, repr=False)
+class GraphReport(LayerReport):
+    """Where two graphs of one model differ: a layer report of graph b, with graph a as the reference.
+
+    ``ref_min`` and the like are of graph a, ``quant_min`` and the like of graph b.  Nothing is run in isolation or
+    rounded anew, so ``isolated_sqnr``, ``rounding_sqnr`` and ``saturation`` are nan; ``quantizer`` is empty.
+    """
+
+    heading: ClassVar = "Graphs"
+    usual_measures: ClassVar = ("sqnr", "cosine")
+
+    def grade(self) -> Grade:
+        """Good if the graphs agree bit for bit, bad if an output is low or one graph alone is not finite."""
+        if any(apart.side in ("a", "b") for apart in self.set_apart) or self.sqnr < LOW_SQNR:
+            return "bad"
+        silent = self.set_apart or any(isnan(row.atol) for row in (*self.rows, *self.outputs))
+        return "good" if self.outputs and not silent and not _unlike(self.rows + self.outputs) else "warning"
+
+    def shown(self, part: str = "rows") -> tuple[Column, ...]:
+        """The columns that tables show."""
+        names = ("name", "op", "observed_at", "dtype", "sqnr", "max_lsb", "atol", "cosine")
+        return tuple(self.column(name, part) for name in names)
+
+    def _headline(self) -> str:
+        return f"<GraphReport of {self.model}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
+
+    def _title(self, sort: str) -> str:
+        read, rows = data_read(self.batches, self.samples), counted(len(self.rows), "value")
+        return f"{self.model}, graph b against graph a: {rows}, {read}, {self._how(sort, 'smallest SQNR first')}"
+
+    def _summary(self) -> Sequence[str]:
+        return [*about_set_apart(self.set_apart, self.batches), *_verdict(self.rows, self.outputs, self.unpaired)]
+
+
+def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Sequence[Unpaired]) -> Iterator[str]:
+    """Whether the graphs agree, else where the first difference is, in the order of graph a."""
+    compared = [row for row in rows if not isnan(row.atol)]
+    unlike, far = _unlike(compared), _unlike(outputs)
+    known = bool(outputs) and not any(isnan(row.atol) for row in outputs)
+    values, equal = counted(len(compared), "value"), "the output is" if len(outputs) == 1 else "the outputs are"
+    if unlike:
+        yield from _about_first(unlike[0], compared.index(unlike[0]), unpaired)
+        worst = ranked(LayerRow, unlike, "sqnr")[0]
+        yield f"{len(unlike)} of {values} differ; the lowest SQNR is {decibel(worst.sqnr)} dB, at {worst.name}."
+    elif known and not far:
+        yield f"The graphs agree bit for bit: {values} and {equal} equal."
+    else:
+        yield f"The {values} that both graphs have agree bit for bit."
+    if far:
+        worst = ranked(LayerRow, far, "sqnr")[0]
+        yield f"{worst.name} differs: SQNR {decibel(worst.sqnr)} dB, by at most {number(worst.atol)}."
+        yield from _about_lost(unpaired) if not unlike else ()
+    elif unlike and known:
+        yield f"Still, {equal} equal bit for bit."
+    yield f"Counts: {counted(len(rows) - len(compared), 'row')} without a number, {len(unpaired)} unpaired."
+
+
+def _about_first(row: LayerRow, before: int, unpaired: Sequence[Unpaired]) -> Iterator[str]:
+    steps = "" if isnan(row.max_lsb) else f" ({number(row.max_lsb)} LSB)"
+    equal = f"; {counted(before, 'value')} before it agree bit for bit" if before else ""
+    yield f"First difference at {row.name}: SQNR {decibel(row.sqnr)} dB, by at most {number(row.atol)}{steps}{equal}."
+    yield from _about_lost([each for each in unpaired if each.handle < row.handle])
+
+
+def _about_lost(unpaired: Sequence[Unpaired]) -> Iterator[str]:
+    lost = [each.name for each in unpaired if each.reason == LOST]
+    if lost:
+        yield f"It may begin earlier: {counted(len(lost), 'op')} before it cannot be compared, {lost[-1]} last."
+
+
+def _unlike(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    return [row for row in rows if row.atol > 0]
