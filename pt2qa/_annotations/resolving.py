@@ -128,6 +128,8 @@ def _scheme(params: QuantParams) -> str:
     """What a converted graph alone says about the scheme: where scales are integers' zeros, affine looks symmetric."""
     if params.axis is not None:
         return "per_channel"
+    if params.slice_axes:
+        return "per_slice"
     several = isinstance(params.scale, torch.Tensor) and params.scale.numel() > 1
     return "per_group" if several else "per_tensor" if params.dtype != "float16" else ""
 

@@ -43,7 +43,7 @@ class AnnotationRow:
         of: who makes the value: an op, an input, or of a constant the qualified name of its attribute.
         dtype: of the quantized values, e.g. ``int8``; of a place that stays float its float type.
         scheme: ``per_tensor_affine`` and so on; of a graph from elsewhere ``per_tensor`` or ``per_channel``, for which
-            symmetric and affine look alike.
+            symmetric and affine look alike; ``per_slice`` where a kernel scales each row or image.
         axis: channel axis; -1 where one scale serves the whole tensor.
         observer: class that finds the scale, e.g. ``HistogramObserver``; empty where it is fixed, derived or unknown.
         quant_min, quant_max: the integer range; 0 and 0 where there is none.

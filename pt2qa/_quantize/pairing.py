@@ -8,7 +8,7 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
 from pt2qa._graph.handles import OpName, handle_of, input_handles, name_of, names_of, op_of
 from pt2qa._graph.internals.torchao import is_logger, is_observer
+from pt2qa._quantize.deployed import deployed_note, difference_note, sliced_inputs, with_slices
 from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
@@ -32,6 +33,7 @@ from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Graphs, Verification, bytes_of, simulated
 from pt2qa.errors import PairingError
 from pt2qa.overrides.edits import BATCH_NORMS
+from pt2qa.plugins import resolve
 
 WEIGHT_MATCH_DB = 3.0
 """How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
@@ -161,6 +163,51 @@ class QuantizedPair:
     def environment(self) -> Environment:
         """Versions and the model's fingerprint, for reports."""
         return Environment.here(fingerprint(self.reference if self.float_graph is None else self.float_graph))
+
+    def as_deployed(self, quantizer: Any = None) -> QuantizedPair:
+        """This pair with the dynamic scales of the backend's kernels in place of the converted graph's.
+
+        ``convert_pt2e`` computes one scale for the whole input of a dynamic linear or convolution.  Kernels may scale
+        each row or image: ``scale = (max(x, 0) - min(x, 0)) / 255`` of that slice, as XNNPACK's do.  Every analysis
+        takes the result, and verifies its simulation against ``result.quantized``, the converted graph with these ops
+        in it.  That graph is for analyses only: deploy the pair's own.
+
+        Args:
+            quantizer: the plug-in that knows the kernels, as :func:`pt2qa.quantize` takes it; None for the one that
+                made this pair.
+
+        Returns:
+            A new pair, or this one where the plug-in declares no such difference, or nothing in it is dynamic.
+
+        Raises:
+            PairingError: the pair was made by :func:`pt2qa.pair`, and no quantizer was given.
+            PluginError: there is no such quantizer.
+
+        >>> import torch
+        >>> import pt2qa
+        >>> rows = torch.randn(4, 8) * torch.tensor([[0.01], [1.0], [1.0], [100.0]])
+        >>> capture = pt2qa.capture(torch.nn.Linear(8, 2).eval(), rows)
+        >>> pair = pt2qa.quantize(capture, "xnnpack:mode=dynamic", [rows], progress=False)
+        >>> pt2qa.compare_layers(pair.as_deployed(), [rows], progress=False).quantizer
+        'xnnpack:mode=dynamic, as deployed'
+        """
+        if quantizer is None and self.recipe is None:
+            raise PairingError(
+                f"this pair by {self.quantizer} was made by pt2qa.pair, which knows no kernels: "
+                'say whose they are, as in pair.as_deployed("xnnpack")'
+            )
+        plugin = resolve(quantizer) if quantizer is not None else self.recipe.plugin if self.recipe else None
+        inputs = sliced_inputs(self.quantized, plugin)
+        if not inputs:
+            return self
+        plain = difference_note(inputs)
+        return replace(
+            self,
+            quantized=with_slices(self.quantized, plugin),
+            quantizer=f"{self.quantizer}, as deployed",
+            notes=(*(note for note in self.notes if note != plain), deployed_note(inputs)),
+            recipe=None,
+        )
 
     def values(self, batch: Batch) -> list[Any]:
         """A batch as the flat inputs of the simulator.

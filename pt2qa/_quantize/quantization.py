@@ -17,6 +17,7 @@ from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.torchao import fold_quantized_weights
 from pt2qa._quantize.calibration import calibrate, read_calls
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
+from pt2qa._quantize.deployed import difference_note, sliced_inputs
 from pt2qa._quantize.observers import find_observers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.plain_export import rewriting_note
@@ -98,7 +99,8 @@ def quantize(
     reference, quantized = _convert(prepared, plugin.name)
     check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
-    notes = (*_notes(capture), rewriting, *_override_notes(overrides, describe(plugin)))
+    sliced = difference_note(sliced_inputs(quantized, plugin))
+    notes = (*_notes(capture), rewriting, *_override_notes(overrides, describe(plugin)), sliced)
     result = QuantizedPair(
         reference=reference,
         quantized=quantized,

@@ -15,7 +15,7 @@ from pt2qa._graph.handles import attribute_of
 from pt2qa._graph.internals.torch import OpOverload, OpOverloadPacket, overload_name
 from pt2qa._simulator.program import QuantParams
 
-_NAMESPACES = ("quantized_decomposed", "torchao")
+_NAMESPACES = ("quantized_decomposed", "torchao", "pt2qa")
 
 
 def _op_name(node: Node) -> str:
@@ -101,6 +101,7 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
         quant_max=int(named.get("quant_max") or 0),
         axis=named.get("axis"),
         dynamic=scale is None and not is_half_cast(node),
+        slice_axes=named.get("axes", 0),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pt2qa.plugins.code import Base, edited_quantizer_code
@@ -39,6 +39,14 @@ def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     """Pairs of op types that the backend runs as one kernel; None if the plug-in does not declare them."""
     pairs = getattr(plugin, "fusable", None)
     return None if pairs is None else tuple((first, second) for first, second in pairs)
+
+
+def dynamic_axes_of(plugin: Any) -> Mapping[str, int]:
+    """How many of the last axes of a dynamic input share a scale in the backend's kernels, by the op that reads it.
+
+    Empty for a plug-in that does not declare it: then all share one, as in the converted graph.
+    """
+    return dict(getattr(plugin, "dynamic_axes", {}))
 
 
 def taken_by(plugin: Any) -> tuple[str, ...]:

@@ -14,6 +14,12 @@ from pt2qa_xnnpack.internals import shape_of
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
+DYNAMIC_AXES = {"linear": 1, "conv2d": 3, "conv_transpose2d": 3}
+"""XNNPACK scales each row of a dynamic linear's input and each image of a convolution's, ``convert_pt2e`` the tensor.
+
+From ExecuTorch 1.4.1: ``num_nonbatch_dims`` in ``backends/xnnpack/operators/quant_params.py``.
+"""
+
 QUANTIZED_OPS = (
     "conv1d",
     "conv2d",
@@ -71,6 +77,7 @@ class XNNPACK:
     levels: ClassVar[tuple[str, ...]] = ("float", "dynamic", "observer")
     fusable: ClassVar[tuple[tuple[str, str], ...]] = FUSABLE
     backend: ClassVar[XNNPACKBackend] = XNNPACKBackend()
+    dynamic_axes: ClassVar[Mapping[str, int]] = DYNAMIC_AXES
 
     mode: Literal["static", "dynamic"] = field(default="static", metadata={"help": "how activation scales are found"})
     per_channel: bool = field(default=True, metadata={"help": "one weight scale per output channel, not per tensor"})

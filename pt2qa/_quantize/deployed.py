@@ -1,0 +1,106 @@
+"""The converted graph with the dynamic scales of the backend's kernels, where they are finer than its own."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._report.prose import counted
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
+from pt2qa.plugins.abilities import dynamic_axes_of
+
+_SLICES = {1: "row", 2: "matrix", 3: "image"}
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedInput:
+    """An input with one scale in the converted graph, of which the kernel scales each slice.
+
+    Attributes:
+        dequantize: its dequantize node.
+        op: type of the ops that read it.
+        axes: how many of the last axes a slice has.
+    """
+
+    dequantize: Node
+    op: str
+    axes: int
+
+    @property
+    def slices(self) -> int | None:
+        """How many slices the traced value has; None if that depends on the batch."""
+        value = self.dequantize.meta.get(VALUE)
+        sizes = () if value is None else value.shape[: value.dim() - self.axes]
+        return prod(sizes) if value is not None and all(isinstance(size, int) for size in sizes) else None
+
+
+def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, ...]:
+    """The dynamic inputs of a converted graph to which a plug-in's backend gives a scale for each slice."""
+    axes = dynamic_axes_of(plugin)
+    found = []
+    for node in graph_module.graph.nodes:
+        source = node.args[0] if quant_ops.is_dequantize(node) else None
+        if isinstance(source, Node) and quant_ops.is_dynamic_per_tensor(source) and quant_ops.chosen_by(source):
+            ops = {op_of(reader.target) for reader in node.users}
+            if len(ops) == 1 and (op := ops.pop()) in axes:
+                found.append(SlicedInput(node, op, axes[op]))
+    return tuple(found)
+
+
+def difference_note(inputs: Sequence[SlicedInput]) -> str:
+    """What the converted graph computes otherwise than the kernels; empty if each input is a single slice."""
+    told = _count([given for given in inputs if given.slices != 1])
+    return told and f"{told}, where this graph has one for the tensor; pair.as_deployed() computes as the kernels do"
+
+
+def deployed_note(inputs: Sequence[SlicedInput]) -> str:
+    """What a graph that :func:`with_slices` made computes."""
+    return f"as deployed: {_count(inputs)}, and so has this simulation; convert_pt2e has one for the tensor"
+
+
+def _count(inputs: Sequence[SlicedInput]) -> str:
+    kinds = {(given.op, given.axes) for given in inputs}
+    slices = " and ".join(sorted({f"each {_SLICES[axes]} of the input of a {op}" for op, axes in kinds}))
+    return f"the backend's kernels have a scale for {slices} ({counted(len(inputs), 'input')})" if inputs else ""
+
+
+def with_slices(graph_module: GraphModule, plugin: Any) -> GraphModule:
+    """A copy of a converted graph in which dynamic inputs are quantized slice by slice, as the kernels do it."""
+    result = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    result.meta.update(graph_module.meta)
+    made: dict[tuple[Node, int], tuple[Node, ...]] = {}
+    for given in sliced_inputs(result, plugin):
+        _slice(given, made)
+    result.graph.eliminate_dead_code()
+    result.recompile()
+    return result
+
+
+def _slice(given: SlicedInput, made: dict[tuple[Node, int], tuple[Node, ...]]) -> None:
+    """Gives a dequantize node the parameters of slices, in place; inputs that are quantized together stay so."""
+    old = given.dequantize
+    quantize = old.args[0]
+    assert isinstance(quantize, Node)
+    limits = quantize.args[3:]
+    graph = old.graph
+    if (quantize, given.axes) not in made:
+        with graph.inserting_before(quantize):
+            chosen = graph.call_function(choose_qparams_per_slice, (quantize.args[0], given.axes, *limits[:2]))
+            params = tuple(graph.call_function(operator.getitem, (chosen, part)) for part in (0, 1))
+            new = graph.call_function(quantize_per_slice, (quantize.args[0], *params, given.axes, *limits))
+        new.meta |= quantize.meta
+        made[quantize, given.axes] = (new, *params)
+    new, *params_ = made[quantize, given.axes]
+    with graph.inserting_before(old):
+        replacement = graph.call_function(dequantize_per_slice, (new, *params_, given.axes, *limits))
+    replacement.meta |= old.meta
+    old.replace_all_uses_with(replacement)

@@ -1,0 +1,32 @@
+"""What a lowered model computes: executorch alone, without anything of pt2qa."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+
+class XNNPACKDevice:
+    """A converted graph, lowered to XNNPACK and loaded; ``method`` fails to load where a kernel refuses its scales."""
+
+    def __init__(self, graph_module: GraphModule, *example: Tensor) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
+            from executorch.runtime import Runtime
+
+            exported = torch.export.export(graph_module, example)
+            edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+            # The program reads this memory for as long as it lives.
+            self.buffer = edge.to_executorch().buffer
+        self.program = Runtime.get().load_program(self.buffer)
+        self.method = self.program.load_method("forward")
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The first output."""
+        output: Tensor = self.method.execute([value.contiguous() for value in inputs])[0]
+        return output
