@@ -26,11 +26,13 @@ class SlicedInput:
     """An input with one scale in the converted graph, of which the kernel scales each slice.
 
     Attributes:
+        source: the node that makes it.
         dequantize: its dequantize node.
         op: type of the ops that read it.
         axes: how many of the last axes a slice has.
     """
 
+    source: Node
     dequantize: Node
     op: str
     axes: int
@@ -38,7 +40,7 @@ class SlicedInput:
     @property
     def slices(self) -> int | None:
         """How many slices the traced value has; None if that depends on the batch."""
-        value = self.dequantize.meta.get(VALUE)
+        value = self.source.meta.get(VALUE)
         sizes = () if value is None else value.shape[: value.dim() - self.axes]
         return prod(sizes) if value is not None and all(isinstance(size, int) for size in sizes) else None
 
@@ -48,11 +50,13 @@ def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, 
     axes = dynamic_axes_of(plugin)
     found = []
     for node in graph_module.graph.nodes:
-        source = node.args[0] if quant_ops.is_dequantize(node) else None
-        if isinstance(source, Node) and quant_ops.is_dynamic_per_tensor(source) and quant_ops.chosen_by(source):
-            ops = {op_of(reader.target) for reader in node.users}
-            if len(ops) == 1 and (op := ops.pop()) in axes:
-                found.append(SlicedInput(node, op, axes[op]))
+        quantize = node.args[0] if quant_ops.is_dequantize(node) else None
+        if not isinstance(quantize, Node) or not quant_ops.is_dynamic_per_tensor(quantize):
+            continue
+        source, choose = quantize.args[0], quant_ops.chosen_by(quantize)
+        ops = {op_of(reader.target) for reader in node.users}
+        if choose is not None and isinstance(source, Node) and len(ops) == 1 and (op := ops.pop()) in axes:
+            found.append(SlicedInput(source, node, op, axes[op]))
     return tuple(found)
 
 
