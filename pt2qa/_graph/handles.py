@@ -127,6 +127,15 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
             node.meta = {**node.meta, CUSTOM: custom}
 
 
+def remove_handles(graph_module: GraphModule) -> None:
+    """Undoes :func:`assign_handles`, in place."""
+    for placed in walk(graph_module):
+        custom = {key: value for key, value in _custom(placed.node).items() if key not in (HANDLE, OUTPUTS)}
+        placed.node.meta.pop(CUSTOM, None)
+        if custom:
+            placed.node.meta[CUSTOM] = custom
+
+
 def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
     """The handles of a graph's inputs; input number i has handle i even if its metadata was lost.
 

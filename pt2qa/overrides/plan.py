@@ -10,10 +10,13 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pt2qa._report.atomic import write_atomic
 from pt2qa.errors import QuantizeError, ReportError
+
+if TYPE_CHECKING:
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
 EditKind = Literal["float", "fuse", "dynamic", "int16", "observer"]
 KINDS: tuple[str, ...] = get_args(EditKind)
@@ -101,6 +104,33 @@ class OverridePlan:
         made_for = " on ".join(filter(None, (self.model, self.quantizer)))
         head = f"{len(self.edits)} edit{'' if len(self.edits) == 1 else 's'}" + (f" for {made_for}" if made_for else "")
         return "\n".join([head, *(f"  {edit}" for edit in self.edits)])
+
+    def apply_to(self, quantizer: Any, *, qat: bool = False) -> Quantizer:
+        """A quantizer with the edits of this plan, for a flow that pt2qa does not run.
+
+        It annotates as the given one and then applies the edits: in ``prepare_pt2e``, ``prepare_qat_pt2e``, and where
+        an exporter takes a quantizer, such as ExecuTorch's ``QuantizationRecipe``.  The result is that of
+        :func:`pt2qa.quantize` with ``overrides=``.  Graphs with handles may be passed to it as well as those of a plain
+        ``torch.export``, in which ops are found by their names.
+
+        Args:
+            quantizer: as :func:`pt2qa.quantize` takes it; it is not changed.
+            qat: whether it is for ``prepare_qat_pt2e``.
+
+        Returns:
+            A torchao ``Quantizer``, for any number of models.  Its ``annotate`` raises SelectionError if the model does
+            not have an op that the plan names, PluginError if the backend does not support an edit, and QuantizeError
+            if an edit changes nothing or cannot be made.
+
+        Raises:
+            PluginError: there is no such quantizer.
+
+        >>> plan = OverridePlan((Edit("float", ("fc/linear",)),))
+        >>> quantizer = plan.apply_to("xnnpack")
+        """
+        from pt2qa.overrides.applied import PlannedQuantizer
+
+        return PlannedQuantizer(quantizer, self.edits, qat=qat)
 
     def to_json(self) -> str:
         """The plan as JSON text."""
