@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -19,7 +20,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
-from pt2qa._graph.handles import OpName, handle_of, input_handles, name_of, names_of, op_of
+from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, names_of, op_of
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._quantize.deployed import deployed_note, difference_note, sliced_inputs, with_slices
 from pt2qa._quantize.observers import without
@@ -268,6 +269,7 @@ def pair(
     quantized_graph = as_graph_module("quantized", quantized)
     check_handles({"reference": float_graph, "quantized": quantized_graph})
     _check_is_float(float_graph)
+    _check_dequantizes(quantized_graph)
     result = QuantizedPair(
         reference=_as_prepare_leaves_it(float_graph, quantized_graph),
         quantized=quantized_graph,
@@ -358,6 +360,21 @@ def _check_is_float(reference: GraphModule) -> None:
             "Pass the float graph first. Two graphs of which neither is the float one are compared by "
             "pt2qa.compare_graphs(a, b, batches)."
         )
+
+
+def _check_dequantizes(quantized: GraphModule) -> None:
+    """In a reference representation, plain ops read the integers of the weights, and nothing says what they round."""
+    for node in _ops(quantized):
+        if handle_of(node) is not None or quant_ops.is_quantization(node):
+            continue
+        for source in node.all_input_nodes:
+            value = attribute_of(quantized, source) if source.op == "get_attr" else None
+            if isinstance(value, Tensor) and value.dtype == torch.int8:
+                raise PairingError(
+                    f"the quantized graph is a reference representation: {op_of(node.target)} reads the int8 constant "
+                    f"{source.target}, not a dequantize op. Pair what convert_pt2e returns without "
+                    "use_reference_representation, and compare the two with pt2qa.compare_graphs(a, b, batches)."
+                )
 
 
 def nodes_by_handle(graph_module: GraphModule) -> dict[int, list[Node]]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
+from torch.fx.operator_schemas import normalize_function
 
 from pt2qa._graph.handles import attribute_of
 from pt2qa._graph.internals.torch import OpOverload, OpOverloadPacket, overload_name
@@ -54,16 +55,21 @@ def is_quantization(node: Node) -> bool:
 
 def is_static_per_tensor(node: Node) -> bool:
     """Whether the whole tensor has one scale and zero point, which are literals of the graph."""
-    return _op_name(node).endswith("quantize_per_tensor") and _overload(node) == "default"
+    return _op_name(node).endswith("quantize_per_tensor") and overload_name(_overload(node)) == "default"
 
 
 def is_dynamic_per_tensor(node: Node) -> bool:
     """Whether the whole tensor has one scale and zero point, which are computed in the graph."""
-    return _op_name(node).endswith("quantize_per_tensor") and _overload(node) == "tensor"
+    return _op_name(node).endswith("quantize_per_tensor") and overload_name(_overload(node)) == "tensor"
 
 
-def _overload(node: Node) -> str:
-    return overload_name(node.target) if isinstance(node.target, OpOverload) else "default"
+def _overload(node: Node) -> OpOverload:
+    """The overload that a node calls; torchao's reference representation leaves out which, and the scale tells."""
+    target: Any = node.target
+    if isinstance(target, OpOverload):
+        return target
+    computed = "tensor" in target.overloads() and any(isinstance(each, Node) for each in node.args[1:])
+    return getattr(target, "tensor" if computed else "default")  # type: ignore[no-any-return]
 
 
 def chosen_by(node: Node) -> Node | None:
@@ -83,7 +89,7 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
 
     ``constant`` returns the constant tensor of an argument node, None if it is computed from the batch.
     """
-    arguments = node.normalized_arguments(GraphModule({}, Graph()), normalize_to_only_use_kwargs=True)
+    arguments = normalize_function(_overload(node), node.args, node.kwargs, normalize_to_only_use_kwargs=True)
     named: dict[str, Any] = dict(arguments.kwargs) if arguments is not None else {}
     dtype = next(
         (named[key] for key in ("output_dtype", "input_dtype", "dtype") if isinstance(named.get(key), torch.dtype)),
