@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     # analyses
     from ._layers.analysis import compare_layers as compare_layers
     from ._layers.modules import compare_modules as compare_modules
+    from ._deployed.analysis import compare_deployed as compare_deployed
     from ._weights.analysis import compare_weights as compare_weights
     from ._two_graphs.analysis import compare_graphs as compare_graphs
     from ._candidates.analysis import compare_quantizers as compare_quantizers
@@ -42,6 +43,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._layers.report import LayerReport as LayerReport
     from ._weights.report import WeightReport as WeightReport
     from ._two_graphs.report import GraphReport as GraphReport
+    from ._deployed.report import DeployedReport as DeployedReport
     from ._layers.rows import LayerRow as LayerRow
     from ._weights.rows import WeightRow as WeightRow
     from ._candidates.report import CandidateReport as CandidateReport

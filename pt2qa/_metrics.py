@@ -202,6 +202,12 @@ def error_sums(reference: Tensor, quantized: Tensor) -> ErrorSums:
     return sums_of_row(reference, quantized, ())[0]
 
 
+def noise_sums(reference: Tensor, other: Tensor) -> NoiseSums:
+    """The :class:`NoiseSums` of one pair of tensors of equal shape; its noise is nan if one alone is not finite."""
+    sums = error_sums(reference, other)
+    return NoiseSums(sums.signal, math.nan if sums.nonfinite else sums.noise, sums.count)
+
+
 def value_range(x: Tensor) -> Range:
     """Smallest and largest value of a non-empty floating-point tensor; nan if it contains a NaN."""
     # Two passes that use the vector units beat torch.aminmax, which does not.

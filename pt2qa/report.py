@@ -16,6 +16,8 @@ from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 from pt2qa._check.report import Finding, Findings, RuleOutcome
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
+from pt2qa._deployed.report import DeployedReport
+from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
 from pt2qa._profile.diff import ProfileDiff, diff_profiles
@@ -54,9 +56,12 @@ __all__ = [
     "AnnotationReport",
     "AnnotationDiff",
     "ConformanceReport",
+    "DeployedReport",
     # their rows
     "LayerRow",
     "WeightRow",
+    "DeployedRow",
+    "StageRow",
     "CaseRow",
     "Ranking",
     "LabelCounts",

@@ -42,6 +42,7 @@ class Capture:
         plain: the program before normalisation, as a flow without pt2qa has it; None if nothing was changed.  It
             shares all parameters with ``program``.
         stateful: names of the buffers that forward changes without affecting its outputs.
+        eager: the model itself; it is run where its outputs are compared with those of later stages, and not changed.
     """
 
     program: ExportedProgram
@@ -52,6 +53,7 @@ class Capture:
     changes: tuple[Change, ...] = ()
     stateful: tuple[str, ...] = ()
     plain: ExportedProgram | None = field(default=None, repr=False)
+    eager: nn.Module | None = field(default=None, repr=False)
 
     def module(self) -> GraphModule:
         """A new graph to run or to prepare.
@@ -162,7 +164,7 @@ def capture(
         assign_handles(program)
         program.validate()
         captured = Capture(
-            program, args, kwargs, strict, type(model).__name__, changes, stateful, plain if changes else None
+            program, args, kwargs, strict, type(model).__name__, changes, stateful, plain if changes else None, model
         )
         check_agreement(model, state, eager, captured.module(), args, kwargs)
     return captured

@@ -46,7 +46,7 @@ class Unpaired:
 
     handle: int
     name: Annotated[str, column(key=True)]
-    side: Literal["reference", "quantized", "a", "b"]
+    side: Literal["reference", "quantized", "deployed", "a", "b"]
     reason: str
 
 

@@ -14,6 +14,7 @@ EMPTY: Final = "no samples"
 _FAULTS: Final = {
     "quantized": "in {} alone, first at",
     "isolated": "in {} where run by itself, first at",
+    "deployed": "in the deployed program alone, first at",
     "both": "in both models, first at",
     "reference": "in the reference alone, first at",
     "batch": "in the input",
@@ -36,9 +37,9 @@ class SetApart:
         samples: its size.
         sample: the first with a non-finite value, from 0 in its batch; -1 if unknown.
         side: whose fault it is: ``quantized`` and ``isolated`` (a region run quantized on the reference's inputs) are
-            failures of quantization; ``reference`` and ``both`` come from the float model; ``batch``: the batch is
-            empty, or its inputs contain the value.  Of two graphs that :func:`pt2qa.compare_graphs` compared: ``a``,
-            ``b`` or both ``graphs``.
+            failures of quantization, ``deployed`` of the backend; ``reference`` and ``both`` come from the float
+            model; ``batch``: the batch is empty, or its inputs contain the value.  Of two graphs that
+            :func:`pt2qa.compare_graphs` compared: ``a``, ``b`` or both ``graphs``.
         what: ``NaN``, ``infinite`` or ``no samples``.
         name: the op or input with the first such value; empty for an empty batch.
         origin: where the infinities that this op reads originate, such as a mask; empty if it produces them itself.
@@ -48,7 +49,7 @@ class SetApart:
     batch: int
     samples: int
     sample: int
-    side: Literal["quantized", "isolated", "both", "reference", "batch", "a", "b", "graphs"]
+    side: Literal["quantized", "isolated", "deployed", "both", "reference", "batch", "a", "b", "graphs"]
     what: str
     name: str = ""
     origin: str = ""
@@ -56,8 +57,8 @@ class SetApart:
 
     @property
     def is_failure(self) -> bool:
-        """Whether quantization alone produces the value."""
-        return self.side in ("quantized", "isolated")
+        """Whether quantization or the backend alone produces the value."""
+        return self.side in ("quantized", "isolated", "deployed")
 
     @property
     def fault(self) -> str:

@@ -54,10 +54,13 @@ class Simulator:
                     return end.value
                 visit(step, value)
 
-    def walk(self, values: Sequence[Any], on: bool | Collection[int] = True) -> Generator[tuple[Step, Any], None, Any]:
+    def walk(
+        self, values: Sequence[Any], on: bool | Collection[int] = True
+    ) -> Generator[tuple[Step, Any], Any | None, Any]:
         """:meth:`run` step by step: yields each step with its value, which later steps may overwrite.
 
-        The caller must disable gradients around each step.
+        A value that is sent back takes its place; it may be overwritten too.  The caller must disable gradients around
+        each step.
         """
         program = self.program
         all_on, all_off = on is True, on is False
@@ -74,7 +77,9 @@ class Simulator:
                 env[step.out] = env[first]
             else:
                 env[step.out] = self.site_function(step)(env[source], out=env[source] if reuse else None)
-            yield step, env[step.out]
+            instead = yield step, env[step.out]
+            if instead is not None:
+                env[step.out] = instead
             for slot in step.releases:
                 env[slot] = None
         return bind(program.outputs, env)
@@ -145,16 +150,19 @@ def _equal_with_nan(a: Tensor, b: Tensor) -> bool:
 
 
 @computes
-def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callable[[torch.fx.Node, Any], None]) -> Any:
-    """Runs a graph node by node and returns its outputs, flat; ``visit`` receives every value as it is computed."""
+def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callable[[torch.fx.Node, Any], Any]) -> Any:
+    """Runs a graph node by node and returns its outputs, flat.
+
+    ``visit`` receives every value as it is computed; what it returns, if not None, takes the value's place.
+    """
 
     class _Recorder(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
             if calls_guards(node):
                 return None
             result = super().run_node(node)
-            visit(node, result)
-            return result
+            instead = visit(node, result)
+            return result if instead is None else instead
 
     with torch.no_grad():
         return _Recorder(graph_module).run(*values, enable_io_processing=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,9 +39,12 @@ def handle_of(node: Node) -> int | None:
 
 def runtime() -> Runtime:
     """ExecuTorch's runtime in this process."""
-    from executorch.runtime import Runtime
+    with warnings.catch_warnings():
+        # It says of itself, at every import, that it is experimental.
+        warnings.simplefilter("ignore")
+        from executorch.runtime import Runtime
 
-    return Runtime.get()
+        return Runtime.get()
 
 
 def programs_of_delegates(graph: GraphModule) -> list[ExportedProgram]:

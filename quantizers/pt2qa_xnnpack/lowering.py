@@ -31,6 +31,9 @@ from pt2qa_xnnpack.internals import (
 
 COPIED = "XNNPACK removes the copy that makes it"
 DISTURBS = "the program computes other outputs where it is returned"
+MOVES = ("expand_copy", "view_copy", "permute_copy", "unsqueeze_copy", "squeeze_copy", "clone")
+"""Parts of a decomposed op that may stay outside of its delegate: they compute nothing."""
+
 NO_KERNEL = "it is rounded outside of a delegate, and ExecuTorch's Python package has no kernel that does"
 
 
@@ -202,7 +205,8 @@ def _lowered(
         program = edge.exported_program()
         delegates = programs_of_delegates(program.graph_module)
         outside = [node for node in program.graph.nodes if op_name(node)]
-        delegated = _handles([node for each in delegates for node in each.graph.nodes]) - _handles(outside)
+        computed = [node for node in outside if op_name(node).partition("::")[2] not in MOVES]
+        delegated = _handles([node for each in delegates for node in each.graph.nodes]) - _handles(computed)
         portable, outputs = tuple(map(op_name, outside)), tuple(map(op_name, _outputs(program)))
         data = bytes(edge.to_executorch().buffer)
     except _MergedError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "OpOverloadPacket",  # the type of torch.ops.aten.relu
     "HigherOrderOperator",  # the type of torch.ops.higher_order.cond
     "FakeTensor",  # the type of traced values
+    "dynamic_dimensions",
     "detect_fake_mode",  # what traced values were made under, so that one more op can be traced
     "make_fx",  # the ops of a function before autograd; torch.export does this for modules only
     "statically_known_true",  # compares symbolic sizes without specializing them, as == would
@@ -127,6 +129,33 @@ def size_hint(size: int | torch.SymInt) -> int:
 def size_expression(size: torch.SymInt) -> Any:
     """A symbolic size as sympy's expression, which ``ExportedProgram.range_constraints`` knows it by."""
     return size.node.expr
+
+
+def dynamic_dimensions(values: Sequence[Any]) -> tuple[Any, ...]:
+    """For each traced input, its varying dimensions as ``torch.export.export`` takes them: dimension to ``Dim``.
+
+    Equal sizes share one ``Dim``, with the upper bound that the capture gave it; derived ones are left to torch.
+    """
+    known: dict[Any, Any] = {}
+
+    def dimension(size: Any) -> Any:
+        expression = size.node.expr
+        if not expression.is_Symbol:
+            return torch.export.Dim.AUTO
+        if expression not in known:
+            upper = size.node.shape_env.var_to_range[expression].upper
+            bound = {"max": int(upper)} if upper.is_finite and int(upper) < sys.maxsize - 1 else {}
+            known[expression] = torch.export.Dim(f"size{len(known)}", **bound)
+        return known[expression]
+
+    return tuple(
+        {
+            number: dimension(size)
+            for number, size in enumerate(value.shape if isinstance(value, Tensor) else ())
+            if isinstance(size, torch.SymInt)
+        }
+        for value in values
+    )
 
 
 def instructions_found() -> Mapping[str, bool]:

@@ -1,0 +1,1 @@
+"""The same comparison on the kernels that ship."""

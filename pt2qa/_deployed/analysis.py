@@ -1,0 +1,82 @@
+"""The comparison with the program that ships."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pt2qa._deployed.comparison import Comparison
+from pt2qa._deployed.deployment import backend_for, program_for
+from pt2qa._deployed.report import DeployedReport
+from pt2qa._deployed.taps import lowerable
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.accumulate import accumulate, count_empty, refuse_empty
+from pt2qa._simulator.batches import Batch, as_batch, read_batches
+from pt2qa.errors import BatchError
+from pt2qa.plugins import Backend
+
+
+def compare_deployed(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    backend: str | Backend | None = None,
+    deployed: str | os.PathLike[str] | None = None,
+    program: str | os.PathLike[str] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> DeployedReport:
+    """Compares the kernels that ship with the converted graph, value by value.
+
+    The converted graph is lowered to the backend, once as it is and once with further outputs, and run here. Each
+    region of the converted graph is also run on the *deployed* values of its inputs: what still differs is the kernel's
+    own doing, while a difference that has grown along the graph is nobody's.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` returned; it is not changed.
+        batches: iterable of batches, consumed once.
+        backend: what lowers and runs it, by the name of its plug-in (``"xnnpack"``, ``"x86"``, ``"x86:isa=avx2"``);
+            None: that of the pair's plug-in.
+        deployed: a program that was made elsewhere, such as ``model.pte``, or outputs recorded on a device
+            (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared.
+        program: folder of the lowered program. If it exists, nothing is lowered; else it is written.
+        inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show progress; None: if stderr is a terminal.
+
+    Returns:
+        The report.  After Ctrl-C, if at least one batch is finished, it covers the finished batches and says so.
+
+    Raises:
+        DeploymentError: no backend runs the model here, it cannot be lowered, or the program does not return what the
+            model returns.
+        BatchError: there is no batch, or one does not match the captured inputs.
+        SimulationError: the simulator does not reproduce the converted graph.
+    """
+    place = lowerable(pair)
+    chosen = backend_for(pair, backend)
+    items = read_batches(batches, inputs_of)
+    first = next(items, None)
+    if first is None:
+        raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
+    example = pair.values(
+        first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
+    )
+    folder = None if program is None else Path(program)
+    comparison = Comparison(pair, place, program_for(pair, place, chosen, example, folder, progress), chosen.name)
+    notes = accumulate(
+        comparison,
+        _chained(first, items),
+        title="compare deployed",
+        purpose="compare on",
+        inputs_of=None,
+        progress=progress,
+    )
+    refuse_empty(comparison.batches, count_empty(comparison.set_apart))
+    return comparison.report(notes)
+
+
+def _chained(first: Batch, rest: Iterable[Batch]) -> Iterable[Batch]:
+    yield first
+    yield from rest

@@ -1,0 +1,334 @@
+"""Accumulates a comparison with a deployed program: one row per observed value, summed over batches.
+
+Four runs of a batch advance together: the reference and the converted graph in lockstep, the deployed program's
+observed values, and the *isolated* run.  That one computes the converted graph too, but goes on with the deployed value
+wherever one was observed.  So each of its values comes from deployed inputs, and what differs from the deployed value
+is this kernel's own doing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from pt2qa._deployed.report import DeployedReport
+from pt2qa._deployed.rows import DeployedRow
+from pt2qa._deployed.stages import Stages
+from pt2qa._deployed.taps import Lowerable, Tap, inputs_for, leaves_of
+from pt2qa._exclusion import computes
+from pt2qa._metrics import NoiseSums, noise_sums
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.rows import Unpaired
+from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator.accumulate import empty_batch, first_fault
+from pt2qa._simulator.batches import Batch, buffers_kept, count_samples
+from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
+from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.nonfinite import is_empty
+from pt2qa._simulator.outputs import output_names
+from pt2qa._simulator.program import QuantParams
+from pt2qa._simulator.simulator import graph_values
+from pt2qa._simulator.verification import Verification
+from pt2qa.errors import DeploymentError, SimulationError
+from pt2qa.plugins import DeployedProgram
+
+UNUSABLE = "observing changed the program's outputs on this data"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The sums of one row; ``merge`` combines two."""
+
+    isolated: NoiseSums = field(default_factory=NoiseSums)
+    cumulative: NoiseSums = field(default_factory=NoiseSums)
+    quantized: NoiseSums = field(default_factory=NoiseSums)
+    deployed: NoiseSums = field(default_factory=NoiseSums)
+    atol: float = 0.0
+    differing: int = 0
+    count: int = 0
+    dtype: str = ""
+    problem: str = ""
+
+    def merge(self, other: _Sums) -> _Sums:
+        return _Sums(
+            self.isolated.merge(other.isolated),
+            self.cumulative.merge(other.cumulative),
+            self.quantized.merge(other.quantized),
+            self.deployed.merge(other.deployed),
+            max(self.atol, other.atol),
+            self.differing + other.differing,
+            self.count + other.count,
+            self.dtype or other.dtype,
+            self.problem or other.problem,
+        )
+
+    @property
+    def nonfinite(self) -> bool:
+        return any(math.isnan(each.noise) for each in (self.isolated, self.cumulative, self.quantized, self.deployed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The result of all runs on a batch; see :class:`pt2qa._simulator.verification.Run`."""
+
+    reference: Any
+    quantized: Any
+    sums: dict[int, _Sums]
+    isolated: Sequence[Isolated] = ()
+
+
+class Comparison:
+    """Rows by tap; ``compared`` has one sums per tap, in the order of the taps."""
+
+    def __init__(self, pair: QuantizedPair, lowerable: Lowerable, program: DeployedProgram, backend: str) -> None:
+        self.pair, self.lowerable, self.program, self.backend = pair, lowerable, program, backend
+        self.stages = Stages(pair)
+        self.check = Verification(pair.graphs)
+        self.batches = self.samples = 0
+        self.set_apart: list[SetApart] = []
+        self.notes: list[str] = []
+        reasons = program.taps
+        self.observed = {
+            tap.step.index: tap for tap in lowerable.taps if not tap.refused and not reasons.get(tap.node, "lost")
+        }
+        self.sums: dict[int, _Sums] = {index: _Sums() for index in self.observed}
+        self.outputs: list[_Sums] = []
+        self.checked: set[tuple[Any, ...]] = set()
+        self.disturbed = 0
+
+    # -- one batch -----------------------------------------------------------------------------------------------------
+
+    def add(self, batch: Batch) -> None:
+        """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
+        values = self.pair.values(batch)
+        samples = count_samples(values)
+        ran = self.program.run(inputs_for(values))
+        seen = {} if ran.changed else {index: ran.values[tap.node] for index, tap in self.observed.items()}
+        measured = self.check.run(functools.partial(self._measure, values, seen), values)
+        self._check_isolated(values, seen, measured)
+        before = self.stages.before(batch)
+        prepared, converted = leaves_of(measured.reference), leaves_of(measured.quantized)
+        deployed = self._fitting(converted, ran.outputs)
+        every = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
+        outputs = [_output(*values) for values in zip(prepared, converted, deployed, strict=True)]
+        apart = self._why_apart(values, samples, measured, outputs)
+        if apart is not None:
+            self.set_apart.append(apart)
+        else:
+            self.stages.add(self.stages.measured(every))
+            for index, sums in measured.sums.items():
+                self.sums[index] = self.sums[index].merge(sums)
+            known = self.outputs or [_Sums()] * len(outputs)
+            self.outputs = [a.merge(b) for a, b in zip(known, outputs, strict=True)]
+        self.disturbed += ran.changed
+        self.batches += 1
+        self.samples += samples
+
+    def _measure(self, values: list[Any], seen: Mapping[int, Tensor]) -> _Measured:
+        """Runs both models and the isolated one; adds nothing yet, so that the run can be checked or repeated."""
+        found: dict[int, _Sums] = {}
+        walk = self.pair.simulator.walk(values)
+        instead: Tensor | None = None
+
+        def visit(event: Event) -> None:
+            nonlocal instead
+            index = event.step.index
+            if index not in seen:
+                return
+            deployed = self.observed[index].value(seen[index])
+            while True:
+                step, value = walk.send(instead)
+                instead = None
+                if step.index == index:
+                    break
+            found[index] = _compared(event.reference, event.quantized, value, deployed)
+            instead = deployed if found[index].count else None
+
+        reference, quantized = lockstep(self.pair.simulator, values, visit)
+        return _Measured(reference, quantized, found)
+
+    @computes
+    def _check_isolated(self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured) -> None:
+        """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must say the same.
+
+        Raises:
+            SimulationError: they do not; the message names the first op.
+        """
+        kind = tuple((value.shape, value.stride(), value.dtype) for value in values if isinstance(value, Tensor))
+        if not seen or kind in self.checked:
+            return
+        self.checked.add(kind)
+        at = {self.lowerable.original[self.observed[index].node]: index for index in seen}
+
+        def visit(node: Node, result: Any) -> Tensor | None:
+            index = at.get(node.name)
+            if index is None or not measured.sums[index].count:
+                return None
+            tap, expected = self.observed[index], measured.sums[index].isolated
+            sums = noise_sums(tap.value(result), tap.value(seen[index]))
+            if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
+                raise SimulationError(
+                    f"the isolated error of {self._name(tap)} has a squared sum of {expected.noise:.6g}; the nodes of "
+                    f"the converted graph, run on the deployed values, give {sums.noise:.6g}. The numbers would be "
+                    "wrong, so none are reported. Please file a bug with the model."
+                )
+            return seen[index].to(result.dtype).clone()
+
+        with buffers_kept(self.pair.quantized, writes=True):
+            graph_values(self.pair.quantized, values, visit)
+
+    def _fitting(self, expected: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
+        """The deployed outputs, if they are what the model returns.
+
+        Raises:
+            DeploymentError: their number, a shape or a dtype differs.
+        """
+        names = self._output_names(len(expected))
+        if len(found) != len(expected):
+            raise DeploymentError(
+                f"the deployed program returned {len(found)} outputs; the model returns {len(expected)} "
+                f"({', '.join(names)})."
+            )
+        for name, want, got in zip(names, expected, found, strict=True):
+            if want.shape != got.shape or want.dtype != got.dtype:
+                raise DeploymentError(
+                    f"{name}: the deployed program returned {_described(got)}, the model {_described(want)}."
+                )
+        return list(found)
+
+    def _output_names(self, count: int) -> list[str]:
+        return output_names(self.pair.quantized, count)
+
+    def _name(self, tap: Tap) -> str:
+        return self._place(tap)[1]
+
+    def _place(self, tap: Tap) -> tuple[int, str, str, str]:
+        """Handle, name, module and op of a row."""
+        if tap.owner is not None:
+            return tap.owner.handle, tap.owner.name, tap.owner.module, tap.owner.op
+        program = self.pair.program
+        number = program.inputs.index(tap.step.reads[0])
+        return program.input_handles[number], program.input_names[number], "", "input"
+
+    def _why_apart(
+        self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[_Sums]
+    ) -> SetApart | None:
+        if is_empty(samples, measured.quantized):
+            return empty_batch(self.batches)
+        names = [self._name(self.observed[index]) for index, sums in measured.sums.items() if sums.nonfinite]
+        names += [name for name, sums in zip(self._output_names(len(outputs)), outputs, strict=True) if sums.nonfinite]
+        if not names:
+            return None
+        fault = first_fault(self.pair.simulator, values, self.batches, samples)
+        return fault or SetApart(self.batches, samples, -1, "deployed", "NaN or infinite", names[0])
+
+    # -- the report ----------------------------------------------------------------------------------------------------
+
+    def report(self, notes: Sequence[str]) -> DeployedReport:
+        """Everything seen so far."""
+        pair = self.pair
+        disturbed = [f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no value inside"] * bool(
+            self.disturbed
+        )
+        return DeployedReport(
+            rows=tuple(map(self._row, self.lowerable.taps)),
+            outputs=tuple(
+                _finished(-1, name, "", "output", None, True, sums)
+                for name, sums in zip(self._output_names(len(self.outputs)), self.outputs, strict=True)
+            ),
+            stages=self.stages.rows(),
+            unpaired=tuple(
+                Unpaired(step.handle, step.name, "deployed", f"part of the kernel that writes {last}")
+                for step, last in self.lowerable.fused
+            ),
+            facts=tuple(self.program.facts),
+            notes=(*pair.notes, *pair.program.notes, *self.stages.notes, *notes, *disturbed, *self.check.notes),
+            batches=self.batches,
+            samples=self.samples,
+            backend=self.backend,
+            quantizer=pair.quantizer,
+            model=pair.model,
+            environment=pair.environment,
+            set_apart=tuple(self.set_apart),
+        )
+
+    def _row(self, tap: Tap) -> DeployedRow:
+        sums, delegated = self.sums.get(tap.step.index, _Sums()), self.program.delegated
+        note = tap.refused or self.program.taps.get(tap.node, "the backend says nothing about it") or sums.problem
+        handle, name, module, op = self._place(tap)
+        # An input is quantized where the first kernel reads it.
+        inside = bool(delegated) if tap.owner is None else handle in delegated
+        return _finished(handle, name, module, op, tap.params, inside, sums, note)
+
+
+def _compared(reference: Any, quantized: Any, isolated: Any, deployed: Tensor) -> _Sums:
+    """The sums of one place on one batch."""
+    if not isinstance(isolated, Tensor) or isolated.shape != deployed.shape:
+        return _Sums(
+            problem=f"the deployed value is {_described(deployed)}, the converted graph's {_described(isolated)}"
+        )
+    differing = isolated != deployed
+    return _Sums(
+        noise_sums(isolated, deployed),
+        noise_sums(quantized, deployed),
+        noise_sums(reference, quantized),
+        noise_sums(reference, deployed),
+        atol=float((isolated - deployed).abs().max()) if deployed.numel() else 0.0,
+        differing=int(differing.sum()),
+        count=deployed.numel(),
+        dtype=str(deployed.dtype).removeprefix("torch."),
+    )
+
+
+def _output(reference: Tensor, quantized: Tensor, deployed: Tensor) -> _Sums:
+    return _Sums(
+        cumulative=noise_sums(quantized, deployed),
+        quantized=noise_sums(reference, quantized),
+        deployed=noise_sums(reference, deployed),
+        count=deployed.numel(),
+        dtype=str(deployed.dtype).removeprefix("torch."),
+    )
+
+
+def _finished(
+    handle: int,
+    name: str,
+    module: str,
+    op: str,
+    params: QuantParams | None,
+    delegated: bool,
+    sums: _Sums,
+    note: str = "",
+) -> DeployedRow:
+    scale = math.nan if params is None else params.largest_scale
+    in_steps = params is not None and scale > 0 and sums.count > 0
+    return DeployedRow(
+        handle=handle,
+        name=name,
+        module=module,
+        op=op,
+        observed_at="raw" if params is None else "dq",
+        dtype=sums.dtype if params is None else params.dtype,
+        scale=scale,
+        delegated=delegated,
+        # Both values lie on one grid of integers; the division of two float32 numbers does not.
+        isolated_max_lsb=float(round(sums.atol / scale)) if in_steps else math.nan,
+        isolated_differing=sums.differing / sums.count if in_steps else math.nan,
+        isolated_sqnr=sums.isolated.sqnr,
+        cumulative_sqnr=sums.cumulative.sqnr,
+        quantized_sqnr=sums.quantized.sqnr,
+        deployed_sqnr=sums.deployed.sqnr,
+        note=note,
+    )
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

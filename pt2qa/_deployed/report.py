@@ -1,0 +1,138 @@
+"""The report of a comparison with the deployed program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Annotated, Any, ClassVar
+
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._deployed.rows import DeployedRow, StageRow
+from pt2qa._deployed.verdict import blamed, summary_of, suspects
+from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
+from pt2qa._report.columns import column, derived
+from pt2qa._report.formats import decibel
+from pt2qa._report.prose import by_reason, counted
+from pt2qa._report.rows import Environment, Unpaired
+from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.storage import register
+
+
+@register("deployed", schema=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class DeployedReport(Report):
+    """How far the kernels that ship are from the converted graph, and what each stage costs the output.
+
+    Args:
+        rows: one for each observed value, in graph order; none where only outputs are known.
+        outputs: the model's outputs.
+        stages: eager, capture, prepared, converted, deployed; the first ones only if the pair knows them.
+        unpaired: ops without a value of their own in the program, such as a convolution fused with its relu.
+        facts: what ran: instruction set, number of delegates, ops left over.
+        notes: what else the reader must know.
+        batches, samples: how much was run.
+        backend: what ran it.
+        quantizer: the plug-in's name.
+        model: the model's class name.
+        environment: versions, and the model's fingerprint.
+        set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
+
+    >>> from pt2qa.report import Environment
+    >>> empty = DeployedReport((), (), (), (), (), (), 0, 0, "none", "xnnpack", "Net", Environment.here(""))
+    >>> empty.stage
+    ''
+    """
+
+    heading: ClassVar = "Deployed"
+    usual_measures: ClassVar = ("isolated_sqnr", "outputs.deployed_sqnr")
+    ties: ClassVar = "isolated_max_lsb"
+
+    rows: tuple[DeployedRow, ...]
+    outputs: tuple[DeployedRow, ...]
+    stages: tuple[StageRow, ...]
+    unpaired: tuple[Unpaired, ...]
+    facts: tuple[str, ...]
+    notes: tuple[str, ...]
+    batches: int
+    samples: int
+    backend: str
+    quantizer: str
+    model: str
+    environment: Environment
+    set_apart: Annotated[tuple[SetApart, ...], column()] = ()
+
+    @derived(unit="dB", judged=True)
+    def sqnr(self) -> float:
+        """The deployed model's SQNR in dB against the first stage: the smallest of its outputs; nan if none has one."""
+        return self.stages[-1].sqnr if self.stages else float("nan")
+
+    @derived()
+    def suspect_values(self) -> int:
+        """How many values a kernel computes otherwise than the converted graph, on the same inputs."""
+        return len(self.suspects)
+
+    @property
+    def suspects(self) -> tuple[DeployedRow, ...]:
+        """The values whose kernel computes something else than the converted graph, lowest isolated SQNR first."""
+        return suspects(self.rows)
+
+    @property
+    def stage(self) -> str:
+        """The stage that makes most of the output's error; empty if none does."""
+        found = blamed(self.stages)
+        return "" if found is None else found.name
+
+    def grade(self) -> Grade:
+        usual = Report.grade(self)
+        if usual == "bad" or self.suspects:
+            return "bad"
+        if not self.outputs or isnan(self.sqnr):
+            return "warning"
+        return "bad" if self.sqnr < LOW_SQNR else "warning" if self.set_apart else "good"
+
+    def _headline(self) -> str:
+        return (
+            f"<DeployedReport of {self.model}, {self.quantizer}, on {self.backend}: {len(self.rows)} rows, "
+            f"output SQNR {self.sqnr:.4g} dB>"
+        )
+
+    def _title(self, sort: str) -> str:
+        read = data_read(self.batches, self.samples)
+        how = self._how(sort, "smallest isolated SQNR first")
+        rows = counted(len(self.rows), "value")
+        return f"{self.model}, quantized by {self.quantizer}, on {self.backend}: {rows}, {read}, {how}"
+
+    def _lead(self) -> Sequence[str]:
+        return self.facts
+
+    def _before(self) -> Iterator[Block]:
+        if self.stages:
+            yield Table(self.shown("stages"), self.stages, "Stages, by the worst output")
+        yield Listing("Outputs", [_output_line(row) for row in self.outputs])
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        yield from self._set_apart()
+        missing = [row for row in self.rows if row.note and isnan(row.isolated_sqnr)]
+        yield Listing(f"Not observed ({len(missing)})", by_reason((row.note, row.name)[::-1] for row in missing))
+        left = [row.name for row in self.rows if not row.delegated]
+        yield Listing(f"Left to portable kernels ({len(left)})", left)
+        yield from self._unpaired()
+        yield from self._notes()
+
+    def _summary(self) -> Sequence[str]:
+        return [
+            *about_set_apart(self.set_apart, self.batches),
+            *summary_of(self.rows, self.stages, len(self.unpaired)),
+        ]
+
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        return []
+
+
+def _output_line(row: DeployedRow) -> str:
+    why = f" ({row.note})" if row.note else ""
+    return (
+        f"{row.name}: converted {decibel(row.quantized_sqnr)} dB, deployed {decibel(row.deployed_sqnr)} dB, "
+        f"{decibel(row.cumulative_sqnr)} dB apart{why}"
+    )

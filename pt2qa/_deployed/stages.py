@@ -1,0 +1,91 @@
+"""The outputs of each stage of the way to the device, and how far each is from the stage before and from the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pt2qa._capture.agreement import State, run
+from pt2qa._deployed.rows import StageRow
+from pt2qa._deployed.taps import leaves_of
+from pt2qa._metrics import NoiseSums, noise_sums
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.batches import Batch, as_call, buffers_kept
+
+
+@dataclass
+class Stages:
+    """What runs at each stage before the pair's own graphs, and the sums between the outputs of all stages."""
+
+    pair: QuantizedPair
+    notes: list[str] = field(default_factory=list)
+    sums: dict[str, list[tuple[NoiseSums, NoiseSums]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        eager = None if self.pair.capture is None else self.pair.capture.eager
+        self.eager: nn.Module | None = eager
+        if eager is None:
+            self.notes.append("the model itself is not known to this pair: the stages begin with its program")
+        elif eager.training:
+            self.eager = None
+            self.notes.append("the model is in training mode: the stages begin with its program")
+
+    def before(self, batch: Batch) -> dict[str, list[Tensor]]:
+        """The outputs of the stages that the simulator does not run."""
+        args, kwargs = as_call(batch, self.pair.quantized)
+        found = {}
+        with torch.no_grad():
+            if self.eager is not None:
+                state = State(self.eager)
+                try:
+                    found["eager"] = leaves_of(run(self.eager, args, kwargs))
+                finally:
+                    state.restore()
+            if (graph := self.pair.float_graph) is not None:
+                with buffers_kept(graph, writes=True):
+                    found["capture"] = leaves_of(run(graph, args, kwargs))
+        return found
+
+    def measured(self, outputs: Mapping[str, Sequence[Tensor]]) -> dict[str, list[tuple[NoiseSums, NoiseSums]]]:
+        """For each stage and output, the sums against the stage before and against the first."""
+        first = before = None
+        found = {}
+        for name, values in outputs.items():
+            first = values if first is None else first
+            before = values if before is None else before
+            found[name] = [
+                (noise_sums(previous, value), noise_sums(start, value))
+                for previous, start, value in zip(before, first, values, strict=True)
+            ]
+            before = values
+        return found
+
+    def add(self, measured: Mapping[str, list[tuple[NoiseSums, NoiseSums]]]) -> None:
+        """Adds the sums of a batch."""
+        for name, sums in measured.items():
+            known = self.sums.get(name)
+            self.sums[name] = (
+                list(sums)
+                if known is None
+                else [(a.merge(c), b.merge(d)) for (a, b), (c, d) in zip(known, sums, strict=True)]
+            )
+
+    def rows(self) -> tuple[StageRow, ...]:
+        """One row for each stage, by its worst output."""
+        return tuple(
+            StageRow(
+                name, math.nan if number == 0 else _worst(step for step, _ in sums), _worst(all_ for _, all_ in sums)
+            )
+            for number, (name, sums) in enumerate(self.sums.items())
+        )
+
+
+def _worst(sums: Any) -> float:
+    """The smallest SQNR; nan only if no output has one."""
+    found = [each.sqnr for each in sums if not math.isnan(each.sqnr)]
+    return min(found, default=math.nan)

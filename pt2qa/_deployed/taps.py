@@ -1,0 +1,142 @@
+"""Which values of the converted graph to observe in the deployed program, and the graph that is lowered."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.graph import CodeGen
+
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import dynamic_dimensions, pytree
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.outputs import plain
+from pt2qa._simulator.program import QuantParams, Step
+from pt2qa._simulator.verification import bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A value to observe.
+
+    Attributes:
+        step: the step of the simulator that computes it: a site, or an op whose output nothing rounds.
+        owner: the op's own step; None for a model input.
+        node: the name of its node in the graph that is lowered: a quantize node, or the op.
+        params: how its integers are dequantized; None for a float value.
+        refused: why it cannot be observed on any backend; empty if it can.
+    """
+
+    step: Step
+    owner: Step | None
+    node: str
+    params: QuantParams | None
+    refused: str = ""
+
+    def value(self, observed: Tensor) -> Tensor:
+        """A new tensor with what readers of an observed value get: integers dequantized as the converted graph does."""
+        if self.params is None or observed.is_floating_point():
+            return observed.clone()
+        scale, zero_point = self.params.scale, self.params.zero_point
+        assert isinstance(scale, float), "a value with several scales is not observed"
+        assert isinstance(zero_point, int)
+        return observed.to(torch.float32).sub_(zero_point).mul_(scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowerable:
+    """A copy of the converted graph with flat inputs and outputs, and the values to observe in it."""
+
+    graph: GraphModule
+    taps: tuple[Tap, ...]
+    fused: tuple[tuple[Step, str], ...]
+    """Ops without a value of their own, each with the last op of its kernel."""
+    original: Mapping[str, str]
+    """By the name of a node in this graph, that in the pair's; copying renames some."""
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The nodes to observe."""
+        return tuple(dict.fromkeys(tap.node for tap in self.taps if not tap.refused))
+
+    @property
+    def digest(self) -> str:
+        """Identifies the graph with its constants, scales and taps."""
+        digest = hashlib.sha256()
+        number = {node: str(position) for position, node in enumerate(self.graph.graph.nodes)}
+        for node in self.graph.graph.nodes:
+            args = torch.fx.map_arg((node.args, node.kwargs), lambda used: f"%{number[used]}")
+            digest.update(f"{node.op} {node.target} {args}\n".encode())
+        for name, tensor in sorted(self.graph.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(bytes_of(tensor))
+        digest.update(" ".join(self.wanted).encode())
+        return digest.hexdigest()[:16]
+
+    def dynamic_shapes(self) -> tuple[Any, ...] | None:
+        """The sizes that may vary, by input, as for ``torch.export.export``; None if all are fixed."""
+        values = [node.meta.get(VALUE) for node in self.graph.graph.find_nodes(op="placeholder")]
+        shapes = dynamic_dimensions(values)
+        return shapes if any(shapes) else None
+
+
+def lowerable(pair: QuantizedPair) -> Lowerable:
+    """The graph of a pair that a backend lowers, and what to observe in it."""
+    graph = copy.deepcopy(pair.quantized)
+    names = dict(zip((node.name for node in pair.quantized.graph.nodes), graph.graph.nodes, strict=True))
+    output = graph.graph.output_node()
+    leaves = [leaf for leaf in pytree.tree_leaves(plain(output.args[0])) if isinstance(leaf, Node)]
+    output.args = (tuple(leaves),)
+    graph.graph.set_codegen(CodeGen())
+    graph.recompile()
+    original = {node.name: name for name, node in names.items()}
+    return Lowerable(graph, tuple(_taps(pair, names)), tuple(_fused(pair)), original)
+
+
+def _taps(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[Tap]:
+    program = pair.program
+    owners = {step.out: step for step in program.steps if step.site is None}
+    rounded = {step.reads[0] for step in program.steps if step.site is not None}
+    last = {region.steps[-1] for region in program.regions}
+    for step in program.steps:
+        if step.site is not None and step.duplicate_of is None:
+            params = program.sites[step.site].params
+            quantize = names[step.node].args[0]
+            assert isinstance(quantize, Node), "a dequantize node reads what a quantize node writes"
+            yield Tap(step, owners.get(step.reads[0]), quantize.name, params, _refused(params))
+        elif step.site is None and step.index in last and step.out not in rounded:
+            node = names[step.node]
+            value = node.meta.get(VALUE)
+            if isinstance(value, Tensor) and value.is_floating_point():
+                yield Tap(step, step, node.name, None)
+
+
+def _refused(params: QuantParams) -> str:
+    if params.dynamic:
+        return "its scale is computed from each input, inside the kernel that reads it"
+    if not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
+        return f"it has no single scale ({params.dtype})"
+    return ""
+
+
+def _fused(pair: QuantizedPair) -> Iterator[tuple[Step, str]]:
+    steps = pair.program.steps
+    for region in pair.program.regions:
+        for index in region.steps[:-1]:
+            yield steps[index], steps[region.steps[-1]].name
+
+
+def leaves_of(outputs: Any) -> list[Any]:
+    """The flat outputs of a run, without None and numbers, which no program returns."""
+    return [leaf for leaf in pytree.tree_leaves(plain(outputs)) if isinstance(leaf, Tensor)]
+
+
+def inputs_for(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Copies of flat inputs, so that no backend can write to the caller's."""
+    return tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in values)

@@ -1,0 +1,225 @@
+"""The comparison with the deployed program, on XNNPACK: every number against a computation by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pt2qa
+import pt2qa_xnnpack.lowering
+from pt2qa._deployed.analysis import compare_deployed
+from pt2qa.report import DeployedReport
+from pt2qa_xnnpack.internals import runtime
+from tests.models import images, residual
+
+
+@pytest.fixture(scope="module")
+def pair() -> pt2qa.QuantizedPair:
+    shapes = {"x": {0: torch.export.Dim("batch", max=8)}}
+    return pt2qa.quantize(pt2qa.capture(residual(), images(4), dynamic_shapes=shapes), "xnnpack", [images(4)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, pair: pt2qa.QuantizedPair) -> Path:
+    """The lowered program."""
+    path = tmp_path_factory.mktemp("deployed") / "residual"
+    compare_deployed(pair, [images(2)], program=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(pair: pt2qa.QuantizedPair, folder: Path) -> DeployedReport:
+    """Two batches of different size."""
+    return compare_deployed(pair, [images(4, seed=1), images(3, seed=2)], program=folder)
+
+
+def sqnr(signal: Tensor, other: Tensor) -> float:
+    a, b = signal.double().numpy(), other.double().numpy()
+    noise = float(((a - b) ** 2).sum())
+    return float("inf") if noise == 0 else 10 * float(np.log10((a**2).sum() / noise))
+
+
+def method_of(path: Path) -> Any:
+    return runtime().load_program(path).load_method("forward")
+
+
+def run_nodes(graph: torch.fx.GraphModule, x: Tensor, instead: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every value of a graph, each computed from the values of ``instead`` where there is one."""
+    found: dict[str, Tensor] = {}
+
+    class Nodes(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> object:
+            found[node.name] = super().run_node(node)
+            return instead.get(node.name, found[node.name])
+
+    with torch.no_grad():
+        Nodes(graph).run(x)
+    return found
+
+
+def test_stages_are_the_outputs_of_each_program(
+    pair: pt2qa.QuantizedPair, folder: Path, report: DeployedReport
+) -> None:
+    data = [images(4, seed=1), images(3, seed=2)]
+    method = method_of(folder / "model.pte")
+    with torch.no_grad():
+        outputs = {
+            "eager": torch.cat([residual()(x) for x in data]),
+            "capture": torch.cat([pair.float_graph(x) for x in data]),
+            "prepared": torch.cat([pair.reference(x) for x in data]),
+            "converted": torch.cat([pair.quantized(x) for x in data]),
+            "deployed": torch.cat([method.execute([x])[0] for x in data]),
+        }
+    assert [row.name for row in report.stages] == list(outputs)
+    before = outputs["eager"]
+    for row in report.stages[1:]:
+        assert row.sqnr == pytest.approx(sqnr(outputs["eager"], outputs[row.name]), abs=1e-3)
+        assert row.step_sqnr == pytest.approx(sqnr(before, outputs[row.name]), abs=1e-3)
+        before = outputs[row.name]
+    assert report.sqnr == report.stages[-1].sqnr
+    (output,) = report.outputs
+    assert output.deployed_sqnr == pytest.approx(sqnr(outputs["prepared"], outputs["deployed"]), abs=1e-3)
+    assert output.cumulative_sqnr == pytest.approx(sqnr(outputs["converted"], outputs["deployed"]), abs=1e-3)
+
+
+def test_each_row_is_the_converted_graph_on_the_deployed_inputs(
+    pair: pt2qa.QuantizedPair, folder: Path, report: DeployedReport
+) -> None:
+    """The observed program is run without pt2qa, and each region of the converted graph on what it returned."""
+    positions = json.loads((folder / "xnnpack.json").read_text())["positions"]
+    nodes = {node.name: node for node in pair.quantized.graph.nodes}
+    found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in positions}
+    for x in (images(4, seed=1), images(3, seed=2)):
+        outputs = method_of(folder / "observed.pte").execute([x])
+        deployed = {name: outputs[place] for name, place in positions.items()}
+        plain, isolated = run_nodes(pair.quantized, x, {}), run_nodes(pair.quantized, x, deployed)
+        for name, values in found.items():
+            values.append((isolated[name], deployed[name], plain[name]))
+    assert len(report.rows) == len(positions) == 6
+    for row, name in zip(report.rows, positions, strict=True):
+        scale, zero_point = nodes[name].args[1:3]
+        isolated, deployed_values, converted = (torch.cat(parts) for parts in zip(*found[name], strict=True))
+        steps = (isolated.int() - deployed_values.int()).abs()
+        assert row.isolated_max_lsb == int(steps.max()), row.name
+        assert row.isolated_differing == pytest.approx(float((steps > 0).double().mean()))
+        real = [(value.double() - zero_point) * scale for value in (isolated, deployed_values, converted)]
+        assert row.isolated_sqnr == pytest.approx(sqnr(real[0], real[1]), abs=1e-3)
+        assert row.cumulative_sqnr == pytest.approx(sqnr(real[2], real[1]), abs=1e-3)
+        assert row.scale == pytest.approx(scale)
+
+
+def test_converted_numbers_are_those_of_the_layer_report(pair: pt2qa.QuantizedPair, report: DeployedReport) -> None:
+    layers = pt2qa.compare_layers(pair, [images(4, seed=1), images(3, seed=2)])
+    known = {(row.name, row.observed_at): row.sqnr for row in layers.rows}
+    for row in report.rows:
+        assert row.quantized_sqnr == pytest.approx(known[row.name, row.observed_at], abs=1e-3)
+
+
+def test_a_healthy_model_accuses_no_op(report: DeployedReport) -> None:
+    assert not report.suspects
+    assert report.stage == "converted"
+    assert report.grade() == "good"
+    assert "The kernels are right" in report.summary()
+
+
+def test_ops_inside_kernels_and_left_to_portable_kernels_are_shown(report: DeployedReport) -> None:
+    assert {(op.name, op.reason) for op in report.unpaired} == {
+        ("conv1/conv2d", "part of the kernel that writes relu/relu"),
+        ("add", "part of the kernel that writes relu/relu_1"),
+    }
+    assert [row.name for row in report.rows if not row.delegated] == ["mean"]
+    assert report.facts == ("2 XNNPACK delegates; outside, in portable kernels: mean (1)",)
+
+
+def test_the_report_is_saved_and_loaded(report: DeployedReport, tmp_path: Path) -> None:
+    report.save(tmp_path / "deployed.safetensors")
+    assert pt2qa.load(tmp_path / "deployed.safetensors") == report
+    assert list(report.to_pandas().columns) == [
+        *("handle", "name", "module", "op", "observed_at", "dtype", "scale", "delegated", "isolated_max_lsb"),
+        *("isolated_differing", "isolated_sqnr", "cumulative_sqnr", "quantized_sqnr", "deployed_sqnr"),
+    ]
+    assert list(report.to_pandas(part="stages").columns) == ["name", "step_sqnr", "sqnr"]
+
+
+def test_a_saved_program_costs_no_lowering(
+    pair: pt2qa.QuantizedPair, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pt2qa_xnnpack.lowering, "lower")
+    assert compare_deployed(pair, [images(2)], program=folder).rows
+
+
+def test_a_program_of_another_model_is_refused(folder: Path) -> None:
+    other = pt2qa.quantize(pt2qa.capture(residual(), images(4)), "xnnpack:per_channel=false", [images(4)])
+    with pytest.raises(pt2qa.DeploymentError, match=r"lowered from something else \(graph '\w+', now '\w+'\)"):
+        compare_deployed(other, [images(4)], program=folder)
+
+
+def test_a_folder_that_holds_no_program_is_refused(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
+    with pytest.raises(pt2qa.DeploymentError, match=r"not a lowered program of pt2qa \(FileNotFoundError"):
+        compare_deployed(pair, [images(4)], program=tmp_path)
+
+
+def test_a_damaged_program_is_refused(pair: pt2qa.QuantizedPair, folder: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "copy")
+    (copied / "xnnpack.json").write_text("{}")
+    with pytest.raises(pt2qa.DeploymentError, match="not a program that pt2qa saved"):
+        compare_deployed(pair, [images(4)], program=copied)
+    shutil.copy(folder / "xnnpack.json", copied)
+    (copied / "model.pte").write_bytes(b"nothing")
+    with pytest.raises(pt2qa.DeploymentError, match="ExecuTorch could not load the program"):
+        compare_deployed(pair, [images(4)], program=copied)
+
+
+def test_no_batch_is_an_error(pair: pt2qa.QuantizedPair) -> None:
+    with pytest.raises(pt2qa.BatchError, match="no batch to compare on"):
+        compare_deployed(pair, [])
+
+
+def test_a_quantizer_without_a_backend_names_the_other_way() -> None:
+    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+        X86InductorQuantizer,
+        get_default_x86_inductor_quantization_config,
+    )
+
+    quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
+    pair = pt2qa.quantize(
+        pt2qa.capture(nn.Sequential(nn.Linear(3, 2)).eval(), torch.ones(1, 3)), quantizer, [torch.ones(1, 3)]
+    )
+    with pytest.raises(
+        pt2qa.DeploymentError, match=r"X86InductorQuantizer.*has no backend that runs here.*record-inputs"
+    ):
+        compare_deployed(pair, [torch.ones(1, 3)])
+
+
+def test_the_saved_program_gives_the_same_without_pt2qa(
+    pair: pt2qa.QuantizedPair, folder: Path, report: DeployedReport, tmp_path: Path
+) -> None:
+    """A process that imports executorch alone."""
+    data = [images(4, seed=1), images(3, seed=2)]
+    torch.save({"inputs": data, "reference": [pair.reference(x).detach() for x in data]}, tmp_path / "data.pt")
+    script = """
+import sys, torch
+from executorch.runtime import Runtime
+data = torch.load(sys.argv[1], weights_only=True)
+method = Runtime.get().load_program(open(sys.argv[2], "rb").read()).load_method("forward")
+found = torch.cat([method.execute([x])[0] for x in data["inputs"]]).double()
+wanted = torch.cat(data["reference"]).double()
+assert not any(name.startswith("pt2qa") for name in sys.modules)
+print(float(10 * torch.log10((wanted**2).sum() / ((wanted - found) ** 2).sum())))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "data.pt"), str(folder / "model.pte")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout.split()[-1]) == pytest.approx(report.outputs[0].deployed_sqnr, abs=1e-3)
