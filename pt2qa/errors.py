@@ -33,7 +33,7 @@ class PairingError(Pt2qaError):
 
 
 class SimulationError(Pt2qaError):
-    """The simulator does not compute what the converted graph computes."""
+    """The simulator does not compute what the converted graph computes, or a graph cannot run."""
 
 
 class DeploymentError(Pt2qaError):

@@ -77,6 +77,7 @@ def compare_graphs(
         PairingError: a graph carries no handles, the two have none in common, or their outputs differ in number, shape
             or dtype.
         BatchError: there is no batch, or one does not fit one of the graphs.
+        SimulationError: an op of one of the graphs fails; the message names it.
         SelectionError: a prefix or op type matches nothing.
 
     >>> import pt2qa
@@ -147,8 +148,8 @@ class _Comparison:
         self, values: list[Any], others: list[Any], samples: int
     ) -> tuple[list[tuple[Row, Totals]], SetApart | None]:
         """Runs each graph as far as the next value to compare; the sums, and why the batch does not count."""
-        a = Walk(self.a, values, [value.a for value, _ in self.rows])
-        b = Walk(self.b, others, [value.b for value, _ in self.rows])
+        a = Walk("a", self.a, values, [value.a for value, _ in self.rows])
+        b = Walk("b", self.b, others, [value.b for value, _ in self.rows])
         look = _Search(self.batches, samples)
         for node, value in zip(self.a.graph.find_nodes(op="placeholder"), values, strict=True):
             look.at(str(node.target), value, value, is_input=True)

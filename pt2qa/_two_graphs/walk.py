@@ -13,19 +13,22 @@ from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import pytree, storage_number
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.strides import copied
+from pt2qa.errors import SimulationError
 
 
 class Walk(Interpreter):
     """One run of a graph.  If it writes to inputs or buffers, these are copies.
 
     Args:
+        letter: what the graph is called in errors.
         graph: the graph.
         values: its flat inputs.
         observed: the nodes whose values are compared, each as often as it is.
     """
 
-    def __init__(self, graph: GraphModule, values: Sequence[Any], observed: Sequence[Node]) -> None:
+    def __init__(self, letter: str, graph: GraphModule, values: Sequence[Any], observed: Sequence[Node]) -> None:
         super().__init__(graph, garbage_collect_values=False)
+        self._letter = letter
         self._writes = any(op_rules.mutates_first_argument(node.target) for node in graph.graph.nodes)
         self.args_iter = iter([copied(each) if self._writes and isinstance(each, Tensor) else each for each in values])
         self._buffers: dict[Any, Tensor] = dict(graph.named_buffers()) if self._writes else {}
@@ -68,7 +71,7 @@ class Walk(Interpreter):
         if not calls_guards(node):
             if self._writes and op_rules.mutates_first_argument(node.target):
                 self._save(self.env[node.all_input_nodes[0]])
-            self.env[node] = self.run_node(node)
+            self.env[node] = self._run(node)
             if self._comparisons[node]:
                 self._kept[node] = self.env[node]
         for source in node.all_input_nodes:
@@ -77,6 +80,15 @@ class Walk(Interpreter):
             if not self._readers[each] and each.op != "output":
                 self.env.pop(each, None)
         return node
+
+    def _run(self, node: Node) -> Any:
+        try:
+            return self.run_node(node)
+        except Exception as error:
+            raise SimulationError(
+                f"graph {self._letter} cannot run: {node.target} fails with {type(error).__name__}: {error}. Run the "
+                "graph by itself on the batch to see more."
+            ) from error
 
     def _save(self, written: Tensor) -> None:
         """Copies the values that wait for their comparison in memory that is about to be written to."""

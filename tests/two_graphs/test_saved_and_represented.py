@@ -99,7 +99,7 @@ def test_a_state_dict_holds_no_scale_of_an_activation() -> None:
 def represented(quantizer: str) -> tuple[pt2qa.Capture, GraphModule, GraphModule]:
     """A capture, what ``convert_pt2e`` makes of it, and that in reference representation."""
     torch.manual_seed(0)
-    model, x, _ = CASES[quantizer]
+    model, x = (residual, IMAGES) if "dynamic" not in quantizer and "only" not in quantizer else (Linears, ROWS)
     capture = pt2qa.capture(model().eval(), x)
     graphs = []
     for written_out in (False, True):
@@ -133,6 +133,17 @@ def test_a_linear_in_integers_is_where_a_represented_graph_differs() -> None:
     mean = next(row for row in report.rows if row.name == "mean")
     values = [Recording.of(graph, IMAGES)[by_handle(graph)[mean.handle]] for graph in (converted, written_out)]
     assert torch.equal(*values)
+
+
+def test_a_represented_graph_that_cannot_run_is_an_error_that_names_the_op() -> None:
+    """torchao's dynamic linear in integers returns float64, which the next choose_qparams refuses."""
+    _, converted, written_out = represented("xnnpack:mode=dynamic,per_channel=false")
+    with pytest.raises(
+        pt2qa.SimulationError,
+        match=r"graph b cannot run: quantized_decomposed\.choose_qparams\.tensor fails with AssertionError: Expecting "
+        r"input to have dtype torch\.float32/16/b16, but got dtype: torch\.float64\. Run the graph by itself",
+    ):
+        pt2qa.compare_graphs(converted, written_out, [ROWS], progress=False)
 
 
 @pytest.mark.parametrize("quantizer", ["xnnpack", "xnnpack:per_channel=false", "xnnpack:mode=dynamic", "x86"])
