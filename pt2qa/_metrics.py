@@ -202,10 +202,17 @@ def error_sums(reference: Tensor, quantized: Tensor) -> ErrorSums:
     return sums_of_row(reference, quantized, ())[0]
 
 
-def noise_sums(reference: Tensor, other: Tensor) -> NoiseSums:
-    """The :class:`NoiseSums` of one pair of tensors of equal shape; its noise is nan if one alone is not finite."""
-    sums = error_sums(reference, other)
-    return NoiseSums(sums.signal, math.nan if sums.nonfinite else sums.noise, sums.count)
+def noise_sums(tensors: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[NoiseSums]:
+    """The :class:`NoiseSums` of pairs of tensors of one shape, the reference first, by their numbers in ``tensors``.
+
+    Each tensor is read from memory once. A noise is nan if one of two values alone is not finite.
+    """
+    noises = [NoiseSums()] * len(pairs)
+    for chunk in _chunks(tensors):
+        signals = {number: _fast_signal(chunk[number]) for number in {first for first, _ in pairs}}
+        for number, (first, second) in enumerate(pairs):
+            noises[number] = noises[number].merge(_noise(chunk[first], chunk[second], signals[first]))
+    return noises
 
 
 def value_range(x: Tensor) -> Range:
@@ -330,6 +337,14 @@ def _fast_sums(ref: Tensor, quant: Tensor, ranges: Sequence[Range]) -> ErrorSums
         quant_min=quant_min,
         quant_max=quant_max,
     )
+
+
+def _fast_signal(ref: Tensor) -> float | None:
+    """Sum of the squares by the float32 path; None if it cannot be trusted."""
+    if not _is_fast(ref, ref):
+        return None
+    signal = _square_sum(ref)
+    return signal if _trusted(signal, identical=signal == 0.0 and not ref.any()) else None
 
 
 def _fast_noise(ref: Tensor, quant: Tensor) -> float | None:

@@ -17,7 +17,7 @@ from torchao.quantization.utils import compute_error
 
 from pt2qa import metrics
 from pt2qa._decibels import decibels
-from pt2qa._metrics import ErrorSums, NoiseSums, error_sums, sums_of_row
+from pt2qa._metrics import ErrorSums, NoiseSums, error_sums, noise_sums, sums_of_row
 
 
 def quantized_like(reference: Tensor, step: float = 1 / 31) -> Tensor:
@@ -237,7 +237,19 @@ def test_noise_sums_agree_with_error_sums() -> None:
         sums, (same, other) = sums_of_row(reference, reference.clone(), (reference.clone(), quantized))
         assert sums.sqnr == same.sqnr == math.inf
         assert other.sqnr == pytest.approx(full.sqnr, abs=1e-6)
+        forth, back = noise_sums((reference, quantized), ((0, 1), (1, 0)))
+        assert (forth.sqnr, forth.count) == (pytest.approx(full.sqnr, abs=1e-6), size)
+        assert back.signal == pytest.approx(full.quant_signal, rel=1e-6)
     assert math.isnan(NoiseSums().sqnr)
+
+
+def test_noise_sums_of_pairs_are_nan_where_one_value_alone_is_not_finite() -> None:
+    good, bad = torch.ones(5000), torch.ones(5000)
+    bad[3] = math.nan
+    first, second, same = noise_sums((good, bad), ((0, 1), (1, 0), (1, 1)))
+    assert math.isnan(first.noise)
+    assert math.isnan(second.noise)
+    assert (same.noise, same.count) == (0.0, 4999)
 
 
 def test_decibels_of_sums() -> None:

@@ -17,6 +17,9 @@ from pt2qa._metrics import NoiseSums, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.batches import Batch, as_call, buffers_kept
 
+_Step = tuple[NoiseSums, NoiseSums]
+"""The sums of one output against the stage before, and against the first."""
+
 
 @dataclass
 class Stages:
@@ -24,7 +27,7 @@ class Stages:
 
     pair: QuantizedPair
     notes: list[str] = field(default_factory=list)
-    sums: dict[str, list[tuple[NoiseSums, NoiseSums]]] = field(default_factory=dict)
+    sums: dict[str, list[_Step]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         eager = None if self.pair.capture is None else self.pair.capture.eager
@@ -51,7 +54,7 @@ class Stages:
                     found["capture"] = leaves_of(run(graph, args, kwargs))
         return found
 
-    def measured(self, outputs: Mapping[str, Sequence[Tensor]]) -> dict[str, list[tuple[NoiseSums, NoiseSums]]]:
+    def measured(self, outputs: Mapping[str, Sequence[Tensor]]) -> dict[str, list[_Step]]:
         """For each stage and output, the sums against the stage before and against the first."""
         first = before = None
         found = {}
@@ -59,13 +62,14 @@ class Stages:
             first = values if first is None else first
             before = values if before is None else before
             found[name] = [
-                (noise_sums(previous, value), noise_sums(start, value))
+                (step, whole)
                 for previous, start, value in zip(before, first, values, strict=True)
+                for step, whole in [noise_sums((previous, start, value), ((0, 2), (1, 2)))]
             ]
             before = values
         return found
 
-    def add(self, measured: Mapping[str, list[tuple[NoiseSums, NoiseSums]]]) -> None:
+    def add(self, measured: Mapping[str, list[_Step]]) -> None:
         """Adds the sums of a batch."""
         for name, sums in measured.items():
             known = self.sums.get(name)
