@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
+from pt2qa.plugins.backend import Backend
 
 _P = TypeVar("_P")
 _TRUE = ("true", "yes", "on", "1")
@@ -53,7 +54,7 @@ def check_options(plugin: object) -> None:
         value, hint = getattr(plugin, field.name), hints[field.name]
         if not any(_fits(value, part) for part in _alternatives(hint)):
             raise PluginError(
-                f"quantizer {name_of(plugin)!r}: option {field.name}: got {value!r}, "
+                f"{_who(plugin)}: option {field.name}: got {value!r}, "
                 f"expected {_values(hint)}{did_you_mean(value, _choices(hint))}"
             )
 
@@ -81,10 +82,10 @@ def parse_options(plugin: object, text: str) -> dict[str, object]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
-            raise PluginError(f"quantizer {name_of(plugin)!r}: got {item!r}, expected option=value")
+            raise PluginError(f"{_who(plugin)}: got {item!r}, expected option=value")
         _check_known(plugin, name)
         if name in options:
-            raise PluginError(f"quantizer {name_of(plugin)!r}: option {name} is given twice")
+            raise PluginError(f"{_who(plugin)}: option {name} is given twice")
         options[name] = _parse(plugin, name, value, hints[name])
     return options
 
@@ -108,6 +109,10 @@ def name_of(plugin: object) -> str:
     return str(getattr(plugin, "name", type(plugin).__name__))
 
 
+def _who(plugin: object) -> str:
+    return f"{'backend' if isinstance(plugin, Backend) else 'quantizer'} {name_of(plugin)!r}"
+
+
 def _fields(plugin: object) -> tuple[dataclasses.Field[Any], ...]:
     return tuple(field for field in dataclasses.fields(plugin) if field.init)  # type: ignore[arg-type]  # ditto
 
@@ -117,7 +122,7 @@ def _check_known(plugin: object, name: str) -> None:
     if name not in known:
         listed = ", ".join(f"{option.name} ({option.values})" for option in options_of(plugin))
         raise PluginError(
-            f"quantizer {name_of(plugin)!r} has no option {name!r}{did_you_mean(name, known)} "
+            f"{_who(plugin)} has no option {name!r}{did_you_mean(name, known)} "
             + (f"Its options: {listed}" if listed else "It has no options")
         )
 
@@ -127,7 +132,7 @@ def _hints(plugin: object) -> dict[str, Any]:
         return get_type_hints(type(plugin))
     except (NameError, TypeError, SyntaxError) as error:
         raise PluginError(
-            f"quantizer {name_of(plugin)!r}: the types of its options cannot be read: {error}. "
+            f"{_who(plugin)}: the types of its options cannot be read: {error}. "
             "Import the types that the fields of a plug-in are annotated with at run time"
         ) from error
 
@@ -179,7 +184,7 @@ def _parse(plugin: object, name: str, text: str, hint: Any) -> object:
             value = _read(text, part)
             if value is not dataclasses.MISSING:
                 return value
-    who = f"quantizer {name_of(plugin)!r}: option {name}"
+    who = f"{_who(plugin)}: option {name}"
     if not spelled:
         raise PluginError(
             f"{who} takes a {_values(hint)}, which has no spelling here; "

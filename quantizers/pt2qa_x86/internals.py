@@ -1,11 +1,22 @@
-"""What this plug-in uses from torchao's x86 quantizer beyond its public methods."""
+"""What this plug-in uses from torch and torchao that has no public name, and how lowered graphs are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import X86InductorQuantizer
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule, Node
+
+_CUSTOM: Final = "custom"
+_HANDLE: Final = "numeric_debug_handle"
+_MARK: Final = "pt2qa_node"
+
+
+# -- the quantizer -----------------------------------------------------------------------------------------------------
 
 
 def function_of(op: str) -> Callable[..., Any]:
@@ -13,10 +24,92 @@ def function_of(op: str) -> Callable[..., Any]:
 
     ``set_function_type_qconfig`` accepts no others, and their list is not public.
     """
+    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import X86InductorQuantizer
+
     known: Mapping[Callable[..., Any], object] = X86InductorQuantizer.module_function_to_aten_operator_type
     return next(function for function, target in known.items() if str(target).split(".")[1] == op)
 
 
-def configured_modules(quantizer: X86InductorQuantizer) -> Collection[str]:
+def configured_modules(quantizer: Any) -> Collection[str]:
     """The paths passed to ``set_module_name_qconfig``; it overwrites silently, and no public name lists them."""
     return quantizer.module_name_qconfig  # type: ignore[no-any-return]
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def mark_nodes(graph: GraphModule) -> None:
+    """Writes each op's name where exports, decompositions and Inductor's fusions keep it.
+
+    A fused kernel gets the marks of the last op that it replaces, so its mark says which value it computes: each pass
+    in ``torchao/quantization/pt2e/inductor_passes/x86.py`` takes over the ``meta`` of the match's output.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            node.meta[_CUSTOM] = {**(node.meta.get(_CUSTOM) or {}), _MARK: node.name}
+
+
+def mark_of(node: Node) -> str:
+    """The name that :func:`mark_nodes` gave to the op of which this node has the value; empty if there is none."""
+    return str((node.meta.get(_CUSTOM) or {}).get(_MARK, ""))
+
+
+def handle_of(node: Node) -> int | None:
+    """The handle of an op in any graph that was made from a capture."""
+    found: int | None = (node.meta.get(_CUSTOM) or {}).get(_HANDLE)
+    return found
+
+
+def kernel_of(node: Node) -> str:
+    """The name of oneDNN's kernel that a node calls, such as ``qconv_pointwise``; empty for all other nodes."""
+    namespace, _, name = op_of(node).partition("::")
+    return name if namespace == "onednn" else ""
+
+
+def op_of(node: Node) -> str:
+    """The name of a node's op with its namespace, such as ``aten::mean``; empty for what is no op."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name)
+
+
+def argument(node: Node, name: str) -> Any:
+    """An op's argument by its name in the schema; None if it has no such argument."""
+    named = dict(zip((each.name for each in node.target._schema.arguments), node.args, strict=False))  # type: ignore[union-attr]
+    return named.get(name)
+
+
+def written(target: Any) -> frozenset[int]:
+    """Positions of the arguments that an op writes to.
+
+    oneDNN adds to the second operand of a fused addition in place.  The schema of its linear does not say so.
+    """
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return frozenset()
+    said = {number for number, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write}
+    added = {number for number, each in enumerate(schema.arguments) if each.name in ("qaccum", "other")}
+    return frozenset(said | added) if schema.name.startswith("onednn::") else frozenset(said)
+
+
+# -- compiled packages -------------------------------------------------------------------------------------------------
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether a file is a package of AOTInductor; exported programs have the same suffix.
+
+    Raises:
+        ValueError: it is no archive.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/aotinductor/" in name for name in archive.namelist())
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from error
+
+
+def compiled_package(path: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+    """A package of AOTInductor as a function of flat inputs."""
+    from torch._inductor import aoti_load_package
+
+    loader: Any = aoti_load_package(str(path)).loader
+    return lambda inputs: loader.boxed_run(list(inputs))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
 from pt2qa.plugins import OverridePlan, Rule, Scope, check_options, check_overrides, modules_of, op_type, scopes_in
+from pt2qa_x86.backend import X86Backend
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -54,6 +55,7 @@ class X86:
     name: ClassVar[str] = "x86"
     summary: ClassVar[str] = "int8 for Intel and AMD CPUs through torch.compile's Inductor backend"
     levels: ClassVar[tuple[str, ...]] = ("float", "dynamic", "observer")
+    backend: ClassVar[X86Backend] = X86Backend()
     # The quantizer already annotates a convolution or linear together with the activation after it.
     fusable: ClassVar[tuple[tuple[str, str], ...]] = ()
 
