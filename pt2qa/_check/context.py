@@ -34,6 +34,7 @@ from pt2qa.overrides import Annotations, annotations_of
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import QuantizerPlugin, resolve
+from pt2qa.plugins.abilities import int32_bias_of
 
 Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
 
@@ -157,6 +158,13 @@ class CheckContext:
         if quantizer is None:
             raise UnavailableError("without a quantizer: give quantizer=")
         return self._attempt("quantizer", "the quantizer is refused", lambda: resolve(quantizer))
+
+    @property
+    def int32_bias(self) -> bool | None:
+        """Whether the backend's kernels add biases to 32-bit sums; None if no plug-in says."""
+        with contextlib.suppress(UnavailableError):
+            return int32_bias_of(self.plugin)
+        return None
 
     @functools.cached_property
     def annotations(self) -> Annotations:

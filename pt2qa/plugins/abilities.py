@@ -49,6 +49,11 @@ def dynamic_axes_of(plugin: Any) -> Mapping[str, int]:
     return dict(getattr(plugin, "dynamic_axes", {}))
 
 
+def int32_bias_of(plugin: Any) -> bool | None:
+    """Whether static kernels add biases to 32-bit integer sums, not to float ones; None if not declared."""
+    return getattr(plugin, "int32_bias", None)
+
+
 def taken_by(plugin: Any) -> tuple[str, ...]:
     """The op types that a configured quantizer may annotate; empty if its plug-in does not declare them."""
     takes = getattr(plugin, "takes", None)

@@ -26,6 +26,8 @@ class QuantizerPlugin(Protocol):
     - ``dynamic_axes: ClassVar[Mapping[str, int]]``: by op type, how many of the last axes of a dynamic input share a
       scale in the backend's kernels, where that is not the whole tensor: ``{"linear": 1}`` for a scale for each row.
       :meth:`pt2qa.QuantizedPair.as_deployed` computes so.
+    - ``int32_bias: ClassVar[bool]``: whether kernels with static scales add biases to 32-bit integer sums, which a bias
+      can exceed, and not to float ones.
     - ``takes() -> tuple[str, ...]``: the op types that it quantizes with these options, for the error message if a
       model has none.
     - ``unsupported_reason(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``);

@@ -58,6 +58,7 @@ class X86:
     backend: ClassVar[X86Backend] = X86Backend()
     # The quantizer already annotates a convolution or linear together with the activation after it.
     fusable: ClassVar[tuple[tuple[str, str], ...]] = ()
+    int32_bias: ClassVar[bool] = False
 
     mode: Literal["static", "dynamic", "weight_only"] = field(
         default="static", metadata={"help": "how activations are quantized; weight_only: float16 linear weights"}

@@ -62,5 +62,41 @@ PAIR_SUMS = Rule(
     find=find,
 )
 
-RULES = (PAIR_SUMS,)
+UINT8_MAX = 255
+_PRODUCTS = ("conv1d", "conv2d", "linear")
+
+
+def find_range(context: Any) -> Iterator[Found]:
+    """Sites with a reduced range that round a convolution or linear, or a ReLU directly after one."""
+    program = context.pair.program
+    steps = {step.out: step for step in program.steps}
+    for site in context.pair.sites:
+        if site.params.dtype != "uint8" or site.params.quant_max >= UINT8_MAX or site.params.dynamic:
+            continue
+        made: Any = steps.get(site.source)
+        step = steps.get(made.reads[0]) if made is not None and made.op == "relu" else made
+        if step is not None and step.op in _PRODUCTS:
+            kernel = step.op if step is made else f"{step.op} with its relu"
+            largest = site.params.quant_max
+            yield Found(
+                site.name,
+                f"its range is 0..{largest}, and the kernel of the {kernel} clamps at {UINT8_MAX}",
+                value=UINT8_MAX - largest,
+            )
+
+
+RANGE = Rule(
+    id="x86-ignored-range",
+    severity="warning",
+    title="reduced ranges that the kernels of convolutions and linears ignore",
+    why="A convolution or linear rounds its own output to uint8, after its ReLU if it has one, and clamps at 255 "
+    "whatever quant_max is. Values beyond the calibrated range are cut off at 127 here and pass there, up to twice as "
+    "large. Without VNNI, the next layer's sums of two products can then exceed 16 bits, which reduce_range is to "
+    "prevent. All other ops clamp as asked.",
+    fix="calibrate on data with the range that the CPU will see; on CPUs with VNNI, leave reduce_range out",
+    needs=("pair",),
+    find=find_range,
+)
+
+RULES = (PAIR_SUMS, RANGE)
 """What :meth:`pt2qa_x86.X86.rules` adds to the structure check."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
     from executorch.runtime import Runtime
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
@@ -117,3 +119,54 @@ def contents_of(data: bytes) -> Contents:
     plan = deserialize_pte_binary(data).program.execution_plan[0]
     operators = (f"{op.name}.{op.overload}" if op.overload else op.name for op in plan.operators)
     return Contents(tuple(delegate.id for delegate in plan.delegates), tuple(operators))
+
+
+# -- quantized graphs --------------------------------------------------------------------------------------------------
+
+
+class Rounding(NamedTuple):
+    """The static parameters of a quantize or dequantize node for whole tensors; the scale as kernels hold it."""
+
+    scale: float
+    zero_point: int
+    quant_min: int
+    quant_max: int
+    dtype: torch.dtype
+
+
+def rounding_of(node: object) -> Rounding | None:
+    """The parameters of a static quantize or dequantize node; None for any other node."""
+    if not is_quantize(node, "default") and not is_dequantize(node, "default"):
+        return None
+    scale, *rest = node.args[1:6]  # type: ignore[attr-defined]
+    return Rounding(struct.unpack("f", struct.pack("f", scale))[0], *rest)
+
+
+def is_quantize(node: object, overload: str = "") -> bool:
+    """Whether a node quantizes whole tensors: ``default`` with static parameters, ``tensor`` with computed ones."""
+    return _is(node, "quantized_decomposed.quantize_per_tensor", overload)
+
+
+def is_dequantize(node: object, overload: str = "") -> bool:
+    """Whether a node dequantizes whole tensors."""
+    return _is(node, "quantized_decomposed.dequantize_per_tensor", overload)
+
+
+def is_channel_dequantize(node: object) -> bool:
+    """Whether a node dequantizes with a scale for each channel, as of a weight."""
+    return _is(node, "quantized_decomposed.dequantize_per_channel", "")
+
+
+def _is(node: object, op: str, overload: str) -> bool:
+    target = str(getattr(node, "target", ""))
+    return target == f"{op}.{overload}" if overload else target.startswith(f"{op}.")
+
+
+def is_delegated(node: Node) -> bool:
+    """Whether a partitioner took an op of an edge program."""
+    return "delegation_tag" in node.meta
+
+
+def value_of(node: Node) -> object:
+    """What a node was traced with; None if it was not."""
+    return node.meta.get(_VALUE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
-from pt2qa.plugins import OverridePlan, Scope, check_options, check_overrides, op_type, scopes_in
+from pt2qa.plugins import OverridePlan, Rule, Scope, check_options, check_overrides, op_type, scopes_in
 from pt2qa_xnnpack.backend import XNNPACKBackend
 from pt2qa_xnnpack.internals import shape_of
 
@@ -20,7 +20,7 @@ DYNAMIC_AXES = {"linear": 1, "conv2d": 3, "conv_transpose2d": 3}
 From ExecuTorch 1.4.1: ``num_nonbatch_dims`` in ``backends/xnnpack/operators/quant_params.py``.
 """
 
-QUANTIZED_OPS = (
+PRODUCTS = (
     "conv1d",
     "conv2d",
     "conv3d",
@@ -28,11 +28,10 @@ QUANTIZED_OPS = (
     "conv_transpose2d",
     "conv_transpose3d",
     "linear",
-    "add",
-    "mul",
-    "cat",
-    "adaptive_avg_pool2d",
 )
+"""Ops that multiply by a weight."""
+
+QUANTIZED_OPS = (*PRODUCTS, "add", "mul", "cat", "adaptive_avg_pool2d")
 """Ops that start a quantized region. Others (``max_pool2d``, ``mean``, ``view`` …) pass their producer's scale on."""
 
 DYNAMIC_OPS = ("linear", "conv2d", "conv_transpose2d")
@@ -78,6 +77,7 @@ class XNNPACK:
     fusable: ClassVar[tuple[tuple[str, str], ...]] = FUSABLE
     backend: ClassVar[XNNPACKBackend] = XNNPACKBackend()
     dynamic_axes: ClassVar[Mapping[str, int]] = DYNAMIC_AXES
+    int32_bias: ClassVar[bool] = True
 
     mode: Literal["static", "dynamic"] = field(default="static", metadata={"help": "how activation scales are found"})
     per_channel: bool = field(default=True, metadata={"help": "one weight scale per output channel, not per tensor"})
@@ -119,6 +119,12 @@ class XNNPACK:
         if op_type(node) not in DYNAMIC_OPS:
             return f"XNNPACK computes scales for each input of {', '.join(DYNAMIC_OPS)} only"
         return _dynamic_conv_reason(node) if op_type(node) != "linear" else ""
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Checks of what XNNPACK makes of a converted graph; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        from pt2qa_xnnpack.rules import RULES
+
+        return RULES
 
     def quantizer_code(self, plan: OverridePlan, graph: GraphModule) -> str:
         """The plan as calls of ExecuTorch's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""

@@ -104,3 +104,67 @@ def test_other_cpus_add_in_32_bits(cpu: str | Collection[str], reason: str) -> N
 def test_the_rule_comes_with_the_plug_in_alone() -> None:
     assert RULE not in {one.rule for one in pt2qa.check(nn.Linear(2, 2)).rules}
     assert RULE in {one.rule for one in pt2qa.check(nn.Linear(2, 2), quantizer="x86").rules}
+
+
+# -- x86-ignored-range -------------------------------------------------------------------------------------------------
+
+
+class Pairs(nn.Module):
+    """Two layers with something between."""
+
+    def __init__(self, layer: type[nn.Module], between: nn.Module) -> None:
+        super().__init__()
+        options = {"kernel_size": 1} if layer is nn.Conv2d else {}
+        self.first, self.between, self.second = layer(4, 4, **options), between, layer(4, 4, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.between(self.first(x)))
+        return result
+
+
+RANGES = {
+    "conv": (nn.Conv2d, nn.Identity(), ["first/conv2d"]),
+    "conv, relu": (nn.Conv2d, nn.ReLU(), ["between/relu"]),
+    "conv, hardtanh": (nn.Conv2d, nn.Hardtanh(-4.0, 4.0), []),
+    "linear, relu": (nn.Linear, nn.ReLU(), ["between/relu"]),
+    "linear, gelu": (nn.Linear, nn.GELU(), []),
+}
+
+
+@pytest.mark.parametrize("case", RANGES)
+def test_kernels_that_round_their_own_output_ignore_a_reduced_range(case: str) -> None:
+    from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
+
+    layer, between, names = RANGES[case]
+    torch.manual_seed(0)
+    x = torch.randn(8, 4, 6, 6) if layer is nn.Conv2d else torch.randn(64, 4)
+    pair = quantized_pair(Pairs(layer, between), x, pt2qa.quantizer("x86", reduce_range=True))
+    rows = pt2qa.check(pair, rules=["x86-ignored-range"]).rows
+    assert [row.name for row in rows] == names
+    lowered = lower_pt2e_quantized_to_x86(pair.quantized, (x,))
+    largest = 0
+
+    class Watched(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> object:
+            nonlocal largest
+            value = super().run_node(node)
+            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:
+                largest = max(largest, int(value.max()))
+            return value
+
+    with torch.no_grad():
+        Watched(lowered).run(4 * x)
+    assert (largest > 127) == bool(names)
+
+
+def test_x86_adds_biases_in_float() -> None:
+    from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
+
+    model, x = nn.Linear(4, 4).eval(), torch.rand(16, 4)
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, 1e6)
+    pair = quantized_pair(model, x, "x86")
+    findings = pt2qa.check(pair, rules=["bias-overflow"])
+    assert findings.rules[0].reason == "to kernels that add the bias in float"
+    computed = lower_pt2e_quantized_to_x86(pair.quantized, (x,))(x)
+    assert torch.equal(computed, torch.full((16, 4), 1e6))

@@ -98,12 +98,16 @@ INT32_MAX = 2**31 - 1
     severity="warning",
     title="biases beyond 32 bits",
     why="Integer kernels add the bias to a 32-bit sum, in steps of the input's scale times the weight's. Where that "
-    "product is tiny, as for a channel whose weights are zero, the bias exceeds 2^31 - 1 steps and is cut off.",
+    "product is tiny, as for a channel whose weights are zero, the bias exceeds 2^31 - 1 steps: it is cut off, or "
+    "wraps around to the other sign.",
     fix="give the weight observer a larger eps (2**-12 is usual), or keep the layer in float",
     needs=("pair",),
 )
 def bias_overflow(context: CheckContext) -> Iterator[Found]:
     """Biases of more than 2^31 - 1 steps: ``|bias| / (scale of the input * scale of the weight)``."""
+    in_int32 = context.int32_bias
+    if in_int32 is False:
+        raise DoesNotApplyError("to kernels that add the bias in float")
     products = [product for product in context.integer_products if product.bias is not None]
     if not products:
         raise DoesNotApplyError("to models without biases beside quantized weights")
@@ -115,7 +119,7 @@ def bias_overflow(context: CheckContext) -> Iterator[Found]:
         # A transposed convolution has one scale for the channels of the same number in every group.
         steps = values / (scales if scales.numel() == 1 else scales.repeat(values.numel() // scales.numel()))
         if over := int((steps > INT32_MAX).sum()):
-            stored = product.bias_params is not None
+            stored = in_int32 or product.bias_params is not None
             yield Found(
                 product.name,
                 f"{over} of {len(steps)} channels have a bias of up to {float(steps.max()):.2g} steps of "

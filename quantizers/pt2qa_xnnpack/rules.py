@@ -1,0 +1,315 @@
+"""Rules of the structure check on what XNNPACK's kernels make of a converted graph.
+
+Each was measured with ExecuTorch 1.4.1: tiny graphs were lowered and run by its Python package, and
+``tests/quantizers/test_xnnpack_rules.py`` repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Node
+
+from pt2qa.plugins import Found, Rule, op_type
+from pt2qa_xnnpack.delegation import undelegated_ops
+from pt2qa_xnnpack.internals import (
+    Rounding,
+    is_channel_dequantize,
+    is_dequantize,
+    is_quantize,
+    rounding_of,
+    shape_of,
+)
+from pt2qa_xnnpack.plugin import DYNAMIC_AXES, PRODUCTS
+
+# -- parameters with which a program does not load ---------------------------------------------------------------------
+
+MOVES = frozenset(
+    {"view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "movedim", "slice", "narrow", "unsqueeze"}
+    | {"cat", "max_pool2d"}
+)
+"""Ops whose kernels hand integers on. Others that move data, as ``select`` or ``expand``, run in float, in between."""
+
+LARGEST_RATIO = 256
+"""A product's kernel takes ``scale of the input * scale of the weight / scale of the output`` below this."""
+
+
+def find_refused(context: Any) -> Iterator[Found]:
+    """Moves between unequal parameters, and products with an output scale that is too small for them."""
+    products = {product.name: product for product in context.integer_products}
+    for node in context.pair.quantized.graph.nodes:
+        inputs, output = [rounding_of(source) for source in node.all_input_nodes], _rounded_output(node)
+        if output is None or None in inputs[:1]:
+            continue
+        name, op = context.name_of(node), op_type(node)
+        if op in MOVES and _is_kernel(node) and None not in inputs:
+            if different := [given for given in inputs if given is not None and given[:2] != output[:2]]:
+                yield Found(name, f"{op} has {_parameters(different[0])} before it and {_parameters(output)} after it")
+        elif op in PRODUCTS and name in products and inputs[0] is not None:
+            ratio = inputs[0].scale * float(products[name].scales.max()) / output.scale
+            if ratio >= LARGEST_RATIO:
+                yield Found(
+                    name,
+                    f"scale of the input * scale of the weight / scale of the output is {ratio:.4g}, and the kernel "
+                    f"takes less than {LARGEST_RATIO}",
+                    fix=_RATIO_FIX,
+                    value=ratio,
+                )
+
+
+def _rounded_output(node: Node) -> Rounding | None:
+    """How a kernel rounds its output, with the activation that it fuses; None if nothing rounds it alone."""
+    reader = _only_reader(node)
+    if reader is not None and op_type(node) in PRODUCTS and op_type(reader) in FUSED:
+        reader = _only_reader(reader)
+    return rounding_of(reader) if is_quantize(reader) else None
+
+
+def _only_reader(node: Node | None) -> Node | None:
+    readers = [] if node is None else list(node.users)
+    return readers[0] if len(readers) == 1 else None
+
+
+def _is_kernel(node: Node) -> bool:
+    """Whether XNNPACK takes a move with these arguments."""
+    if op_type(node) == "slice":
+        return list(node.args[4:]) in ([], [1])
+    if op_type(node) == "unsqueeze":
+        return node.args[1] in (-1, len(shape_of(node) or ()) - 1)
+    return len(node.all_input_nodes) > 1 or op_type(node) != "cat"
+
+
+def _parameters(of: Rounding) -> str:
+    return f"scale {of.scale:.6g}, zero point {of.zero_point}"
+
+
+_RATIO_FIX = (
+    "the output's scale is that of values close to zero: calibrate on data on which the layer is alive, or keep it in "
+    'float: pt2qa.Edit("float", (name,))'
+)
+
+REFUSED = Rule(
+    id="xnnpack-refused-scales",
+    severity="error",
+    title="scales with which the program does not load",
+    why="The model is lowered without a word, and the runtime then fails with 'Failed to load method forward, error: "
+    "0x:1'. Kernels that move integers need one scale and zero point for all inputs and the output; those of a "
+    "convolution or linear need an output scale that is not too small.",
+    fix="let the output share the input's scale: SharedQuantizationSpec((input, op)) in the quantizer, or annotate "
+    "nothing behind the op",
+    needs=("pair",),
+    find=find_refused,
+)
+
+# -- products that stay outside of the delegate ------------------------------------------------------------------------
+
+FUSED = frozenset({"relu", "hardtanh", "relu6"})
+"""Activations that a product's kernel applies to its output."""
+
+
+def find_outside(context: Any) -> Iterator[Found]:
+    """Products with quantized weights for which XNNPACK has no kernel, and why."""
+    for node in context.pair.quantized.graph.nodes:
+        if op_type(node) not in PRODUCTS:
+            continue
+        weight = node.args[1]
+        per_channel = is_channel_dequantize(weight)
+        reason = _outside(node, per_channel) if per_channel or is_dequantize(weight) else ""
+        if not reason:
+            continue
+        if per_channel or is_dequantize(_input(node), "tensor"):
+            yield Found(context.name_of(node), f"{reason}; to_executorch() then fails: Missing out variants")
+        elif op_type(node) == "linear":
+            yield Found(context.name_of(node), f"{reason}; the program then does not load")
+        else:
+            yield Found(context.name_of(node), f"{reason}; the program then runs, and its output is wrong")
+
+
+def _input(node: Node) -> object:
+    """What a product reads; XNNPACK takes a padding before a convolution into its kernel."""
+    source = node.args[0]
+    return source.args[0] if isinstance(source, Node) and op_type(source) in ("pad", "constant_pad_nd") else source
+
+
+def _outside(node: Node, per_channel: bool) -> str:
+    """Why XNNPACK has no kernel for a product with quantized weights; empty if it has one."""
+    op, source = op_type(node), _input(node)
+    convolves = op != "linear"
+    shape = shape_of(node)
+    weight = shape_of(node.args[1].args[0])  # type: ignore[union-attr,arg-type]  # a dequantize node's
+    transposed = "transpose" in op
+    groups = node.args[7 if transposed else 6 :][:1] if op.endswith(("1d", "2d", "3d")) else ()
+    if op.endswith("3d"):
+        return "XNNPACK has no 3-d convolution"
+    if convolves and shape is not None and len(shape) < int(op[-2]) + 2:
+        return "XNNPACK has no convolution of a value without a batch axis"
+    if transposed and per_channel and (groups not in ((), (1,)) or node.args[1].args[3] != 1):  # type: ignore[union-attr]
+        return "a transposed convolution takes weight scales per channel without groups only"
+    if not is_dequantize(source):
+        return "its weight is quantized and its input is not"
+    if is_dequantize(source, "tensor"):
+        if not per_channel:
+            return "its input has dynamic scales, and its weight one scale for the tensor"
+        if convolves and not op.endswith("2d"):
+            return "XNNPACK has dynamic scales for 2-d convolutions only"
+        if convolves and not transposed and weight is not None and weight[1] == 1 and groups not in ((), (1,)):
+            return "XNNPACK has no depthwise convolution with dynamic scales"
+        return ""
+    if _rounded_output(node) is not None:
+        return ""
+    readers = ", ".join(dict.fromkeys(op_type(reader) for reader in node.users))
+    return f"its input and weight are quantized, and what {readers or 'nothing'} reads of it is not"
+
+
+OUTSIDE = Rule(
+    id="xnnpack-outside-product",
+    severity="error",
+    title="quantized convolutions and linears for which XNNPACK has no kernel",
+    why="XNNPACK takes one whose input, weight and output are quantized, the output directly or after a ReLU or a "
+    "hardtanh that alone reads it; or, with dynamic scales, a linear or 2-d convolution with weight scales per "
+    "channel. Any other stays outside of the delegate, together with the dequantize op of its weight, for which "
+    "ExecuTorch has no portable kernel. With one scale for the weight the model can be lowered, but the program of a "
+    "linear then does not load, and a convolution reads zeros as its weight.",
+    fix='quantize its input and its output as well, or keep it in float: pt2qa.Edit("float", (name,))',
+    needs=("pair",),
+    find=find_outside,
+)
+
+# -- integer ranges and types ------------------------------------------------------------------------------------------
+
+INT8 = (-128, 127)
+
+
+def find_range(context: Any) -> Iterator[Found]:
+    """Static activations with a range that is narrower than int8's."""
+    for node in context.pair.quantized.graph.nodes:
+        rounding = rounding_of(node) if is_quantize(node) else None
+        if rounding is None or not str(rounding.dtype).endswith(".int8"):
+            continue
+        low, high = rounding.quant_min, rounding.quant_max
+        steps = max(low - INT8[0], INT8[1] - high)
+        if steps > 0:
+            yield Found(
+                context.name_of(node.args[0]),
+                f"its range is {low}..{high}, and the kernels clamp at {INT8[0]}..{INT8[1]}",
+                severity="note" if steps == 1 else None,
+                value=steps,
+            )
+
+
+RANGE = Rule(
+    id="xnnpack-ignored-range",
+    severity="warning",
+    title="integer ranges that XNNPACK ignores",
+    why="Every kernel clamps at -128..127, whatever quant_min and quant_max of the quantize op are (act_qmin and "
+    "act_qmax of get_symmetric_quantization_config). Values beyond the calibrated range are cut off here and not on "
+    "the device, where they are up to three times as large for -64..63.",
+    fix="let activations have all of int8: leave act_qmin and act_qmax out; and calibrate on data with the range that "
+    "the device will see",
+    needs=("pair",),
+    find=find_range,
+)
+
+
+def find_dtype(context: Any) -> Iterator[Found]:
+    """Static activations of another type than int8."""
+    for node in context.pair.quantized.graph.nodes:
+        rounding = rounding_of(node) if is_quantize(node) else None
+        if rounding is not None and not str(rounding.dtype).endswith(".int8"):
+            dtype = str(rounding.dtype).removeprefix("torch.")
+            yield Found(context.name_of(node.args[0]), f"is quantized to {dtype}, and XNNPACK has int8 only")
+
+
+DTYPE = Rule(
+    id="xnnpack-dtype",
+    severity="error",
+    title="activations that are not int8",
+    why="XNNPACK leaves a quantize op to another type outside of the delegate, and to_executorch() fails: Missing out "
+    "variants, as ExecuTorch has no portable kernel for it.",
+    fix="quantize activations to int8; or keep the op in float",
+    needs=("pair",),
+    find=find_dtype,
+)
+
+# -- dynamic scales ----------------------------------------------------------------------------------------------------
+
+
+def find_slices(context: Any) -> Iterator[Found]:
+    """Dynamic inputs of which the kernel scales each row or image, and the converted graph the tensor."""
+    for node in context.pair.quantized.graph.nodes:
+        axes = DYNAMIC_AXES.get(op_type(node), 0)
+        if not axes or not is_dequantize(node.args[0], "tensor"):
+            continue
+        shape = shape_of(node.args[0].args[0].args[0])
+        if shape is None or any(size != 1 for size in shape[:-axes]):
+            kind = "row" if axes == 1 else "image"
+            yield Found(
+                context.name_of(node), f"the kernel has a scale for each {kind} of its input, this graph one for all"
+            )
+
+
+SLICES = Rule(
+    id="xnnpack-dynamic-slices",
+    severity="note",
+    title="dynamic inputs that the device quantizes more finely",
+    why="convert_pt2e computes one scale for the tensor, XNNPACK one for each row of a linear's input and each image "
+    "of a convolution's. Where these differ in size, the converted graph is worse than the device: 13 dB against 59 dB "
+    "for a linear with rows from 0.001 to 1000.",
+    fix="nothing for the device; analyse pair.as_deployed(), which computes as the kernels do",
+    needs=("pair",),
+    find=find_slices,
+)
+
+# -- lowering ----------------------------------------------------------------------------------------------------------
+
+
+def find_pool(context: Any) -> Iterator[Found]:
+    """Max pools that were called without a stride."""
+    for name, node in context.nodes.items():
+        if op_type(node) == "max_pool2d" and len(node.args) < 3 and "stride" not in node.kwargs:
+            yield Found(name, "max_pool2d has no stride")
+
+
+POOL = Rule(
+    id="xnnpack-pool-stride",
+    severity="error",
+    title="max pools without a stride",
+    why="XNNPACK's partitioner reads the stride and finds none: to_edge_transform_and_lower() fails with 'IndexError: "
+    "tuple index out of range'.",
+    fix="write the stride: F.max_pool2d(x, 2, 2), or use nn.MaxPool2d(2), which does",
+    needs=("graph",),
+    find=find_pool,
+)
+
+LARGE_SHARE = 0.01
+"""Share of the multiply-adds from which an op outside of the delegate costs time that is worth a warning."""
+
+
+def find_portable(context: Any) -> Iterator[Found]:
+    """Ops between delegated ones for which XNNPACK has no kernel."""
+    pair = context.pair
+    shares = {product.name: product.share for product in context.products}
+    for op in undelegated_ops(pair.program, pair.quantized):
+        share = shares.get(op.name, 0.0)
+        yield Found(
+            op.name,
+            f"runs in {', '.join(op.kernels)}, in float, with {share:.1%} of the multiply-adds",
+            severity="warning" if share >= LARGE_SHARE else None,
+            value=share,
+        )
+
+
+PORTABLE = Rule(
+    id="xnnpack-portable-op",
+    severity="note",
+    title="ops that leave the delegate",
+    why="XNNPACK has no kernel for them: the delegate ends before such an op, a portable kernel computes it in float, "
+    "which is slow, and another delegate begins after it. XNNPACK's own partitioner was asked.",
+    fix="replace the op by one that XNNPACK has, or move it to where the model begins or ends",
+    needs=("pair",),
+    find=find_portable,
+)
+
+RULES = (REFUSED, OUTSIDE, DTYPE, POOL, RANGE, PORTABLE, SLICES)
+"""What :meth:`pt2qa_xnnpack.XNNPACK.rules` adds to the structure check."""
