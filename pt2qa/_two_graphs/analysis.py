@@ -194,7 +194,7 @@ class _Comparison:
             outputs=tuple(map(finished, self.outputs)),
             modules=(),
             unpaired=self.plan.unpaired,
-            notes=(*notes, *said, *_delegated("a", self.a), *_delegated("b", self.b)),
+            notes=(*notes, *self.plan.notes, *said, *_delegated("a", self.a), *_delegated("b", self.b)),
             batches=self.batches,
             samples=self.samples,
             quantizer="",

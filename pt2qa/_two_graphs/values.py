@@ -24,6 +24,7 @@ from pt2qa._graph.handles import OpName, attribute_of, module_of, names_of, op_o
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import nodes_by_handle, reason_of_absence, serves_quantization
+from pt2qa._report.prose import counted
 from pt2qa._report.rows import Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams
@@ -56,10 +57,11 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The values that are compared, in the order of graph a, and all ops that have no counterpart."""
+    """The values that are compared, in the order of graph a, all ops that have no counterpart, and what to know."""
 
     values: tuple[Compared, ...]
     unpaired: tuple[Unpaired, ...]
+    notes: tuple[str, ...]
 
 
 class _Ops:
@@ -72,6 +74,7 @@ class _Ops:
             if (handle := output_handle(node)) is not None and node not in self.parts.get(handle, ()):
                 self.parts.setdefault(handle, []).append(node)
         self.handles = {node: handle for handle, nodes in self.parts.items() for node in nodes}
+        self.kinds = {op_of(node.target) for node in self.handles}
         self.order = {node: number for number, node in enumerate(graph.graph.nodes)}
         self.first = self._firsts()
 
@@ -135,13 +138,37 @@ def plan_values(a: GraphModule, b: GraphModule) -> Plan:
     left.take_in_folded(right)
     right.take_in_folded(left)
     values: list[Compared] = []
-    for handle in left.parts.keys() & right.parts.keys():
-        if len({module_of(ops.parts[handle][0])[0] for ops in (left, right)} - {""}) > 1:
-            unpaired += [_other_op(left, right, handle), _other_op(right, left, handle)]
-        else:
+    others: list[str] = []
+    for handle in sorted(left.parts.keys() & right.parts.keys()):
+        if _is_one_op(left, right, handle):
             values += _compared(left, right, handle, names[handle])
+        else:
+            unpaired += [_other_op(left, right, handle), _other_op(right, left, handle)]
+            others.append(left.names[handle].name)
     values.sort(key=lambda value: (left.order[value.a], right.order[value.b]))
-    return Plan(tuple(values), tuple(unpaired))
+    return Plan(tuple(values), tuple(unpaired), tuple(_about_others(others)))
+
+
+def _is_one_op(left: _Ops, right: _Ops, handle: int) -> bool:
+    """Whether a handle means one op in both graphs.
+
+    It does not if modules differ, or if each graph has ops of both kinds: an op that was lowered to another kind leaves
+    none of its own behind.
+    """
+    one, other = left.parts[handle][0], right.parts[handle][0]
+    if len({module_of(one)[0], module_of(other)[0]} - {""}) > 1:
+        return False
+    kinds = {op_of(one.target), op_of(other.target)}
+    whole = len(left.parts[handle]) == len(right.parts[handle]) == 1
+    return not (whole and len(kinds) == 2 and kinds <= left.kinds & right.kinds)
+
+
+def _about_others(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield (
+            f"{counted(len(names), 'handle')} of other ops in the other graph, {names[0]} first: the graphs do not "
+            "come from one capture, nor from two with the same ops, so any row may compare two ops"
+        )
 
 
 def _compared(left: _Ops, right: _Ops, handle: int, name: OpName) -> Iterator[Compared]:

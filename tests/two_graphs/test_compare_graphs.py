@@ -24,7 +24,7 @@ from pt2qa._report.html.sections import sections_of
 from pt2qa._two_graphs import analysis
 from pt2qa.report import SetApart, Unpaired
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
-from tests.models import Counter, InPlaceViews, Linears, NestedOutputs, images, residual
+from tests.models import Counter, InPlaceViews, KeywordInputs, Linears, NestedOutputs, images, residual
 from tests.recomputation import Recording, is_quantization
 from tests.simulator.test_nonfinite import Logarithm
 
@@ -234,12 +234,37 @@ def test_handles_of_other_ops_pair_nothing() -> None:
     a, b = residual_pair().reference, copy.deepcopy(residual_pair().reference)
     conv, linear = node_of(b, 4), node_of(b, 9)
     conv.meta["custom"], linear.meta["custom"] = {"numeric_debug_handle": 9}, {"numeric_debug_handle": 4}
-    reasons = {(each.side, each.name): each.reason for each in compared(a, b).unpaired}
-    assert reasons == {
+    report = compared(a, b)
+    assert report.notes == (
+        "2 handles of other ops in the other graph, conv2/conv2d first: the graphs do not come from one capture, nor "
+        "from two with the same ops, so any row may compare two ops",
+    )
+    assert {(each.side, each.name): each.reason for each in report.unpaired} == {
         (side, name): f"its handle is that of {other} in the other graph: they are not one op"
         for name, other in (("conv2/conv2d", "fc/linear"), ("fc/linear", "conv2/conv2d"))
         for side in "ab"
     }
+
+
+class OneMore(nn.Module):
+    """Linear, relu, linear, and a relu at the start if asked for; no module tells them apart."""
+
+    def __init__(self, more: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.eye(16)), nn.Parameter(torch.eye(16))
+        self.more = more
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu() if self.more else x
+        return F.linear(F.linear(x, self.first).relu(), self.second)
+
+
+def test_captures_whose_ops_differ_are_told_by_the_kinds_of_op() -> None:
+    x = torch.randn(3, 16)
+    graphs = [pt2qa.capture(OneMore(more).eval(), x).module() for more in (False, True)]
+    report = compared(*graphs, [x])
+    assert report.notes[0].startswith("3 handles of other ops in the other graph, linear first: ")
+    assert report.rows == ()
 
 
 def test_what_has_another_shape_or_is_no_float_is_a_row_without_a_number() -> None:
@@ -300,6 +325,16 @@ def test_the_graphs_may_compute_in_another_order() -> None:
     report = compared(a, b)
     assert report.summary().startswith("The graphs agree bit for bit: 5 values and the output is equal.")
     assert rows_of(report)["right/conv2d"].ref_min < 0
+
+
+def test_batches_and_outputs_may_be_nested_and_named() -> None:
+    named = pt2qa.capture(KeywordInputs().eval(), (torch.randn(4, 16),), {"scale": torch.ones(16)})
+    batch = {"x": torch.randn(4, 16), "scale": torch.full((16,), 2.0)}
+    assert "agree bit for bit" in compared(named.program, named.module(), [batch]).summary()
+    nested, x = pt2qa.capture(NestedOutputs().eval(), torch.randn(4, 16)), torch.randn(4, 16)
+    report = compared(nested.program, nested.module(), [x])
+    assert [row.name for row in report.outputs] == ["output.logits", *(f"output.rest[{n}]" for n in range(3))]
+    assert report.summary().startswith("The graphs agree bit for bit")
 
 
 def test_every_batch_starts_from_the_buffers_that_the_graphs_have() -> None:
