@@ -77,6 +77,7 @@ NAMES = [
     "quantize",
     "quantizer",
     "reconfigure",
+    "record_inputs",
     "sensitivity",
     "sqnr",
     "write_html",

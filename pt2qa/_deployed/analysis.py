@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pt2qa._deployed.comparison import Comparison
-from pt2qa._deployed.deployment import backend_for, program_for
+from pt2qa._deployed.deployment import backend_for, opened, program_for
+from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.taps import lowerable
+from pt2qa._deployed.taps import Lowerable, lowerable
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.accumulate import accumulate, count_empty, refuse_empty
 from pt2qa._simulator.batches import Batch, as_batch, read_batches
-from pt2qa.errors import BatchError
+from pt2qa.errors import BatchError, DeploymentError
 from pt2qa.plugins import Backend
 
 
@@ -40,7 +41,8 @@ def compare_deployed(
         backend: what lowers and runs it, by the name of its plug-in (``"xnnpack"``, ``"x86"``, ``"x86:isa=avx2"``);
             None: that of the pair's plug-in.
         deployed: a program that was made elsewhere, such as ``model.pte``, or outputs recorded on a device
-            (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared.
+            (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared. A program is run by
+            the backend that takes files with its suffix.
         program: folder of the lowered program. If it exists, nothing is lowered; else it is written.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         progress: whether to show progress; None: if stderr is a terminal.
@@ -54,17 +56,24 @@ def compare_deployed(
         BatchError: there is no batch, or one does not match the captured inputs.
         SimulationError: the simulator does not reproduce the converted graph.
     """
-    place = lowerable(pair)
-    chosen = backend_for(pair, backend)
+    if deployed is not None and program is not None:
+        raise DeploymentError("deployed= and program= were given: a program that was made elsewhere is not lowered.")
     items = read_batches(batches, inputs_of)
     first = next(items, None)
     if first is None:
         raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
-    example = pair.values(
-        first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
-    )
-    folder = None if program is None else Path(program)
-    comparison = Comparison(pair, place, program_for(pair, place, chosen, example, folder, progress), chosen.name)
+    if deployed is not None:
+        place = Lowerable(pair.quantized, (), (), {})
+        runs, name = opened(pair, _path(deployed), backend)
+    else:
+        place = lowerable(pair)
+        chosen = backend_for(pair, backend)
+        example = pair.values(
+            first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
+        )
+        folder = None if program is None else Path(program)
+        runs, name = program_for(pair, place, chosen, example, folder, progress), chosen.name
+    comparison = Comparison(pair, place, runs, name)
     notes = accumulate(
         comparison,
         _chained(first, items),
@@ -73,8 +82,19 @@ def compare_deployed(
         inputs_of=None,
         progress=progress,
     )
+    if isinstance(runs, RecordedOutputs) and not notes:
+        runs.refuse_rest()
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     return comparison.report(notes)
+
+
+def _path(deployed: Any) -> Path:
+    if not isinstance(deployed, str | os.PathLike):
+        raise DeploymentError(
+            f"deployed: got a {type(deployed).__name__}, expected the path of a program such as model.pte, or of "
+            "recorded outputs."
+        )
+    return Path(deployed)
 
 
 def _chained(first: Batch, rest: Iterable[Batch]) -> Iterable[Batch]:

@@ -6,11 +6,14 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from pt2qa._deployed.recorded import SUFFIX as RECORDED
+from pt2qa._deployed.recorded import read_outputs
 from pt2qa._deployed.taps import Lowerable, inputs_for
 from pt2qa._exclusion import exports
 from pt2qa._quantize.pairing import QuantizedPair
@@ -32,26 +35,66 @@ def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
     Raises:
         DeploymentError: there is none, or it cannot run on this machine.
     """
+    found, who = _wanted(pair, wanted)
+    if found is None:
+        known = ", ".join(name for name, each in available().items() if backend_of(each) is not None)
+        raise DeploymentError(f"{who} has no backend that runs here. {_elsewhere()} Backends: {known or 'none'}.")
+    return _ready(found)
+
+
+def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tuple[DeployedProgram, str]:
+    """A program that was made elsewhere, or the outputs that were recorded there, and what a report calls its backend.
+
+    Args:
+        pair: its plug-in's backend is asked first, then those of all others that are installed.
+        path: its suffix says what it is.
+        wanted: the one backend to ask, as for :func:`backend_for`.
+
+    Raises:
+        DeploymentError: there is no such file, no backend that runs it here, or it cannot be read.
+    """
+    if path.suffix == RECORDED and path.is_file():
+        if wanted is not None:
+            raise DeploymentError(f"{path}: recorded outputs are not run: leave out backend={wanted!r}.")
+        return read_outputs(path), "recorded outputs"
+    backends = [_wanted(pair, wanted)[0]]
+    if wanted is None:
+        backends += [backend_of(plugin) for plugin in available().values()]
+    known = [each for each in backends if each is not None]
+    if not path.is_file():
+        raise DeploymentError(f"{path}: no such file. {_accepted(known)}")
+    found = next((each for each in known if path.suffix in each.suffixes), None)
+    if found is None:
+        raise DeploymentError(f"{path}: nothing here runs such a file. {_accepted(known)} {_elsewhere()}")
+    return _ready(found).open(path), found.name
+
+
+def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:
+    """A backend, if there is one, and how the user named it."""
     if wanted is None:
         plugin = None if pair.recipe is None else pair.recipe.plugin
         name = pair.quantizer.partition(":")[0].partition(" ")[0]
         plugin = available().get(name) if plugin is None else plugin
-        found = None if plugin is None else backend_of(plugin)
-        who = f"quantizer {pair.quantizer!r}"
-    elif isinstance(wanted, str):
-        name, _, options = wanted.partition(":")
-        found = backend_of(resolve(name))
-        who = f"backend {wanted!r}"
-        if found is not None and options:
-            found = with_options(found, parse_options(found, options))
-    else:
-        found, who = wanted, repr(wanted)
-    if found is None:
-        known = ", ".join(name for name, each in available().items() if backend_of(each) is not None)
-        raise DeploymentError(f"{who} has no backend that runs here. {_elsewhere()} Backends: {known or 'none'}.")
+        return (None if plugin is None else backend_of(plugin)), f"quantizer {pair.quantizer!r}"
+    if not isinstance(wanted, str):
+        return wanted, repr(wanted)
+    name, _, options = wanted.partition(":")
+    found = backend_of(resolve(name))
+    if found is not None and options:
+        found = with_options(found, parse_options(found, options))
+    return found, f"backend {wanted!r}"
+
+
+def _ready(found: Backend) -> Backend:
     if reason := found.missing():
         raise DeploymentError(f"{found.name} cannot run here: {reason}. {_elsewhere()}")
     return found
+
+
+def _accepted(backends: Sequence[Backend]) -> str:
+    names = {suffix: each.name for each in reversed(backends) for suffix in each.suffixes}
+    listed = "".join(f"{suffix} ({name}), " for suffix, name in names.items())
+    return f"Expected {listed}or {RECORDED} (outputs recorded elsewhere)."
 
 
 def _elsewhere() -> str:
