@@ -192,13 +192,14 @@ class Comparison:
         names = self._output_names(len(expected))
         if len(found) != len(expected):
             raise DeploymentError(
-                f"batch {self.batches}: the deployed program returned {len(found)} outputs; the model returns {len(expected)} "
-                f"({', '.join(names)})."
+                f"batch {self.batches}: the deployed program returned {len(found)} outputs; the model returns "
+                f"{len(expected)} ({', '.join(names)})."
             )
         for name, want, got in zip(names, expected, found, strict=True):
             if want.shape != got.shape or want.dtype != got.dtype:
                 raise DeploymentError(
-                    f"batch {self.batches}, {name}: the deployed program returned {_described(got)}, the model {_described(want)}."
+                    f"batch {self.batches}, {name}: the deployed program returned {_described(got)}, the model "
+                    f"{_described(want)}."
                 )
         return list(found)
 

@@ -113,7 +113,9 @@ def read_outputs(path: Path) -> RecordedOutputs:
         )
     places = {(int(match[1]), int(match[2])) for match in found.values() if match is not None}
     batches = 1 + max((batch for batch, _ in places), default=-1)
-    counts = tuple(1 + max((place for number, place in places if number == batch), default=0) for batch in range(batches))
+    counts = tuple(
+        1 + max((place for number, place in places if number == batch), default=0) for batch in range(batches)
+    )
     for batch, count in enumerate(counts):
         for place in range(count):
             if (batch, place) not in places:

@@ -78,9 +78,7 @@ def record_inputs(
     ['batch0.input0']
     """
     recording = _Recording(model)
-    if accumulate(
-        recording, batches, title="record inputs", purpose="record", inputs_of=inputs_of, progress=progress
-    ):
+    if accumulate(recording, batches, title="record inputs", purpose="record", inputs_of=inputs_of, progress=progress):
         raise KeyboardInterrupt
     write_atomic(path, to_bytes(recording.tensors, {METADATA: json.dumps(recording.told)}))
 

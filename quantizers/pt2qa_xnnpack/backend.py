@@ -137,7 +137,8 @@ class XNNPACKProgram:
         try:
             found: Sequence[Any] = self._method(which, "the program").execute(contiguous)
         except RuntimeError as error:
-            raise DeploymentError(f"ExecuTorch loaded the program but could not run it: {error}") from error
+            told = "".join(f". {fact}" for fact in self.facts) if not self.taps else ""
+            raise DeploymentError(f"ExecuTorch loaded the program but could not run it: {error}{told}") from error
         return found
 
     def _method(self, which: str, what: str) -> Any:
@@ -179,4 +180,8 @@ def _facts(path: Path, data: bytes) -> tuple[str, ...]:
     delegates = Counter(contents.delegates)
     listed = ", ".join(f"{count} {name}" for name, count in delegates.items()) or "no delegate"
     portable = ", ".join(contents.operators) or "none"
-    return (f"{path.name}: {listed}; ops outside: {portable}",)
+    taken, returned = (", ".join(each) or "nothing" for each in (contents.inputs, contents.outputs))
+    return (
+        f"{path.name}: delegates: {listed}; ops outside: {portable}",
+        f"{path.name} takes {taken} and returns {returned}",
+    )

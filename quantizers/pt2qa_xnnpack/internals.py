@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -106,10 +106,18 @@ def outputs_by_delegate(graph: GraphModule) -> dict[str, list[Node]]:
 
 
 class Contents(NamedTuple):
-    """What is in a ``.pte`` file: its delegates' names, and the ops outside of them, such as ``aten::mean.out``."""
+    """What is in a ``.pte`` file.
+
+    Attributes:
+        delegates: their names.
+        operators: the ops outside of them, such as ``aten::mean.out``.
+        inputs, outputs: each in words: ``float32 (1, 3, 8, 8)``, with the largest sizes where they may vary.
+    """
 
     delegates: tuple[str, ...]
     operators: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 def contents_of(data: bytes) -> Contents:
@@ -118,7 +126,22 @@ def contents_of(data: bytes) -> Contents:
 
     plan = deserialize_pte_binary(data).program.execution_plan[0]
     operators = (f"{op.name}.{op.overload}" if op.overload else op.name for op in plan.operators)
-    return Contents(tuple(delegate.id for delegate in plan.delegates), tuple(operators))
+    return Contents(
+        tuple(delegate.id for delegate in plan.delegates),
+        tuple(operators),
+        tuple(_described(plan.values[index].val) for index in plan.inputs),
+        tuple(_described(plan.values[index].val) for index in plan.outputs),
+    )
+
+
+def _described(value: Any) -> str:
+    from executorch.exir.schema import Tensor, TensorShapeDynamism
+    from executorch.exir.tensor import get_scalar_type
+
+    if not isinstance(value, Tensor):
+        return type(value).__name__.lower()
+    varies = "up to " * (value.shape_dynamism != TensorShapeDynamism.STATIC)
+    return f"{str(get_scalar_type(value.scalar_type)).removeprefix('torch.')} {varies}{tuple(value.sizes)}"
 
 
 # -- quantized graphs --------------------------------------------------------------------------------------------------

@@ -1,0 +1,266 @@
+"""Programs that were made elsewhere, and outputs that a device recorded: only outputs are compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from math import isnan
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import pt2qa
+from pt2qa.report import DeployedReport
+from pt2qa_xnnpack.backend import XNNPACKBackend
+from tests.models import images, residual
+
+DATA = [images(4, seed=1), images(3, seed=2)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> pt2qa.QuantizedPair:
+    shapes = {"x": {0: torch.export.Dim("batch", max=8)}}
+    return pt2qa.quantize(pt2qa.capture(residual(), images(4), dynamic_shapes=shapes), "xnnpack", [images(4)])
+
+
+def lowered(pair: pt2qa.QuantizedPair, path: Path, *args: Tensor, dynamic_shapes: object = None) -> Path:
+    """A .pte file, as an export flow without pt2qa makes it."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    program = torch.export.export(pair.quantized, args, dynamic_shapes=dynamic_shapes, strict=False)
+    edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+    path.write_bytes(edge.to_executorch().buffer)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pte(tmp_path_factory: pytest.TempPathFactory, pair: pt2qa.QuantizedPair) -> Path:
+    shapes = ({0: torch.export.Dim("batch", max=8)},)
+    return lowered(pair, tmp_path_factory.mktemp("elsewhere") / "model.pte", images(4), dynamic_shapes=shapes)
+
+
+@pytest.fixture(scope="module")
+def report(pair: pt2qa.QuantizedPair, pte: Path) -> DeployedReport:
+    return pt2qa.compare_deployed(pair, DATA, deployed=pte)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, pair: pt2qa.QuantizedPair) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "inputs.safetensors"
+    pt2qa.record_inputs(pair, DATA, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def outputs(inputs: Path, pte: Path) -> Path:
+    """What the script of :func:`pt2qa.record_inputs` writes, in a process that imports executorch and safetensors."""
+    text = (pt2qa.record_inputs.__doc__ or "").split("for a ``.pte``::\n")[1].split("``pt2qa.compare_deployed")[0]
+    script = "\n".join(line.removeprefix("        ") for line in text.splitlines())
+    checked = f"{script}\nimport sys\nassert not any(name.startswith('pt2qa') for name in sys.modules)\n"
+    (inputs.parent / "model.pte").write_bytes(pte.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", checked], cwd=inputs.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return inputs.parent / "outputs.safetensors"
+
+
+def test_a_program_made_elsewhere_is_compared_by_its_outputs(
+    pair: pt2qa.QuantizedPair, report: DeployedReport, tmp_path: Path
+) -> None:
+    own = pt2qa.compare_deployed(pair, DATA, program=tmp_path / "program")
+    assert not report.rows
+    assert not report.unpaired
+    assert report.stages == own.stages
+    assert report.outputs == own.outputs
+    assert report.backend == "ExecuTorch with XNNPACK"
+    assert "Nothing inside the program was observed." in report.summary()
+
+
+def test_what_the_file_holds_is_told(report: DeployedReport) -> None:
+    held, signature = report.facts
+    assert held.startswith("model.pte: delegates: 2 XnnpackBackend; ops outside: ")
+    assert "aten::mean.out" in held
+    assert signature == "model.pte takes float32 up to (8, 3, 8, 8) and returns float32 up to (8, 4)"
+
+
+def test_a_program_for_other_sizes_says_what_it_takes(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
+    fixed = lowered(pair, tmp_path / "fixed.pte", images(4))
+    with pytest.raises(pt2qa.DeploymentError, match=r"could not run it: .*fixed.pte takes float32 \(4, 3, 8, 8\)"):
+        pt2qa.compare_deployed(pair, [images(3)], deployed=fixed)
+
+
+def test_a_plug_in_that_was_not_used_may_run_the_file(pte: Path, report: DeployedReport) -> None:
+    capture = pt2qa.capture(residual(), images(4), dynamic_shapes={"x": {0: torch.export.Dim("batch", max=8)}})
+    x86 = pt2qa.quantize(capture, "x86", [images(4)])
+    assert pt2qa.compare_deployed(x86, DATA, deployed=pte).backend == report.backend
+
+
+def test_outputs_recorded_elsewhere_give_the_numbers_of_the_program(
+    pair: pt2qa.QuantizedPair, report: DeployedReport, outputs: Path
+) -> None:
+    recorded = pt2qa.compare_deployed(pair, DATA, deployed=outputs)
+    assert recorded.stages == report.stages
+    assert recorded.outputs == report.outputs
+    assert recorded.backend == "recorded outputs"
+    assert recorded.facts == ("outputs.safetensors: outputs recorded elsewhere",)
+
+
+def test_outputs_without_metadata_are_compared_and_that_is_told(
+    pair: pt2qa.QuantizedPair, report: DeployedReport, outputs: Path, tmp_path: Path
+) -> None:
+    save_file(load_file(outputs), tmp_path / "bare.safetensors")
+    recorded = pt2qa.compare_deployed(pair, DATA, deployed=str(tmp_path / "bare.safetensors"))
+    assert recorded.outputs == report.outputs
+    assert recorded.facts == ("bare.safetensors: outputs recorded elsewhere; the file does not say of which inputs",)
+
+
+def test_the_file_of_inputs_describes_what_to_run_and_what_to_return(pair: pt2qa.QuantizedPair, inputs: Path) -> None:
+    with safe_open(inputs, "pt") as file:
+        told = json.loads(file.metadata()["pt2qa"])
+        assert sorted(file.keys()) == ["batch0.input0", "batch1.input0"]
+        assert torch.equal(file.get_tensor("batch1.input0"), DATA[1])
+    assert told[1]["inputs"] == [{"key": "batch1.input0", "name": "x", "dtype": "float32", "shape": [3, 3, 8, 8]}]
+    assert told[1]["outputs"] == [{"key": "batch1.output0", "name": "output", "dtype": "float32", "shape": [3, 4]}]
+
+
+def test_a_capture_and_its_pair_record_the_same(pair: pt2qa.QuantizedPair, inputs: Path, tmp_path: Path) -> None:
+    assert pair.capture is not None
+    items = ((x, "label") for x in DATA)
+    pt2qa.record_inputs(pair.capture, items, tmp_path / "capture.safetensors", inputs_of=lambda item: item[0])
+    assert (tmp_path / "capture.safetensors").read_bytes() == inputs.read_bytes()
+
+
+class Counted(nn.Module):
+    """An integer input, a number, and two outputs of different type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor, factor: int, x: Tensor) -> dict[str, Tensor]:
+        y = self.fc(self.table(ids) * factor + x)
+        return {"y": y, "best": y.argmax(-1)}
+
+
+def test_numbers_among_the_inputs_and_nested_outputs_are_described(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = (torch.arange(5), 2, torch.ones(5, 4))
+    capture = pt2qa.capture(Counted().eval(), batch)
+    pt2qa.record_inputs(capture, [batch], tmp_path / "inputs.safetensors")
+    with safe_open(tmp_path / "inputs.safetensors", "pt") as file:
+        (told,) = json.loads(file.metadata()["pt2qa"])
+        assert sorted(file.keys()) == ["batch0.input0", "batch0.input2"]
+    assert told["inputs"][1] == {"name": "factor", "value": 2}
+    assert [(each["key"], each["name"], each["dtype"]) for each in told["outputs"]] == [
+        ("batch0.output0", "output.y", "float32"),
+        ("batch0.output1", "output.best", "int64"),
+    ]
+
+
+def test_inputs_are_checked_before_anything_is_written(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
+    path = tmp_path / "inputs.safetensors"
+    with pytest.raises(pt2qa.BatchError, match="captured with"):
+        pt2qa.record_inputs(pair, [images(2), torch.ones(2, 3, 7, 7)], path)
+    with pytest.raises(pt2qa.BatchError, match="no batch to record"):
+        pt2qa.record_inputs(pair, [], path)
+    with pytest.raises(pt2qa.ReportError, match="create it first"):
+        pt2qa.record_inputs(pair, [images(2)], tmp_path / "nowhere" / "inputs.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def renamed(found: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
+    return {new if name == old else name: value for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: {}, "is empty; expected the outputs of each batch"),
+        (lambda found: renamed(found, "batch1.output0", "batch1.input0"), "has a tensor 'batch1.input0'; expected"),
+        (lambda found: renamed(found, "batch0.output0", "batch2.output0"), "has no tensor 'batch0.output0', but later"),
+        (lambda found: renamed(found, "batch1.output0", "batch1.output1"), "has no tensor 'batch1.output0', but later"),
+        (lambda found: {"batch0.output0": found["batch0.output0"]}, "of 1 batch, but there are more to compare"),
+        (lambda found: found | {"batch2.output0": found["batch0.output0"].clone()}, "of 3 batches; 2 were given"),
+        (lambda found: found | {"batch0.output1": torch.ones(1)}, "batch 0: the deployed program returned 2 outputs"),
+        (
+            lambda found: found | {"batch1.output0": found["batch1.output0"].half()},
+            r"batch 1, output: the deployed program returned float16 of shape \(3, 4\), the model float32",
+        ),
+        (
+            lambda found: found | {"batch1.output0": found["batch1.output0"][:2].contiguous()},
+            r"batch 1, output: the deployed program returned float32 of shape \(2, 4\), the model float32 .* \(3, 4\)",
+        ),
+    ],
+    ids=["empty", "inputs", "no-batch", "no-output", "too-few", "too-many", "two-outputs", "dtype", "shape"],
+)
+def test_outputs_that_do_not_fit_are_refused(
+    pair: pt2qa.QuantizedPair,
+    outputs: Path,
+    tmp_path: Path,
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    message: str,
+) -> None:
+    save_file(change(load_file(outputs)), tmp_path / "changed.safetensors")
+    with pytest.raises(pt2qa.DeploymentError, match=message):
+        pt2qa.compare_deployed(pair, DATA, deployed=tmp_path / "changed.safetensors")
+
+
+def test_outputs_of_other_inputs_are_refused(pair: pt2qa.QuantizedPair, outputs: Path) -> None:
+    with pytest.raises(pt2qa.DeploymentError, match="batch 1 was computed from other inputs"):
+        pt2qa.compare_deployed(pair, [DATA[0], images(3, seed=5)], deployed=outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.pte", None, r"gone.pte: no such file. Expected \.pte \(.*\), \.pt2 \(.*\), or \.safetensors"),
+        ("model.onnx", b"x", r"model.onnx: nothing here runs such a file. Expected .*\.pte.*record-inputs"),
+        ("model.pte", b"x", "not a .pte file of ExecuTorch"),
+        ("outputs.safetensors", b"x", "not a safetensors file"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused(
+    pair: pt2qa.QuantizedPair, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(pt2qa.DeploymentError, match=message):
+        pt2qa.compare_deployed(pair, DATA, deployed=tmp_path / name)
+
+
+def test_arguments_that_exclude_each_other_are_refused(
+    pair: pt2qa.QuantizedPair, outputs: Path, pte: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(pt2qa.DeploymentError, match="deployed= and program= were given"):
+        pt2qa.compare_deployed(pair, DATA, deployed=pte, program=tmp_path / "program")
+    with pytest.raises(pt2qa.DeploymentError, match=r"leave out backend='xnnpack'"):
+        pt2qa.compare_deployed(pair, DATA, deployed=outputs, backend="xnnpack")
+    with pytest.raises(pt2qa.DeploymentError, match="deployed: got a bytes, expected the path"):
+        pt2qa.compare_deployed(pair, DATA, deployed=b"model.pte")  # type: ignore[arg-type]
+
+
+def test_a_backend_that_cannot_run_here_names_the_other_way(
+    pair: pt2qa.QuantizedPair, pte: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(XNNPACKBackend, "missing", lambda self: "there is no delegate")
+    with pytest.raises(pt2qa.DeploymentError, match=r"cannot run here: there is no delegate\. Run .*record-inputs"):
+        pt2qa.compare_deployed(pair, DATA, deployed=pte)
+
+
+def test_a_file_that_returns_something_else_is_found_by_its_stage(pair: pt2qa.QuantizedPair, outputs: Path) -> None:
+    """A device that returns noise: the stage is named, and no op."""
+    changed = outputs.with_name("noisy.safetensors")
+    save_file({name: value + 10 for name, value in load_file(outputs).items()}, changed)
+    report = pt2qa.compare_deployed(pair, DATA, deployed=changed)
+    assert report.stage == "deployed"
+    assert not report.suspects
+    assert isnan(report.outputs[0].isolated_sqnr)
