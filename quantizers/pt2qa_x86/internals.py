@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -108,8 +109,12 @@ def is_compiled(path: Path) -> bool:
 
 
 def compiled_package(path: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
-    """A package of AOTInductor as a function of flat inputs."""
+    """A package of AOTInductor as a function of flat inputs, whose shapes, strides and types it checks.
+
+    Packages check nothing unless this variable is set, and read past the end of inputs that are smaller.
+    """
     from torch._inductor import aoti_load_package
 
+    os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
     loader: Any = aoti_load_package(str(path)).loader
     return lambda inputs: loader.boxed_run(list(inputs))
