@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Ran
+from pt2qa.plugins import Ran, modules_of, op_type
 from pt2qa_x86.backend import NOT_SAVED
 from pt2qa_x86.internals import argument, handle_of, kernel_of, mark_of, op_of, written
 
@@ -61,9 +61,11 @@ class X86Program:
     def facts(self) -> tuple[str, ...]:
         """What ran: instruction set, kernels, batch shapes."""
         kernels = ", ".join(f"{name} ({count})" for name, count in self.first.kernels.items()) or "none"
+        left = ", ".join(f"{op} ({count})" for op, count in self.first.in_float.items()) or "none"
         return (
             instruction_set(),
             f"oneDNN kernels: {kernels}; all other ops run in ATen's kernels, where Inductor would compile them",
+            f"ops with quantized weights that lower_pt2e_quantized_to_x86 leaves in float: {left}",
             f"lowered for each shape of the inputs: {1 + len(self._others)}",
         )
 
@@ -129,6 +131,7 @@ class Lowered:
         lost: by tap, why it has no value.
         delegated: handles of the ops that oneDNN's kernels compute.
         kernels: how often each of them is called.
+        in_float: how many ops of each type have quantized weights and no such kernel.
     """
 
     shape: tuple[Any, ...]
@@ -137,6 +140,7 @@ class Lowered:
     lost: Mapping[str, str]
     delegated: frozenset[int]
     kernels: Mapping[str, int]
+    in_float: Mapping[str, int]
 
     def run(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
         """Outputs, and the observed values by tap."""
@@ -164,7 +168,10 @@ def lowered_for(graph: GraphModule, inputs: Sequence[Any], taps: Sequence[str]) 
     nodes = {name: node for name, node in nodes.items() if name not in lost}
     kernels = [node for node in module.graph.nodes if kernel_of(node)]
     handles = frozenset(handle for node in kernels for handle in marks.replaced_by(node))
-    return Lowered(_shape_of(inputs), module, nodes, lost, handles, Counter(map(kernel_of, kernels)))
+    left = Counter(
+        op_type(node) for node in graph.graph.nodes if _has_quantized_weights(node) and handle_of(node) not in handles
+    )
+    return Lowered(_shape_of(inputs), module, nodes, lost, handles, Counter(map(kernel_of, kernels)), left)
 
 
 def _misfits(
@@ -292,11 +299,14 @@ class _Marks:
             if node in seen:
                 continue
             seen.add(node)
-            if mark_of(node) in self._lowered:
-                found[mark_of(node)] = None
-            else:
+            if mark_of(node) not in self._lowered:
                 queue += node.users
-        return f"computed inside the kernel of {', '.join(found)}" if found else "the lowered graph does not compute it"
+                continue
+            op = node.all_input_nodes[0] if op_of(node) == _QUANTIZE else node
+            found["its kernel returns it rounded" if op is original else f"the kernel of {_called(op)} computes it"] = (
+                None
+            )
+        return " and ".join(found) or "the lowered graph does not compute it"
 
     def _reads_the_same(self, original: Node, node: Node) -> bool:
         """Whether a node is computed from nothing but what the original reads, and from all of it."""
@@ -329,6 +339,15 @@ def _differs(original: Node, node: Node) -> bool:
         return (argument(node, "output_scale"), argument(node, "output_zero_point")) != wanted
     found = argument(node, "scale"), argument(node, "zero_point")
     return op_of(node) == _QUANTIZE and not isinstance(wanted[0], Node) and found != wanted
+
+
+def _called(node: Node) -> str:
+    return "/".join((*modules_of(node)[-1:], op_type(node)))
+
+
+def _has_quantized_weights(node: Node) -> bool:
+    weights = [each for each in node.all_input_nodes if each.op == "call_function" and _is_constant(each)]
+    return handle_of(node) is not None and any(op_of(each).startswith("quantized_decomposed::") for each in weights)
 
 
 def _is_constant(node: Node) -> bool:

@@ -201,10 +201,10 @@ def test_each_value_is_the_one_that_the_converted_op_gives_on_the_same_inputs(na
 def test_what_is_fused_away_is_named_with_the_kernel_that_computes_it(small: Lowered) -> None:
     lost = {name: reason for name, reason in small.program.taps.items() if reason}
     assert lost == {
-        "conv2d": "computed inside the kernel of quantize_per_tensor_default_1",
-        "relu_": "computed inside the kernel of quantize_per_tensor_default_1",
-        "conv2d_1": "computed inside the kernel of relu__1",
-        "add": "computed inside the kernel of relu__1",
+        "conv2d": "the kernel of relu/relu computes it",
+        "relu_": "its kernel returns it rounded",
+        "conv2d_1": "the kernel of relu/relu computes it",
+        "add": "the kernel of relu/relu computes it",
     }
 
 
@@ -216,10 +216,16 @@ def test_delegated_are_the_ops_inside_of_kernels(small: Lowered) -> None:
 
 
 def test_facts_name_the_kernels(small: Lowered) -> None:
-    instructions, kernels, shapes = small.program.facts
+    instructions, kernels, left, shapes = small.program.facts
     assert instructions.startswith("instruction set: ")
     assert kernels.startswith("oneDNN kernels: qconv_pointwise (1), qconv2d_pointwise (1), qlinear_pointwise (1);")
+    assert left == "ops with quantized weights that lower_pt2e_quantized_to_x86 leaves in float: none"
     assert shapes == "lowered for each shape of the inputs: 1"
+
+
+def test_linears_that_stay_in_float_are_counted() -> None:
+    found = lowered(Tokens(), TOKENS, X86())
+    assert found.program.facts[2].endswith(" leaves in float: linear (5)")
 
 
 def test_other_batch_sizes_are_lowered_when_they_come(small: Lowered) -> None:
