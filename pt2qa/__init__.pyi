@@ -4,7 +4,7 @@ import typing
 
 if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for all that the modules tell each other
     # from a float model to a pair
-    from ._capture.program import Capture as Capture, capture as capture
+    from ._capture.program import Capture as Capture, capture as capture, with_handles as with_handles
     from .plugins import quantizer as quantizer
     from ._quantize.quantization import quantize as quantize
     from ._quantize.pairing import QuantizedPair as QuantizedPair, pair as pair

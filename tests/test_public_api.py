@@ -80,6 +80,7 @@ NAMES = [
     "record_inputs",
     "sensitivity",
     "sqnr",
+    "with_handles",
     "write_html",
     "write_neighbourhood",
     "write_overlay",

@@ -170,6 +170,37 @@ def capture(
     return captured
 
 
+def with_handles(program: ExportedProgram) -> ExportedProgram:
+    """Gives every input and op of a program that was exported elsewhere a handle, and changes nothing else.
+
+    :func:`pt2qa.pair` needs the same handles in both graphs: prepare, calibrate and convert the result, then pair it
+    with the converted graph.  :func:`capture` also rewrites the program where quantizers would fail or skip ops, and
+    checks it against the model; this shows a flow as it is.
+
+    Args:
+        program: what ``torch.export.export`` returned; it is not changed.
+
+    Returns:
+        A copy of the program, with the same parameters.
+
+    Raises:
+        CaptureError: it is not an ExportedProgram.
+
+    >>> import torch
+    >>> from pt2qa._capture.program import with_handles
+    >>> program = with_handles(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)))
+    >>> [op.name for op in names_of(program).values()]
+    ['input', 'linear']
+    """
+    if not isinstance(program, ExportedProgram):
+        raise CaptureError(
+            f"program is a {type(program).__name__}; expected the ExportedProgram that torch.export.export returns."
+        )
+    copied = _graph_copy(program)
+    assign_handles(copied)
+    return copied
+
+
 def _graph_copy(program: ExportedProgram) -> ExportedProgram:
     """A program with a copy of the graph and the same parameters, buffers and constants."""
     graph_module = copy.deepcopy(program.graph_module)

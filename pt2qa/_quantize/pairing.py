@@ -254,9 +254,9 @@ def pair(
     """Pairs two graphs that were prepared and converted elsewhere.
 
     Args:
-        reference: the float graph with handles, such as ``capture.module()``; batch norms that the quantized graph has
-            folded are folded in a copy.  A prepared graph will do: its observers are left out, as torchao's loggers are
-            in both graphs.
+        reference: the float graph with handles, such as ``capture.module()`` or what :func:`pt2qa.with_handles` gives;
+            batch norms that the quantized graph has folded are folded in a copy.  A prepared graph will do: its
+            observers are left out, as torchao's loggers are in both graphs.
         quantized: what ``convert_pt2e`` returned for a graph with the same handles.
         quantizer: the quantizer's name in reports.
         model: the model's name in reports.
@@ -344,8 +344,9 @@ def check_handles(sides: Mapping[str, GraphModule]) -> None:
     for side, handles in found.items():
         if not handles:
             raise PairingError(
-                f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
-                "capture.module(); handles live in node.meta['custom']['numeric_debug_handle']."
+                f"the {side} graph carries no handles. Quantize a graph that has them: capture.module() of "
+                "pt2qa.capture, or what pt2qa.with_handles(torch.export.export(...)) gives; they live in "
+                "node.meta['custom']['numeric_debug_handle']."
             )
     if not set.intersection(*map(set, found.values())):
         raise PairingError("the two graphs have no handle in common. Expected graphs made from one capture.")
