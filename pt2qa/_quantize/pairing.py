@@ -344,8 +344,8 @@ def check_handles(sides: Mapping[str, GraphModule]) -> None:
     for side, handles in found.items():
         if not handles:
             raise PairingError(
-                f"the {side} graph carries no handles. Quantize a graph that has them: capture.module() of "
-                "pt2qa.capture, or what pt2qa.with_handles(torch.export.export(...)) gives; they live in "
+                f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
+                "capture.module(), or what pt2qa.with_handles(torch.export.export(...)) gives; handles live in "
                 "node.meta['custom']['numeric_debug_handle']."
             )
     if not set.intersection(*map(set, found.values())):
