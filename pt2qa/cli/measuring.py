@@ -1,4 +1,4 @@
-"""``pt2qa profile`` and ``pt2qa compare``: the values of one model; several quantizers of one model."""
+"""``pt2qa profile``, ``pt2qa compare`` and ``pt2qa compare-graphs``: values, quantizers and graphs of one model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from pt2qa.cli.group import file_option, flow_argument, main, quantizers_of, quantizers_option, say
+from pt2qa.cli.group import InputFile, file_option, flow_argument, main, quantizers_of, quantizers_option, say
 from pt2qa.cli.printing import Printing, prints_report
+from pt2qa.errors import FlowError
 
 
 @main.command()
@@ -70,3 +71,39 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
     if report.best is None:
         say(f"no candidate has an SQNR: {report.summary().splitlines()[0]}")
         raise click.exceptions.Exit(1)
+
+
+@main.command()
+@click.argument("a", metavar="A.pt2", type=InputFile(path_type=Path))
+@click.argument("b", metavar="B.pt2", type=InputFile(path_type=Path))
+@flow_argument
+@file_option
+@prints_report
+def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Printing) -> None:
+    """Compare two graphs of one model, value by value, with A.pt2 as the signal.
+
+    Both are files of torch.export.save, made from one capture. The function is the same as for pt2qa analyze; its
+    batches are run. To fail a build if the graphs differ, give the report to pt2qa gate.
+
+    \b
+      pt2qa compare-graphs converted.pt2 loaded.pt2 flow.py:flow
+      pt2qa compare-graphs old-torch.pt2 new-torch.pt2 flow.py:flow -o graphs.safetensors
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import pt2qa
+    from pt2qa.cli.flow import load_flow
+
+    one, other = _exported(a), _exported(b)
+    given = load_flow(flow)
+    report = pt2qa.compare_graphs(one, other, given.batches, model=type(given.model).__name__)
+    printing.deliver(report, file)
+
+
+def _exported(path: Path) -> Any:
+    import torch
+
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise FlowError(
+            f"{path}: expected a file that torch.export.save wrote ({type(error).__name__}: {error})"
+        ) from error

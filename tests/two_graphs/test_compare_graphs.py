@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from executorch.exir import to_edge
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -22,6 +23,7 @@ import pt2qa
 from pt2qa._metrics import error_sums
 from pt2qa._report.html.sections import sections_of
 from pt2qa._two_graphs import analysis
+from pt2qa.cli import main
 from pt2qa.report import SetApart, Unpaired
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Counter, InPlaceViews, KeywordInputs, Linears, NestedOutputs, images, residual
@@ -478,3 +480,32 @@ def test_the_report_is_saved_and_shown(tmp_path: Path) -> None:
     assert said.startswith("Residual, graph b against graph a: 8 values, 1 batch (2 samples), smallest SQNR first\n")
     assert repr(report).startswith("<GraphReport of Residual: 8 rows, output SQNR 38.8")
     assert sections_of([report])
+
+
+# -- from a shell ------------------------------------------------------------------------------------------------------
+
+FLOW = """
+import torch
+from tests.models import images, residual
+
+def flow():
+    return residual(), images(), [images()]
+"""
+
+
+def test_the_command_compares_two_files(tmp_path: Path) -> None:
+    converted = residual_pair().quantized
+    (tmp_path / "flow.py").write_text(FLOW)
+    a, b, other = (str(tmp_path / name) for name in ("a.pt2", "b.pt2", "other.pt2"))
+    torch.export.save(torch.export.export(converted, (X,)), a)
+    torch.export.save(torch.export.export(changed(converted, "fc.bias", lambda bias: bias + 1), (X,)), b)
+    run, flow = CliRunner().invoke, f"{tmp_path / 'flow.py'}:flow"
+    result = run(main, ["compare-graphs", a, b, flow, "-o", str(tmp_path / "graphs.safetensors"), "--width", "120"])
+    assert result.exit_code == 0, result.output
+    assert "Residual, graph b against graph a: 8 values, 1 batch (2 samples)" in result.output
+    assert "First difference at fc/linear: " in result.output
+    assert isinstance(pt2qa.load(tmp_path / "graphs.safetensors"), pt2qa.GraphReport)
+    Path(other).write_text("no program")
+    result = run(main, ["compare-graphs", a, other, flow])
+    assert result.exit_code == 2
+    assert "other.pt2: expected a file that torch.export.save wrote (BadZipFile: " in result.output
