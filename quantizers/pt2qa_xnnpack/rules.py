@@ -25,10 +25,11 @@ from pt2qa_xnnpack.plugin import DYNAMIC_AXES, PRODUCTS
 
 # -- parameters with which a program does not load ---------------------------------------------------------------------
 
-MOVES = frozenset(
-    {"view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "movedim", "slice", "narrow", "unsqueeze"}
-    | {"cat", "max_pool2d"}
-)
+JOINS = frozenset({"cat", "concat", "concatenate"})
+RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "slice", "narrow", "unsqueeze"})
+"""They have a kernel for fixed sizes only."""
+PERMUTES = frozenset({"permute", "transpose", "t", "numpy_T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims"})
+MOVES = JOINS | RESHAPES | PERMUTES | {"max_pool2d"}
 """Ops whose kernels hand integers on. Others that move data, as ``select`` or ``expand``, run in float, in between."""
 
 LARGEST_RATIO = 256
@@ -72,12 +73,19 @@ def _only_reader(node: Node | None) -> Node | None:
 
 
 def _is_kernel(node: Node) -> bool:
-    """Whether XNNPACK takes a move with these arguments."""
-    if op_type(node) == "slice":
-        return list(node.args[4:]) in ([], [1])
-    if op_type(node) == "unsqueeze":
-        return node.args[1] in (-1, len(shape_of(node) or ()) - 1)
-    return len(node.all_input_nodes) > 1 or op_type(node) != "cat"
+    """Whether XNNPACK takes a move with these arguments and sizes."""
+    op, source = op_type(node), node.all_input_nodes[0].args[0]
+    before = shape_of(source.args[0]) if is_quantize(source) else None  # type: ignore[union-attr,arg-type]
+    after = shape_of(node) or ()
+    if op in JOINS:
+        return len(node.all_input_nodes) > 1
+    if op in RESHAPES and not all(isinstance(size, int) for size in (*(before or ()), *after)):
+        return False
+    if op == "slice" and list(node.args[4:]) not in ([], [1]):
+        return False
+    if op == "unsqueeze":
+        return node.args[1] in (-1, len(after) - 1)
+    return op not in ("slice", "flatten") or before != after
 
 
 def _parameters(of: Rounding) -> str:

@@ -82,11 +82,13 @@ MOVES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "view": (lambda x: x.view(2, 192), (IMAGES,)),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2, 2), (IMAGES,)),
     "slice": (lambda x: x[:, 1:], (IMAGES,)),
+    "transpose": (lambda x: x.transpose(1, 3), (IMAGES,)),
     "cat": (lambda x, y: torch.cat([x, y], 1), (IMAGES, 2 * IMAGES)),
 }
 OTHERS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "select": (lambda x: x[:, 1], (IMAGES,)),
     "expand": (lambda x: x[:1].expand(4, 3, 8, 8), (IMAGES,)),
+    "flatten": (lambda x: x.flatten(1), (torch.randn(4, 6),)),  # of what is flat
     "relu": (F.relu, (IMAGES,)),
     "add": (lambda x, y: x + y, (IMAGES, 2 * IMAGES)),
 }
@@ -123,6 +125,14 @@ def test_other_ops_do(op: str) -> None:
     pair = with_unequal_scales(op)
     assert found("xnnpack-refused-scales", pair) == []
     XNNPACKDevice(pair.quantized, *OTHERS[op][1])
+
+
+def test_sizes_that_depend_on_the_batch_have_no_such_kernel() -> None:
+    batch = {0: torch.export.Dim.AUTO}
+    pair = quantized_pair(Calls(lambda x: x.flatten(1)), IMAGES, Around("flatten"), dynamic_shapes=((batch,),))
+    rescale_output(pair, lambda scale: scale / 2)
+    assert found("xnnpack-refused-scales", pair) == []
+    assert len(found("xnnpack-refused-scales", with_unequal_scales("view"))) == 1
 
 
 @pytest.mark.parametrize(("ratio", "loads"), [(255.0, True), (257.0, False)])
