@@ -14,6 +14,8 @@ from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.search import find_bad_cases
 from pt2qa._check.analysis import check
 from pt2qa._check.report import Findings
+from pt2qa._deployed.analysis import compare_deployed
+from pt2qa._deployed.report import DeployedReport
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._layers.report import LayerReport
 from pt2qa._printable import clean
@@ -34,7 +36,7 @@ from pt2qa.report import load
 ReportType = TypeVar("ReportType", bound=Report)
 
 BAD_CASES: Final = "bad-cases"
-REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "sensitivity", "reconfiguration")
+REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "deployed", "sensitivity", "reconfiguration")
 """What a folder may contain, in session order."""
 
 PLAN: Final = "plan.json"
@@ -231,6 +233,17 @@ class QuantAnalysis:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         return self._written("weights", compare_weights)
+
+    def compare_deployed(self, **options: Any) -> DeployedReport:
+        """Compares the kernels that ship with the converted graph on all batches: :func:`pt2qa.compare_deployed`.
+
+        Args:
+            options: ``backend``, ``deployed``, ``program`` of :func:`pt2qa.compare_deployed`.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        return self._written("deployed", compare_deployed, **self._every_batch(), **options)
 
     def sensitivity(self, **options: Any) -> SensitivityReport:
         """Ranks activations and weights on the bad cases, or on all batches if none is set.

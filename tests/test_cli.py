@@ -95,7 +95,7 @@ def failed_with(result, message):
     return True
 
 
-@pytest.mark.parametrize("command", [[], ["show"], ["quantizers"], ["analyze"]])
+@pytest.mark.parametrize("command", [[], ["show"], ["quantizers"], ["analyze"], ["deploy"], ["record-inputs"]])
 def test_help_teaches_with_an_example(run, command):
     result = run(*command, "--help")
     assert result.exit_code == 0
@@ -617,6 +617,7 @@ def test_no_command_overwrites_what_it_reads(run, report, args, spelled):
         ["profile", "FLOW", "-o", "FILE"],
         ["profile", "FLOW", "--csv", "FILE"],
         ["compare", "FLOW", "-o", "FILE"],
+        ["record-inputs", "FLOW", "-o", "FILE"],
     ],
 )
 def test_every_command_with_an_output_keeps_its_inputs(run, report, flow, args):

@@ -118,14 +118,14 @@ class Comparison:
         every = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
         outputs = [_output(*values) for values in zip(prepared, converted, deployed, strict=True)]
         apart = self._why_apart(values, samples, measured, outputs)
+        self.outputs = self.outputs or [_Sums()] * len(outputs)
         if apart is not None:
             self.set_apart.append(apart)
         else:
             self.stages.add(self.stages.measured(every))
             for index, sums in measured.sums.items():
                 self.sums[index] = self.sums[index].merge(sums)
-            known = self.outputs or [_Sums()] * len(outputs)
-            self.outputs = [a.merge(b) for a, b in zip(known, outputs, strict=True)]
+            self.outputs = [a.merge(b) for a, b in zip(self.outputs, outputs, strict=True)]
         self.disturbed += ran.changed
         self.batches += 1
         self.samples += samples

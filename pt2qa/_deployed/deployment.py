@@ -121,6 +121,10 @@ def program_for(
     if folder is not None and folder.exists():
         _check_index(folder, lowerable, backend)
         return backend.load(folder)
+    if folder is not None and not backend.saves:
+        raise DeploymentError(
+            f"{folder}: programs of {backend.name} cannot be written to a folder: leave out program=."
+        )
     with tqdm(total=0, bar_format="{desc} {elapsed}", disable=None if progress is None else not progress) as bar:
         program = backend.lower(
             lowerable.graph,

@@ -34,12 +34,21 @@ if TYPE_CHECKING:
     help="Also rank activations and weights by the noise that each one makes.",
 )
 @click.option(
+    "--deployed", "deploys", is_flag=True, help="Also lower the model, and compare the kernels that ship with it."
+)
+@click.option(
     "--target",
     metavar="'sqnr>=30'",
     help="Also search for a configuration whose output has this SQNR, in dB; plain 30 works too.",
 )
 def analyze(
-    flow: str, specs: Sequence[str], folder: Path, bad_cases: int | None, ranks_sites: bool, target: str | None
+    flow: str,
+    specs: Sequence[str],
+    folder: Path,
+    bad_cases: int | None,
+    ranks_sites: bool,
+    deploys: bool,
+    target: str | None,
 ) -> None:
     """Quantize a model and report its error by layer and by weight.
 
@@ -55,11 +64,11 @@ def analyze(
       pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
 
     For each quantizer, the command writes DIR/<quantizer>-layers.safetensors and -weights.safetensors. --bad-cases adds
-    -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, and --target adds
-    -reconfiguration.safetensors and -plan.json, the edits that pt2qa.quantize takes as overrides. If a target is not
-    met, the best configuration found is written, stderr says so, and the exit code is 1. It is also 1 if quantization
-    gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of finished work are
-    written.
+    -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, --deployed adds
+    -deployed.safetensors (see pt2qa deploy), and --target adds -reconfiguration.safetensors and -plan.json, the edits
+    that pt2qa.quantize takes as overrides. If a target is not met, the best configuration found is written, stderr says
+    so, and the exit code is 1. It is also 1 if quantization gives NaN or infinities, or if no batch has a number. After
+    Ctrl-C it is 130, and the reports of finished work are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.cli.flow import load_flow
 
@@ -70,7 +79,9 @@ def analyze(
     except OSError as error:
         raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
     given = load_flow(flow)
-    analyses = functools.partial(_analyses, batches=given.batches, k=bad_cases, ranks_sites=ranks_sites, target=wanted)
+    analyses = functools.partial(
+        _analyses, batches=given.batches, k=bad_cases, ranks_sites=ranks_sites, deploys=deploys, target=wanted
+    )
     _analyze_each(given, chosen, folder, analyses)
 
 
@@ -98,8 +109,9 @@ def _analyze_each(
         try:
             for what, report in analyses(pt2qa.quantize(capture, spec, flow.batches)):
                 _keep(report, what, folder, spec)
-                if what == "layers":
-                    reasons += [f"{spec}: {line}" for line in _unusable(report)]
+                if what in ("layers", "deployed"):
+                    found = [f"{spec}: {line}" for line in unusable(report)]
+                    reasons += [line for line in found if line not in reasons]
                 if what == "reconfiguration" and not report.met:
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
         except Pt2qaError as error:
@@ -118,8 +130,8 @@ def _analyze_each(
         raise click.exceptions.Exit(1)
 
 
-def _unusable(report: Any) -> list[str]:
-    """Why a layer report is unusable: quantization fails on a batch, or no batch has a number."""
+def unusable(report: Any) -> list[str]:
+    """Why a report is unusable: quantization fails on a batch, or no batch has a number."""
     from pt2qa._report.set_apart import about_faults, failures
 
     found = report.set_apart
@@ -128,7 +140,7 @@ def _unusable(report: Any) -> list[str]:
 
 
 def _analyses(
-    pair: Any, batches: Any, k: int | None, ranks_sites: bool, target: float | str | None
+    pair: Any, batches: Any, k: int | None, ranks_sites: bool, deploys: bool, target: float | str | None
 ) -> Iterator[tuple[str, Any]]:
     """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
     import pt2qa
@@ -137,6 +149,8 @@ def _analyses(
     yield "weights", pt2qa.compare_weights(pair)
     if k is not None:
         yield "bad-cases", pt2qa.find_bad_cases(pair, batches, k=k)
+    if deploys:
+        yield "deployed", pt2qa.compare_deployed(pair, batches)
     ranked = pt2qa.sensitivity(pair, batches) if ranks_sites else None
     if ranked is not None:
         yield "sensitivity", ranked

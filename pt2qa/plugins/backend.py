@@ -77,6 +77,10 @@ class Backend(Protocol):
     def suffixes(self) -> tuple[str, ...]:
         """File suffixes of the artefacts that it can run, such as ``.pte``."""
 
+    @property
+    def saves(self) -> bool:
+        """Whether its programs can be written to a folder and loaded again."""
+
     def missing(self) -> str:
         """Why it cannot run on this machine; empty if it can."""
 

@@ -37,6 +37,7 @@ class X86Backend:
 
     name: ClassVar[str] = "Inductor with oneDNN"
     suffixes: ClassVar[tuple[str, ...]] = (".pt2",)
+    saves: ClassVar[bool] = False
 
     isa: Literal["native", "avx2"] = field(default="native", metadata={"help": "the instructions that oneDNN may use"})
 

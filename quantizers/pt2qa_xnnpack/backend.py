@@ -32,6 +32,7 @@ class XNNPACKBackend:
 
     name: ClassVar[str] = "ExecuTorch with XNNPACK"
     suffixes: ClassVar[tuple[str, ...]] = (".pte",)
+    saves: ClassVar[bool] = True
 
     def missing(self) -> str:
         """Why programs cannot run here; empty if they can."""

@@ -1,0 +1,112 @@
+"""``pt2qa deploy`` and ``pt2qa record-inputs``: the kernels that ship, here or on a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pt2qa.cli.analyzing import unusable
+from pt2qa.cli.group import InputFile, OutputFile, flow_argument, main, say, say_wrote
+from pt2qa.cli.printing import Printing, prints_report
+from pt2qa.errors import ReportError
+
+
+@main.command()
+@flow_argument
+@click.option("-q", "--quantizer", "spec", required=True, metavar="SPEC", help="Name, or name:option=value,...")
+@click.option(
+    "-o",
+    "folder",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for the report and the lowered program.",
+)
+@click.option(
+    "--deployed",
+    metavar="FILE",
+    type=InputFile(path_type=Path),
+    help="Compare this program, or outputs recorded on a device, instead of lowering.",
+)
+@click.option(
+    "--program",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of the lowered program.  [default: DIR/program, if the backend can write it]",
+)
+@click.option(
+    "--backend", metavar="SPEC", help="What lowers and runs it, such as x86:isa=avx2.  [default: the quantizer's]"
+)
+@prints_report
+def deploy(
+    flow: str,
+    spec: str,
+    folder: Path,
+    deployed: Path | None,
+    program: Path | None,
+    backend: str | None,
+    printing: Printing,
+) -> None:
+    """Lower a quantized model, run it here, and compare its kernels with the converted graph.
+
+    FLOW.py:function is the same as for analyze. The report says which stage makes the output's error (eager, capture,
+    prepared, converted, deployed), and which kernels compute something else than the converted graph.
+
+    \b
+      pt2qa deploy flow.py:flow -q xnnpack -o deploy
+      pt2qa deploy flow.py:flow -q x86 --backend x86:isa=avx2 -o deploy
+      pt2qa deploy flow.py:flow -q xnnpack -o deploy --deployed model.pte
+      pt2qa deploy flow.py:flow -q xnnpack -o deploy --deployed outputs.safetensors
+      pt2qa gate deploy/deployed.safetensors --require 'sqnr>=30' --require 'suspect_values<=0'
+
+    The report is DIR/deployed.safetensors. A second run reuses DIR/program; if the model, its data or its quantizer
+    changed since, remove it. With --deployed, only outputs are compared, with those of a .pte file, of an AOTInductor
+    package (.pt2), or of a device (see pt2qa record-inputs). The exit code is 1 if quantization gives NaN or
+    infinities, or if no batch has a number.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import pt2qa
+    from pt2qa._deployed.deployment import backend_for
+    from pt2qa.cli.flow import load_flow
+    from pt2qa.plugins import resolve
+
+    if deployed is not None and program is not None:
+        raise click.UsageError("--deployed compares a program that was made elsewhere; --program is one of pt2qa")
+    resolve(spec)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
+    given = load_flow(flow)
+    pair = pt2qa.quantize(given.capture(), spec, given.batches)
+    if deployed is None and program is None and backend_for(pair, backend).saves:
+        program = folder / "program"
+    report = pt2qa.compare_deployed(pair, given.batches, backend=backend, deployed=deployed, program=program)
+    printing.deliver(report, folder / "deployed.safetensors")
+    if reasons := unusable(report):
+        say(*reasons)
+        raise click.exceptions.Exit(1)
+
+
+@main.command("record-inputs")
+@flow_argument
+@click.option("-o", "file", required=True, metavar="FILE", type=OutputFile(path_type=Path), help="The file to write.")
+def record_inputs(flow: str, file: Path) -> None:
+    """Write the inputs that a device must run, for a backend that cannot run here.
+
+    FLOW.py:function is the same as for analyze. The file has the tensors batch0.input0, batch0.input1 ...; its metadata
+    entry pt2qa, in JSON, has their names, and those of the outputs to write. Run the model on the device, write
+    batch0.output0, batch0.output1 ... to a safetensors file, if possible with the same metadata, and compare:
+
+    \b
+      pt2qa record-inputs flow.py:flow -o inputs.safetensors
+      pt2qa deploy flow.py:flow -q xnnpack -o deploy --deployed outputs.safetensors
+
+    help(pt2qa.record_inputs) shows a script that runs a .pte file and writes its outputs.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import pt2qa
+    from pt2qa.cli.flow import load_flow
+
+    given = load_flow(flow)
+    pt2qa.record_inputs(given.capture(), given.batches, file)
+    say_wrote(file)
