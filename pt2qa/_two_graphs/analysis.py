@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import kind_of
+from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.executorch import aten_op, is_delegate
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
@@ -116,11 +117,11 @@ class _Comparison:
 
     def __init__(self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[str]) -> None:
         self.a, self.b = a, b
-        self.outputs = [_row(name, "", "output", -1, None) for name in _output_names(a, b)]
+        self.outputs = [_row(OpName(name, "", "", "output"), -1, None) for name in _output_names(a, b)]
         self.plan = plan_values(a, b)
         chosen = select([value.name for value in self.plan.values], prefixes, ops)
         self.rows = [
-            (value, _row(value.name.name, value.name.module, value.name.op, value.handle, value.params))
+            (value, _row(value.name, value.handle, value.params))
             for number, value in enumerate(self.plan.values)
             if number in chosen
         ]
@@ -185,12 +186,11 @@ class _Comparison:
             at = "dq" if read else result.observed_at
             return replace(result, observed_at=at, note="; ".join(filter(None, (note, row.problem or result.note))))
 
-        silent = [row.name for _, row in self.rows if not (row.problem or row.totals.shape or row.apart.shape)]
+        spoke = {id(row) for _, row in self.rows if row.problem or {row.totals.shape, row.apart.shape} != {None}}
+        silent = [row.name for _, row in self.rows if id(row) not in spoke]
         said = [f"not compared, no tensor as value: {few(silent)}"] if silent else []
         return GraphReport(
-            rows=tuple(
-                finished(row, value.note, read=value.read) for value, row in self.rows if row.name not in silent
-            ),
+            rows=tuple(finished(row, value.note, read=value.read) for value, row in self.rows if id(row) in spoke),
             outputs=tuple(map(finished, self.outputs)),
             modules=(),
             unpaired=self.plan.unpaired,
@@ -231,8 +231,10 @@ def _measure(row: Row, a: Any, b: Any) -> Totals | None:
     return Totals(error_sums(a, b), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
 
 
-def _row(name: str, module: str, op: str, handle: int, params: QuantParams | None) -> Row:
-    return Row(name, module, op, handle, params, None, Totals(), Totals())
+def _row(name: OpName, handle: int, params: QuantParams | None) -> Row:
+    row = Row(name.name, name.module, name.op, handle, params, None, Totals(), Totals())
+    row.part_of, row.step = name.part_of, name.step
+    return row
 
 
 def _output_names(a: GraphModule, b: GraphModule) -> list[str]:

@@ -26,7 +26,17 @@ from pt2qa._two_graphs import analysis
 from pt2qa.cli import main
 from pt2qa.report import SetApart, Unpaired
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
-from tests.models import Counter, InPlaceViews, KeywordInputs, Linears, NestedOutputs, images, residual
+from tests.models import (
+    Conditional,
+    Counter,
+    InPlaceViews,
+    KeywordInputs,
+    Linears,
+    NestedOutputs,
+    Recurrent,
+    images,
+    residual,
+)
 from tests.recomputation import Recording, is_quantization
 from tests.simulator.test_nonfinite import Logarithm
 
@@ -337,6 +347,22 @@ def test_batches_and_outputs_may_be_nested_and_named() -> None:
     report = compared(nested.program, nested.module(), [x])
     assert [row.name for row in report.outputs] == ["output.logits", *(f"output.rest[{n}]" for n in range(3))]
     assert report.summary().startswith("The graphs agree bit for bit")
+
+
+def test_numbers_and_the_steps_of_a_recurrent_op_have_rows() -> None:
+    """A 0-d tensor has no size that could tell it from a value that was never seen."""
+    x = torch.randn(4, 16)
+    branch = pt2qa.capture(Conditional().eval(), x)
+    assert [(row.name, row.shape) for row in compared(branch.program, branch.module(), [x]).rows][:2] == [
+        ("sum", ()),
+        ("gt", ()),
+    ]
+    inputs = (torch.randint(0, 10, (5, 3)), torch.zeros(2, 3, 8), torch.zeros(2, 3, 8))
+    steps = pt2qa.capture(Recurrent().eval(), inputs, decompose=("lstm",))
+    report = compared(steps.program, steps.module(), [inputs])
+    assert {row.part_of for row in report.rows} == {"", "rnn/lstm"}
+    assert max(row.step for row in report.rows) == 4
+    assert len(report.opened("rnn/lstm").table(limit=None)) > len(report.table(limit=None))
 
 
 def test_every_batch_starts_from_the_buffers_that_the_graphs_have() -> None:
