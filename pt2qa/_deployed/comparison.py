@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -22,8 +23,10 @@ from pt2qa._deployed.rows import DeployedRow
 from pt2qa._deployed.stages import Stages
 from pt2qa._deployed.taps import Lowerable, Tap, inputs_for, leaves_of
 from pt2qa._exclusion import computes
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import empty_batch, first_fault
@@ -31,9 +34,9 @@ from pt2qa._simulator.batches import Batch, buffers_kept, count_samples
 from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import output_names
-from pt2qa._simulator.program import QuantParams
-from pt2qa._simulator.simulator import graph_values
+from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.program import QuantParams, Slot
+from pt2qa._simulator.simulator import graph_values, tensors_equal
 from pt2qa._simulator.verification import Verification
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram
@@ -80,6 +83,8 @@ class _Measured:
     reference: Any
     quantized: Any
     sums: dict[int, _Sums]
+    outputs: Sequence[Tensor] | None
+    """Those of the isolated run; None if nothing was observed."""
     isolated: Sequence[Isolated] = ()
 
 
@@ -104,6 +109,7 @@ class Comparison:
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
+    @computes
     def add(self, batch: Batch) -> None:
         """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
@@ -116,7 +122,8 @@ class Comparison:
         prepared, converted = leaves_of(measured.reference), leaves_of(measured.quantized)
         deployed = self._fitting(converted, ran.outputs)
         every = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
-        outputs = [_output(*values) for values in zip(prepared, converted, deployed, strict=True)]
+        alone = [None] * len(deployed) if measured.outputs is None else measured.outputs
+        outputs = [_output(*each) for each in zip(prepared, converted, alone, deployed, strict=True)]
         apart = self._why_apart(values, samples, measured, outputs)
         self.outputs = self.outputs or [_Sums()] * len(outputs)
         if apart is not None:
@@ -151,9 +158,8 @@ class Comparison:
             instead = deployed if found[index].count else None
 
         reference, quantized = lockstep(self.pair.simulator, values, visit)
-        return _Measured(reference, quantized, found)
+        return _Measured(reference, quantized, found, _finish(walk, instead) if found else None)
 
-    @computes
     def _check_isolated(self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured) -> None:
         """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must say the same.
 
@@ -181,7 +187,15 @@ class Comparison:
             return seen[index].to(result.dtype).clone()
 
         with buffers_kept(self.pair.quantized, writes=True):
-            graph_values(self.pair.quantized, values, visit)
+            outputs = leaves_of(graph_values(self.pair.quantized, values, visit))
+        assert measured.outputs is not None
+        names = self._output_names(len(outputs))
+        for name, found, expected in zip(names, measured.outputs, outputs, strict=True):
+            if not tensors_equal(found, expected):
+                raise SimulationError(
+                    f"{name}, computed from the deployed values, is not what the nodes of the converted graph compute "
+                    "from them. The numbers would be wrong, so none are reported. Please file a bug with the model."
+                )
 
     def _fitting(self, expected: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
         """The deployed outputs, if they are what the model returns.
@@ -240,8 +254,10 @@ class Comparison:
         return DeployedReport(
             rows=tuple(map(self._row, self.lowerable.taps)),
             outputs=tuple(
-                _finished(-1, name, "", "output", None, True, sums)
-                for name, sums in zip(self._output_names(len(self.outputs)), self.outputs, strict=True)
+                _finished(-1, name, "", "output", None, True, sums, self._together([slot]))
+                for name, slot, sums in zip(
+                    self._output_names(len(self.outputs)), self._output_slots(), self.outputs, strict=True
+                )
             ),
             stages=self.stages.rows(),
             unpaired=tuple(
@@ -262,10 +278,31 @@ class Comparison:
     def _row(self, tap: Tap) -> DeployedRow:
         sums, delegated = self.sums.get(tap.step.index, _Sums()), self.program.delegated
         note = tap.refused or self.program.taps.get(tap.node, "the backend says nothing about it") or sums.problem
+        note = note or self._together(tap.step.reads)
         handle, name, module, op = self._place(tap)
         # An input is quantized where the first kernel reads it.
         inside = bool(delegated) if tap.owner is None else handle in delegated
         return _finished(handle, name, module, op, tap.params, inside, sums, note)
+
+
+    def _output_slots(self) -> list[int]:
+        """The slot of each output that is a tensor."""
+        leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
+        return [leaf.number for leaf in leaves if isinstance(leaf, Slot)]
+
+    def _together(self, slots: Sequence[int]) -> str:
+        """Which roundings lie between these values and the observed ones before them; empty if none do."""
+        program, ahead, seen, names = self.pair.program, list(slots), set[int](), []
+        unobserved = {tap.step.index: tap for tap in self.lowerable.taps if tap.params is not None}
+        while ahead:
+            index = program.producers.get(ahead.pop(), -1)
+            if index in seen or index < 0 or (index in self.sums and self.sums[index].count):
+                continue
+            seen.add(index)
+            names += [self._name(unobserved[index])] if index in unobserved else []
+            step = program.steps[index]
+            ahead += step.reads if step.duplicate_of is None else [step.duplicate_of]
+        return f"measured together with {few(names)}, not observed" if names else ""
 
 
 def _compared(reference: Any, quantized: Any, isolated: Any, deployed: Tensor) -> _Sums:
@@ -291,9 +328,21 @@ def _compared(reference: Any, quantized: Any, isolated: Any, deployed: Tensor) -
     )
 
 
-def _output(reference: Tensor, quantized: Tensor, deployed: Tensor) -> _Sums:
+@torch.no_grad()
+def _finish(walk: Generator[Any, Tensor | None, Any], instead: Tensor | None) -> list[Tensor]:
+    """The outputs of an isolated run, with the last observed value in place of its own."""
+    while True:
+        try:
+            walk.send(instead)
+        except StopIteration as end:
+            return leaves_of(end.value)
+        instead = None
+
+
+def _output(reference: Tensor, quantized: Tensor, isolated: Tensor | None, deployed: Tensor) -> _Sums:
+    (alone,) = [NoiseSums()] if isolated is None else noise_sums((isolated, deployed), [(0, 1)])
     cumulative, converted, total = noise_sums((reference, quantized, deployed), ((1, 2), (0, 1), (0, 2)))
-    return _Sums(NoiseSums(), cumulative, converted, total, count=deployed.numel(), dtype=_dtype(deployed))
+    return _Sums(alone, cumulative, converted, total, count=deployed.numel(), dtype=_dtype(deployed))
 
 
 def _dtype(value: Tensor) -> str:

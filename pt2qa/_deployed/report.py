@@ -75,7 +75,7 @@ class DeployedReport(Report):
     @property
     def suspects(self) -> tuple[DeployedRow, ...]:
         """The values whose kernel computes something else than the converted graph, lowest isolated SQNR first."""
-        return suspects(self.rows)
+        return suspects((*self.rows, *self.outputs))
 
     @property
     def stage(self) -> str:
@@ -116,14 +116,14 @@ class DeployedReport(Report):
         missing = [row for row in self.rows if row.note and isnan(row.isolated_sqnr)]
         yield Listing(f"Not observed ({len(missing)})", by_reason((row.note, row.name)[::-1] for row in missing))
         left = [row.name for row in self.rows if not row.delegated]
-        yield Listing(f"Left to portable kernels ({len(left)})", left)
+        yield Listing(f"Left to other kernels, whole or in part ({len(left)})", left)
         yield from self._unpaired()
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
         return [
             *about_set_apart(self.set_apart, self.batches),
-            *summary_of(self.rows, self.stages, len(self.unpaired)),
+            *summary_of(self.rows, self.outputs, self.stages, len(self.unpaired)),
         ]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:

@@ -37,11 +37,11 @@ class DeployedRow:
         observed_at: ``dq``: the integers that a kernel writes, dequantized; ``raw``: an op's own output.
         dtype: of what was observed, such as ``int8``.
         scale: real value of one integer step; nan without one.
-        delegated: whether the backend's own kernels compute the op; else it is left to the fallback.
+        delegated: whether the backend's own kernels compute all of the op; else some or all of it is left to others.
         isolated_max_lsb: largest difference in integer steps; nan without a scale.
         isolated_differing: share of values that differ, 0..1; nan for float values.
         isolated_sqnr, cumulative_sqnr, quantized_sqnr, deployed_sqnr: as above, dB; inf if nothing differs.
-        note: why a number is missing.
+        note: why a number is missing, or with which other roundings it was measured.
     """
 
     shown: ClassVar = (
@@ -66,11 +66,19 @@ class DeployedRow:
     note: Annotated[str, column(extended=True)] = ""
 
     @property
+    def is_measured(self) -> bool:
+        """Whether it was compared on the deployed inputs."""
+        return not isnan(self.isolated_sqnr) or not isnan(self.isolated_max_lsb)
+
+    @property
     def is_suspect(self) -> bool:
         """Whether the kernel computes something else than the converted graph.
 
-        Integers: more than :data:`LSB` apart. Float values: below :data:`FLOAT_MATCH_DB`.
+        Integers: more than :data:`LSB` apart. Float values: below :data:`FLOAT_MATCH_DB`.  What was measured together
+        with others has no such limit.
         """
+        if self.note:
+            return False
         if not isnan(self.isolated_max_lsb):
             return self.isolated_max_lsb > LSB
         return self.isolated_sqnr < FLOAT_MATCH_DB

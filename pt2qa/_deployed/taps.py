@@ -58,7 +58,7 @@ class Lowerable:
     fused: tuple[tuple[Step, str], ...]
     """Ops without a value of their own, each with the last op of its kernel."""
     original: Mapping[str, str]
-    """By the name of a node in this graph, that in the pair's; copying renames some."""
+    """By the name of a node in this graph, that in the pair's quantized graph; copying renames some."""
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -88,8 +88,11 @@ class Lowerable:
 
 def lowerable(pair: QuantizedPair) -> Lowerable:
     """The graph of a pair that a backend lowers, and what to observe in it."""
-    graph = copy.deepcopy(pair.quantized)
-    names = dict(zip((node.name for node in pair.quantized.graph.nodes), graph.graph.nodes, strict=True))
+    converted = pair.quantized if pair.origin is None else pair.origin.graph
+    graph = copy.deepcopy(converted)
+    names = dict(zip((node.name for node in converted.graph.nodes), graph.graph.nodes, strict=True))
+    if pair.origin is not None:
+        names = {own: names[name] for own, name in pair.origin.names.items()}
     output = graph.graph.output_node()
     leaves = [leaf for leaf in pytree.tree_leaves(plain(output.args[0])) if isinstance(leaf, Node)]
     output.args = (tuple(leaves),)
@@ -102,15 +105,20 @@ def lowerable(pair: QuantizedPair) -> Lowerable:
 def _taps(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[Tap]:
     program = pair.program
     owners = {step.out: step for step in program.steps if step.site is None}
-    rounded = {step.reads[0] for step in program.steps if step.site is not None}
+    # Dynamic scales are computed inside the kernel that reads the value, so the value is observed before.
+    rounded = {
+        step.reads[0] for step in program.steps if step.site is not None and not program.sites[step.site].params.dynamic
+    }
     last = {region.steps[-1] for region in program.regions}
     for step in program.steps:
-        if step.site is not None and step.duplicate_of is None:
+        if step.site is not None:
             params = program.sites[step.site].params
+            if params.dynamic or step.duplicate_of is not None:
+                continue
             quantize = names[step.node].args[0]
             assert isinstance(quantize, Node), "a dequantize node reads what a quantize node writes"
             yield Tap(step, owners.get(step.reads[0]), quantize.name, params, _refused(params))
-        elif step.site is None and step.index in last and step.out not in rounded:
+        elif step.index in last and step.out not in rounded:
             node = names[step.node]
             value = node.meta.get(VALUE)
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -118,8 +126,6 @@ def _taps(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[Tap]:
 
 
 def _refused(params: QuantParams) -> str:
-    if params.dynamic:
-        return "its scale is computed from each input, inside the kernel that reads it"
     if not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
         return f"it has no single scale ({params.dtype})"
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf, isinf, isnan
 from typing import Final
@@ -25,14 +25,21 @@ DOING: Final = {
 
 
 def blamed(stages: Sequence[StageRow]) -> StageRow | None:
-    """The stage at which the noise at the output grows most; None if none adds any that matters."""
-    grown = [
+    """The stage at which the noise at the output changes most; None if it never changes by an amount that matters.
+
+    A stage that takes away at least half of what another one added comes first: the other one's noise is not that of
+    the device.
+    """
+    changes = [
         (power(-row.sqnr) - power(-before.sqnr), row)
         for before, row in pairwise(stages)
         if not isnan(row.sqnr) and not isnan(before.sqnr)
     ]
-    most = max(grown, key=lambda pair: pair[0], default=None)
-    return most[1] if most is not None and most[0] > SLIGHT else None
+    most, found = max(changes, key=lambda pair: pair[0], default=(0.0, None))
+    if most <= SLIGHT:
+        return None
+    less, better = min(changes, key=lambda pair: pair[0])
+    return better if less < -most / 2 else found
 
 
 def suspects(rows: Sequence[DeployedRow]) -> tuple[DeployedRow, ...]:
@@ -40,9 +47,12 @@ def suspects(rows: Sequence[DeployedRow]) -> tuple[DeployedRow, ...]:
     return tuple(ranked(DeployedRow, [row for row in rows if row.is_suspect], "isolated_sqnr", ties="handle"))
 
 
-def summary_of(rows: Sequence[DeployedRow], stages: Sequence[StageRow], untapped: int) -> list[str]:
+def summary_of(
+    rows: Sequence[DeployedRow], outputs: Sequence[DeployedRow], stages: Sequence[StageRow], untapped: int
+) -> list[str]:
     """The verdict: stage, op, and whether differences are only the growth of single steps."""
-    return [each for each in (_about_stages(stages), *_about_kernels(rows, stages), _counts(rows, untapped)) if each]
+    about = [_about_stages(stages), *_about_kernels(rows, outputs, stages), _counts(rows, untapped)]
+    return [each for each in about if each]
 
 
 def _about_stages(stages: Sequence[StageRow]) -> str:
@@ -50,62 +60,77 @@ def _about_stages(stages: Sequence[StageRow]) -> str:
         return "No verdict: the outputs have no SQNR."
     first, last = stages[0].name, stages[-1]
     worst = "identical to" if isinf(last.sqnr) else f"{decibel(last.sqnr)} dB from"
-    total = f"The {last.name} output is {worst} {'the eager model' if first == 'eager' else f'the {first}'}"
+    total = f"The {last.name} output is {worst} {'the eager model' if first == 'eager' else f'the {first} one'}"
     found = blamed(stages)
     if found is None:
         return f"{total}; no stage adds noise above {10 * 6} dB."
     before = stages[[row.name for row in stages].index(found.name) - 1]
     step = f"from {_level(before.sqnr)} to {_level(found.sqnr)}"
-    return f"{total}. Stage: {found.name} ({DOING.get(found.name, 'it')}), {step}."
+    better = f": better than the {before.name} graph says" if found.sqnr > before.sqnr else ""
+    return f"{total}. Stage: {found.name} ({DOING.get(found.name, 'it')}), {step}{better}."
 
 
 def _level(sqnr: float) -> str:
     return "exact" if sqnr == inf else f"{decibel(sqnr)} dB"
 
 
-def _about_kernels(rows: Sequence[DeployedRow], stages: Sequence[StageRow]) -> list[str]:
-    measured = [row for row in rows if not isnan(row.isolated_sqnr) or not isnan(row.isolated_max_lsb)]
+def _about_kernels(
+    rows: Sequence[DeployedRow], outputs: Sequence[DeployedRow], stages: Sequence[StageRow]
+) -> list[str]:
+    measured = [row for row in rows if row.is_measured]
     if not measured:
         return ["Nothing inside the program was observed." if not rows else "No value inside the program has a number."]
-    found = suspects(measured)
-    if found:
-        worst = found[0]
-        how = (
-            f"{number(worst.isolated_max_lsb)} LSB in {100 * worst.isolated_differing:.3g} % of its values, "
-            if not isnan(worst.isolated_max_lsb)
-            else ""
-        )
-        others = [row.name for row in found[1:]]
-        also = f" Also: {few(others)}." if others else ""
-        return [
-            f"Op: {worst.name} computes something else than the converted graph on the same inputs: {how}"
-            f"isolated SQNR {decibel(worst.isolated_sqnr)} dB.{also}"
-        ]
-    integers = [row for row in measured if not isnan(row.isolated_max_lsb)]
-    floats = len(measured) - len(integers)
-    equal = sum(row.isolated_max_lsb == 0 for row in integers)
-    most = max((row.isolated_differing for row in integers), default=0.0)
-    parts = [f"{equal} of {counted(len(integers), 'integer value')} are equal bit for bit"] if integers else []
-    if equal < len(integers):
-        parts.append(f"the others differ by one LSB, in at most {100 * most:.2g} % of their elements")
-    if floats:
-        parts.append(f"{counted(floats, 'float value')} agree to {FLOAT_MATCH_DB:g} dB or more")
-    about = [f"The kernels are right: on the same inputs, {'; '.join(parts)}."]
+    judged = [row for row in (*measured, *outputs) if row.is_measured and not row.note]
+    together = [row.name for row in (*measured, *outputs) if row.is_measured and row.note]
+    rest = [f"Not judged, as several roundings lie between what was observed: {few(together)}."] if together else []
+    if found := suspects(judged):
+        return [_accused(found), *rest]
+    missing = len(rows) > len(measured) or together
+    about = f"{'The kernels that could be observed' if missing else 'The kernels'} are right: on the same inputs, "
+    about += "; ".join(_agreement([row for row in judged if row.op != "output"])) + "."
     step = next((row.step_sqnr for row in stages if row.name == "deployed"), inf)
-    if step < FLOAT_MATCH_DB:
-        about.append(
-            f"Deployed and converted outputs are {decibel(step)} dB apart, which is only the growth of single-LSB "
+    if step < FLOAT_MATCH_DB and not missing:
+        about += (
+            f" Deployed and converted outputs are {decibel(step)} dB apart, which is only the growth of single-LSB "
             "differences along the graph: no op is to blame."
         )
-    return about
+    return [about, *rest]
+
+
+def _accused(found: Sequence[DeployedRow]) -> str:
+    worst, others = found[0], [row.name for row in found[1:]]
+    how = (
+        f"up to {number(worst.isolated_max_lsb)} LSB apart, in {100 * worst.isolated_differing:.3g} % of its values; "
+        if not isnan(worst.isolated_max_lsb)
+        else ""
+    )
+    also = f" Also: {few(others)}." if others else ""
+    return (
+        f"Op: {worst.name}: its kernel and the converted graph compute different values from the same inputs: {how}"
+        f"isolated SQNR {decibel(worst.isolated_sqnr)} dB.{also}"
+    )
+
+
+def _agreement(rows: Sequence[DeployedRow]) -> Iterator[str]:
+    integers = [row for row in rows if not isnan(row.isolated_max_lsb)]
+    floats = [row.isolated_sqnr for row in rows if isnan(row.isolated_max_lsb)]
+    equal = sum(row.isolated_max_lsb == 0 for row in integers)
+    if integers:
+        yield f"{equal} of {counted(len(integers), 'integer value')} are equal bit for bit"
+    if equal < len(integers):
+        most = max(row.isolated_differing for row in integers)
+        yield f"{len(integers) - equal} differ by one LSB, in at most {100 * most:.2g} % of their elements"
+    if floats:
+        close = "are equal" if min(floats) == inf else f"agree to {decibel(min(floats))} dB or more"
+        yield f"{counted(len(floats), 'float value')} {close}"
 
 
 def _counts(rows: Sequence[DeployedRow], untapped: int) -> str:
     if not rows:
         return ""
-    without = sum(isnan(row.isolated_sqnr) and isnan(row.isolated_max_lsb) for row in rows)
+    without = sum(not row.is_measured for row in rows)
     left = sum(not row.delegated for row in rows)
     return (
         f"Counts: {counted(len(rows), 'value')}, {without} not observed; {counted(untapped, 'op')} inside kernels; "
-        f"{counted(left, 'value')} of ops left to portable kernels."
+        f"{counted(left, 'value')} of ops left to other kernels, whole or in part."
     )

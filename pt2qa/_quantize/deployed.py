@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,6 +19,19 @@ from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_
 from pt2qa.plugins.abilities import dynamic_axes_of
 
 _SLICES = {1: "row", 2: "matrix", 3: "image"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a graph that :func:`with_slices` made was made from, which is what is deployed.
+
+    Attributes:
+        graph: what ``convert_pt2e`` returned.
+        names: by the name of each node that both graphs have, its name in ``graph``.
+    """
+
+    graph: GraphModule
+    names: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +90,18 @@ def _count(inputs: Sequence[SlicedInput]) -> str:
     return f"the backend's kernels have a scale for {slices} ({counted(len(inputs), 'input')})" if inputs else ""
 
 
-def with_slices(graph_module: GraphModule, plugin: Any) -> GraphModule:
+def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Origin]:
     """A copy of a converted graph in which dynamic inputs are quantized slice by slice, as the kernels do it."""
     result = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     result.meta.update(graph_module.meta)
+    copied = dict(zip(result.graph.nodes, (node.name for node in graph_module.graph.nodes), strict=True))
     made: dict[tuple[Node, int], tuple[Node, ...]] = {}
     for given in sliced_inputs(result, plugin):
         _slice(given, made)
     result.graph.eliminate_dead_code()
     result.recompile()
-    return result
+    names = {node.name: copied[node] for node in result.graph.nodes if node in copied}
+    return result, Origin(graph_module, names)
 
 
 def _slice(given: SlicedInput, made: dict[tuple[Node, int], tuple[Node, ...]]) -> None:

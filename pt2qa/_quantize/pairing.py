@@ -22,7 +22,7 @@ from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
 from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, names_of, op_of
 from pt2qa._graph.internals.torchao import is_logger, is_observer
-from pt2qa._quantize.deployed import deployed_note, difference_note, sliced_inputs, with_slices
+from pt2qa._quantize.deployed import Origin, deployed_note, difference_note, sliced_inputs, with_slices
 from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
@@ -114,6 +114,7 @@ class QuantizedPair:
         capture: the capture that it was made from, if pt2qa made it; it checks batches.
         notes: what a reader of any report about this pair must know.
         recipe: how it was quantized, if pt2qa did it.
+        origin: the converted graph that is deployed, where :meth:`as_deployed` put another one in its place.
     """
 
     reference: GraphModule
@@ -125,6 +126,7 @@ class QuantizedPair:
     capture: Capture | None = None
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    origin: Origin | None = None
 
     def __repr__(self) -> str:
         sites = f"{len(self.sites)} sites in {len(self.regions)} regions"
@@ -202,9 +204,11 @@ class QuantizedPair:
         if not inputs:
             return self
         plain = difference_note(inputs)
+        quantized, origin = with_slices(self.quantized, plugin)
         return replace(
             self,
-            quantized=with_slices(self.quantized, plugin),
+            quantized=quantized,
+            origin=origin,
             quantizer=f"{self.quantizer}, as deployed",
             notes=(*(note for note in self.notes if note != plain), deployed_note(inputs)),
             recipe=None,
