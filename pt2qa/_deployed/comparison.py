@@ -284,7 +284,6 @@ class Comparison:
         inside = bool(delegated) if tap.owner is None else handle in delegated
         return _finished(handle, name, module, op, tap.params, inside, sums, note)
 
-
     def _output_slots(self) -> list[int]:
         """The slot of each output that is a tensor."""
         leaves = pytree.tree_leaves(plain(self.pair.program.outputs))

@@ -61,14 +61,14 @@ class XNNPACKBackend:
         """Reads a folder that :meth:`XNNPACKProgram.save` wrote."""
         try:
             index = json.loads((folder / INDEX).read_text())
-            observed = (folder / OBSERVED).read_bytes() if index["positions"] else b""
             return XNNPACKProgram(
                 (folder / MODEL).read_bytes(),
-                observed,
+                (folder / OBSERVED).read_bytes(),
                 {str(name): int(position) for name, position in index["positions"].items()},
                 {str(name): str(reason) for name, reason in index["lost"].items()},
                 frozenset(map(int, index["delegated"])),
                 tuple(map(str, index["facts"])),
+                bool(index["stateful"]),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DeploymentError(
@@ -90,9 +90,10 @@ class XNNPACKProgram:
 
     Attributes:
         model: the program that ships, as the bytes of a ``.pte`` file.
-        observed: the program that also returns the tapped values; empty without taps.
+        observed: the program that also returns the tapped values; empty if ``model`` returns them all.
         positions: by tap, which output of ``observed`` has its value.
         lost: by tap, why it cannot be observed.
+        stateful: whether it writes to buffers; then each run loads it anew, and starts from the state in the file.
     """
 
     model: bytes = field(repr=False)
@@ -101,6 +102,7 @@ class XNNPACKProgram:
     lost: Mapping[str, str] = field(default_factory=dict)
     delegated: frozenset[int] = frozenset()
     facts: tuple[str, ...] = ()
+    stateful: bool = False
     _loaded: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -113,7 +115,7 @@ class XNNPACKProgram:
         outputs = tuple(self._execute("model", inputs))
         if not self.positions:
             return Ran(outputs)
-        every = self._execute("observed", inputs)
+        every = self._execute("observed", inputs) if self.observed else outputs
         own = every[: len(outputs)]
         values = {name: every[position] for name, position in self.positions.items()}
         return Ran(outputs, values, changed=not _same(outputs, own))
@@ -121,13 +123,13 @@ class XNNPACKProgram:
     def save(self, folder: Path) -> None:
         """Writes ``model.pte``, ``observed.pte`` and an index."""
         (folder / MODEL).write_bytes(self.model)
-        if self.positions:
-            (folder / OBSERVED).write_bytes(self.observed)
+        (folder / OBSERVED).write_bytes(self.observed)
         index = {
             "positions": dict(self.positions),
             "lost": dict(self.lost),
             "delegated": sorted(self.delegated),
             "facts": list(self.facts),
+            "stateful": self.stateful,
         }
         (folder / INDEX).write_text(json.dumps(index, indent=1))
 
@@ -143,7 +145,7 @@ class XNNPACKProgram:
         return found
 
     def _method(self, which: str, what: str) -> Any:
-        if which not in self._loaded:
+        if which not in self._loaded or self.stateful:
             from pt2qa_xnnpack.internals import runtime
 
             try:

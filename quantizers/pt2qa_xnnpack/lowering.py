@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +52,18 @@ def lower(
             f"not delegated to XNNPACK, and ExecuTorch's Python package has no kernel for {', '.join(model.missing)}. "
             "Run the program where there is one, and compare what it recorded there: compare_deployed(deployed=...)"
         )
-    facts = (_facts(model),)
+    facts = tuple(_facts(model))
+    stateful = bool(model.written)
     lost: dict[str, str] = {}
     while wanted := [name for name in taps if name not in lost]:
         progress(f"lowering it with {len(wanted)} taps")
         observed, positions = _observed(graph, inputs, wanted, dynamic_shapes, lost)
-        program = XNNPACKProgram(model.data, observed, positions, lost, model.delegated, facts)
+        program = XNNPACKProgram(model.data, observed, positions, lost, model.delegated, facts, stateful)
         if not positions or not program.run(inputs).changed:
             return program
         # The outputs do not tell which tap it is: half of them go, until the outputs agree.
         lost |= dict.fromkeys(list(positions)[::2], DISTURBS)
-    return XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts)
+    return XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts, stateful)
 
 
 # -- taps --------------------------------------------------------------------------------------------------------------
@@ -111,6 +112,8 @@ def _observed(
 ) -> tuple[bytes, dict[str, int]]:
     """The program that also returns the taps, and the position of each among its outputs; adds to ``lost``.
 
+    It is empty where the model itself returns them all.
+
     XNNPACK refuses outputs that have become one value, as before and after a copy that it removes.  Then one of them is
     returned and serves for both.
     """
@@ -140,7 +143,7 @@ def _observed(
                 lost[names[tap]] = COPIED
             else:
                 same[names[tap]] = names[kept] or kept
-    return b"", {}
+    return b"", _positions([], same)
 
 
 def _positions(names: Sequence[str], same: dict[str, str | int]) -> dict[str, int]:
@@ -185,6 +188,7 @@ class _Lowered:
         portable: names of the ops outside of delegates, once for each op.
         outputs: name of the op that makes each output; empty for a delegate's.
         missing: names of ops for which the runtime of the Python package has no kernel.
+        written: names of the buffers that the program writes to.
     """
 
     data: bytes
@@ -193,6 +197,7 @@ class _Lowered:
     portable: tuple[str, ...]
     outputs: tuple[str, ...]
     missing: tuple[str, ...]
+    written: tuple[str, ...]
 
 
 def _lowered(
@@ -217,7 +222,8 @@ def _lowered(
         ) from error
     known = runtime().operator_registry.operator_names
     missing = {name.partition(".")[0] for name in contents_of(data).operators if name not in known}
-    return _Lowered(data, delegated, len(delegates), portable, outputs, tuple(sorted(missing)))
+    written = tuple(program.graph_signature.buffers_to_mutate.values())
+    return _Lowered(data, delegated, len(delegates), portable, outputs, tuple(sorted(missing)), written)
 
 
 def _outputs(program: ExportedProgram) -> list[Node]:
@@ -230,9 +236,10 @@ def _handles(nodes: Collection[Node]) -> frozenset[int]:
     return frozenset(handle for node in nodes if (handle := handle_of(node)) is not None)
 
 
-def _facts(model: _Lowered) -> str:
+def _facts(model: _Lowered) -> Iterator[str]:
     what = f"{model.delegates} XNNPACK delegate" + "s" * (model.delegates != 1)
-    if not model.portable:
-        return f"{what}, no op outside"
     counts = Counter(name.partition("::")[2] for name in model.portable)
-    return f"{what}; outside, in portable kernels: " + ", ".join(f"{op} ({count})" for op, count in counts.items())
+    listed = ", ".join(f"{op} ({count})" for op, count in counts.items())
+    yield f"{what}; outside, in portable kernels: {listed}" if listed else f"{what}, no op outside"
+    if model.written:
+        yield f"the file does not hold the values of buffers that it writes to: {', '.join(model.written)}"

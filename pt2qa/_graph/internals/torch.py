@@ -144,7 +144,7 @@ def dynamic_dimensions(values: Sequence[Any]) -> tuple[Any, ...]:
             return torch.export.Dim.AUTO
         if expression not in known:
             upper = size.node.shape_env.var_to_range[expression].upper
-            bound = {"max": int(upper)} if upper.is_finite and int(upper) < sys.maxsize - 1 else {}
+            bound = {"max": int(upper)} if upper.is_Integer and int(upper) < sys.maxsize - 1 else {}
             known[expression] = torch.export.Dim(f"size{len(known)}", **bound)
         return known[expression]
 
