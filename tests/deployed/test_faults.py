@@ -70,6 +70,7 @@ def test_a_narrow_range_that_the_kernels_ignore() -> None:
     assert [row.name for row in report.suspects] == ["input", "1/relu", "2/conv2d"]
     assert stage_and_op(report) == ("deployed", "input")
     assert "better than the converted graph says" in report.summary()
+    assert "input: its range is -64..63, and the kernels clamp at -128..127 (xnnpack-ignored-range)" in report.notes
 
 
 class Own(Quantizer):
@@ -108,3 +109,30 @@ def test_weight_scales_for_which_the_bias_overflows() -> None:
     assert [row.name for row in report.suspects] == ["0/linear"]
     assert report.suspects[0].isolated_max_lsb > 50
     assert stage_and_op(report) == ("deployed", "0/linear")
+    assert any(note.startswith("0/linear: 1 of 8 channels have a bias of") for note in report.notes)
+
+
+class Cat(nn.Module):
+    """A cat of values of different size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.cat([self.first(x), 3 * x], 1))
+
+
+def test_a_cat_with_unequal_scales_fails_and_the_error_names_it() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 16)
+    pair = pt2qa.quantize(pt2qa.capture(Cat().eval(), x), Own(), [x])
+    with pytest.raises(pt2qa.DeploymentError) as raised:
+        deployed(pair, x)
+    assert re.search(
+        r"ExecuTorch could not load the program: .*\n"
+        r"The check finds in this model: cat: cat has scale \S+, zero point \S+ before it and scale .* after it "
+        r"\(xnnpack-refused-scales\)",
+        str(raised.value),
+    )
