@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import backend_for, opened, program_for
+from pt2qa._deployed.explained import explained, reasons_for
 from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.taps import Lowerable, lowerable
@@ -62,30 +64,32 @@ def compare_deployed(
     first = next(items, None)
     if first is None:
         raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
-    if deployed is not None:
-        place = Lowerable(pair.quantized, (), (), {})
-        runs, name = opened(pair, _path(deployed), backend)
-    else:
-        place = lowerable(pair)
-        chosen = backend_for(pair, backend)
-        example = pair.values(
-            first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
+    chosen = backend_for(pair, backend) if deployed is None else None
+    with explained(pair, chosen):
+        if chosen is None:
+            place = Lowerable(pair.quantized, (), (), {})
+            runs, name = opened(pair, _path(deployed), backend)
+        else:
+            place = lowerable(pair)
+            example = pair.values(
+                first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
+            )
+            folder = None if program is None else Path(program)
+            runs, name = program_for(pair, place, chosen, example, folder, progress), chosen.name
+        comparison = Comparison(pair, place, runs, name)
+        notes = accumulate(
+            comparison,
+            _chained(first, items),
+            title="compare deployed",
+            purpose="compare on",
+            inputs_of=None,
+            progress=progress,
         )
-        folder = None if program is None else Path(program)
-        runs, name = program_for(pair, place, chosen, example, folder, progress), chosen.name
-    comparison = Comparison(pair, place, runs, name)
-    notes = accumulate(
-        comparison,
-        _chained(first, items),
-        title="compare deployed",
-        purpose="compare on",
-        inputs_of=None,
-        progress=progress,
-    )
     if isinstance(runs, RecordedOutputs) and not notes:
         runs.refuse_rest()
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
-    return comparison.report(notes)
+    report = comparison.report(notes)
+    return replace(report, notes=(*report.notes, *reasons_for(pair, chosen, {row.name for row in report.suspects})))
 
 
 def _path(deployed: Any) -> Path:

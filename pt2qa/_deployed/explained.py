@@ -16,7 +16,7 @@ OF_ALL_KERNELS = ("bias-overflow",)
 
 
 @contextmanager
-def explained(pair: QuantizedPair, backend: Backend) -> Iterator[None]:
+def explained(pair: QuantizedPair, backend: Backend | None) -> Iterator[None]:
     """Adds to a failure of the backend what the check finds in the model.
 
     Raises:
@@ -31,7 +31,7 @@ def explained(pair: QuantizedPair, backend: Backend) -> Iterator[None]:
         raise DeploymentError(f"{error}\nThe check finds in this model: {'; '.join(reasons)}") from error
 
 
-def reasons_for(pair: QuantizedPair, backend: Backend, names: Collection[str]) -> list[str]:
+def reasons_for(pair: QuantizedPair, backend: Backend | None, names: Collection[str]) -> list[str]:
     """What the check finds at these ops."""
     return [about(each) for each in _findings(pair, backend) if each.name in names] if names else []
 
@@ -41,9 +41,9 @@ def about(finding: Finding) -> str:
     return f"{finding.name}: {finding.why} ({finding.rule})"
 
 
-def _findings(pair: QuantizedPair, backend: Backend) -> tuple[Finding, ...]:
-    plugin = next((each for each in available().values() if type(backend_of(each)) is type(backend)), None)
-    if plugin is None:
+def _findings(pair: QuantizedPair, backend: Backend | None) -> tuple[Finding, ...]:
+    plugins = (each for each in available().values() if backend is not None and type(backend_of(each)) is type(backend))
+    if (plugin := next(plugins, None)) is None:
         return ()
     rules = [rule.id for rule in rules_of(plugin)]
     return check(pair, quantizer=plugin, rules=[*rules, *OF_ALL_KERNELS], progress=False).rows
