@@ -169,6 +169,12 @@ def test_two_of_them_are_composed() -> None:
     assert names_of(theirs) == {}
 
 
+def test_quantize_takes_it_too() -> None:
+    capture, batch = captured("mobile")
+    pair = pt2qa.quantize(capture, OverridePlan((STEM,)).apply_to("xnnpack"), [batch], progress=False)
+    assert rounding(pair.quantized) == rounding(edited("mobile", "xnnpack", STEM).quantized)
+
+
 class Loop(nn.Module):
     """A linear before a loop, one in its body, one behind it."""
 
