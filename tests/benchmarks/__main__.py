@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from tests.benchmarks.bad_cases import measure_bad_cases
 from tests.benchmarks.bars import Result
+from tests.benchmarks.deployed import measure_deployed
 from tests.benchmarks.layers import measure_memory, measure_times
 from tests.benchmarks.sensitivity import measure_sensitivity
 from tests.benchmarks.startup import measure_startup
@@ -23,7 +24,9 @@ from tests.benchmarks.startup import measure_startup
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each measurement; the best counts")
-    parser.add_argument("--only", choices=["times", "memory", "startup", "cases", "sensitivity"], help="one part of it")
+    parser.add_argument(
+        "--only", choices=["times", "memory", "startup", "cases", "sensitivity", "deployed"], help="one part of it"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     results: list[Result] = []
@@ -38,6 +41,8 @@ def main() -> int:
         results += measure_bad_cases(arguments.rounds)
     if arguments.only in (None, "sensitivity"):
         results += measure_sensitivity(max(2, arguments.rounds // 5))
+    if arguments.only in (None, "deployed"):
+        results += measure_deployed(max(2, arguments.rounds // 2))
     rows = [(r.what, r.shown, r.bar_shown, "" if r.met is None else "yes" if r.met else "NO") for r in results]
     print(tabulate(rows, headers=["what", "measured", "bar", "met"], tablefmt="github"))
     missed = [result.what for result in results if result.met is False]

@@ -44,7 +44,7 @@ def torchao_flow(pair: pt2qa.QuantizedPair, batch: torch.Tensor) -> Any:
 
 def measure_times(model: str, rounds: int) -> list[Result]:
     """Ratios to one float forward of the captured graph, batch 8."""
-    seconds = _in_own_process("times", model, str(rounds))
+    seconds = in_own_process(__name__, "times", model, str(rounds))
     ratio = {name: value / seconds["float"] for name, value in seconds.items()}
     cumulative, everything = BARS[model]
     return [
@@ -96,7 +96,7 @@ def _times(model: str, rounds: int) -> dict[str, float]:
 
 def measure_memory() -> list[Result]:
     """Peak resident memory beyond the pair's own, one batch of 8 through ResNet-50."""
-    ours, theirs = (_in_own_process("memory", what)["peak"] for what in ("compare_layers", "torchao"))
+    ours, theirs = (in_own_process(__name__, "memory", what)["peak"] for what in ("compare_layers", "torchao"))
     return [
         Result("resnet50: compare_layers, extra memory", ours, "GB"),
         Result("resnet50: torchao's logger flow, extra memory", theirs, "GB"),
@@ -104,10 +104,10 @@ def measure_memory() -> list[Result]:
     ]
 
 
-def _in_own_process(*arguments: str) -> dict[str, float]:
-    """What this module prints for these arguments: nothing that ran before has warmed or split the process's memory."""
+def in_own_process(module: str, *arguments: str) -> dict[str, float]:
+    """What a module prints for these arguments: nothing that ran before has warmed or split the process's memory."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.layers", *arguments],
+        [sys.executable, "-W", "ignore", "-m", module, *arguments],
         check=True,
         capture_output=True,
         text=True,
@@ -120,13 +120,13 @@ def _peak(what: str) -> dict[str, float]:
     pt2qa.compare_layers(pair, [batch], progress=False)  # verifies, which runs the whole graphs
     with torch.no_grad():
         pair.reference(batch)
-    _reset_peak()
-    before = _resident()
+    reset_peak()
+    before = resident()
     if what == "torchao":
         torchao_flow(pair, batch)
     else:
         pt2qa.compare_layers(pair, [batch], progress=False)
-    return {"peak": (_peak_resident() - before) / 1e9}
+    return {"peak": (peak_resident() - before) / 1e9}
 
 
 def _status(field: str) -> int:
@@ -135,15 +135,15 @@ def _status(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def _resident() -> int:
+def resident() -> int:
     return _status("VmRSS")
 
 
-def _peak_resident() -> int:
+def peak_resident() -> int:
     return _status("VmHWM")
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     """Linux forgets the peak so far when 5 is written here."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
