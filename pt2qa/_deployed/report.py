@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isnan
-from typing import Annotated, Any, ClassVar
+from math import isfinite, isnan
+from typing import Annotated, Any, ClassVar, Final
 
 from pt2qa._decibels import LOW_SQNR
+from pt2qa._deployed.charts import along_graph, stage_bars
 from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
 from pt2qa._report.columns import column, derived
+from pt2qa._report.events import Event, Scalar, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
+
+SCALARS: Final = (
+    *("isolated_max_lsb", "isolated_differing", "isolated_sqnr", "cumulative_sqnr", "quantized_sqnr", "deployed_sqnr"),
+)
+"""The columns that TensorBoard shows."""
 
 
 @register("deployed", schema=1)
@@ -127,7 +134,18 @@ class DeployedReport(Report):
         ]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        return []
+        """The noise after each stage, and the kernels along the graph."""
+        return [*stage_bars(self.stages), *along_graph(self.rows)]
+
+    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
+        """Each number of each value, output and stage at the step, and along the graph; only finite ones."""
+        return "deployed", [*scalars(self.rows, self.outputs, SCALARS, step), *_of_stages(self.stages, step)]
+
+
+def _of_stages(stages: Sequence[StageRow], step: int) -> list[Event]:
+    measures = ("sqnr", "step_sqnr")
+    found = [Scalar(f"stages/{each}/{row.name}", step, getattr(row, each)) for row in stages for each in measures]
+    return [each for each in found if isfinite(each.value)]
 
 
 def _output_line(row: DeployedRow) -> str:

@@ -41,6 +41,7 @@ def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
             "table": "rows",
             "series": series,
             "line": LOW_SQNR,
+            "unit": "dB",
         }
     ]
 

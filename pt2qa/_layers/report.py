@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, isnan
+from math import isnan
 from typing import Annotated, Any, ClassVar
 
 from pt2qa._decibels import LOW_SQNR
@@ -13,8 +13,8 @@ from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.steps import folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
-from pt2qa._report.columns import Column, cell, check_custom, column, custom_names, derived
-from pt2qa._report.events import Event, Scalar
+from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
+from pt2qa._report.events import Event, scalars
 from pt2qa._report.formats import cosine, decibel, number
 from pt2qa._report.prose import by_reason, counted, wrap
 from pt2qa._report.ranking import without_number
@@ -125,17 +125,8 @@ class LayerReport(Report):
 
     def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
         """Each metric of each layer and output at the step, and along the graph; non-finite values are left out."""
-        every = self.rows + self.outputs
-        found: list[Scalar] = []
-        for metric in (*SCALARS, *custom_names(every)):
-            seen: dict[str, int] = {}
-            for row in every:
-                # A value that is quantized in two ways has two rows with the same name.
-                seen[row.name] = ordinal = seen.get(row.name, 0) + 1
-                name = row.name if ordinal == 1 else f"{row.name} ({ordinal})"
-                found.append(Scalar(f"{metric}/{name}", step, float(cell(row, metric))))
-            found += [Scalar(f"along_graph/{metric}", n, float(cell(row, metric))) for n, row in enumerate(self.rows)]
-        return "layers", [each for each in found if isfinite(each.value)]
+        metrics = (*SCALARS, *custom_names(self.rows + self.outputs))
+        return "layers", scalars(self.rows, self.outputs, metrics, step)
 
     def _headline(self) -> str:
         return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"

@@ -272,7 +272,7 @@ class Report:
         Raises:
             ReportError: the kind has nothing to show in TensorBoard.
         """
-        raise ReportError(f"got a {type(self).__name__}; TensorBoard shows layer reports and profiles")
+        raise ReportError(f"got a {type(self).__name__}; TensorBoard shows layer and deployed reports, and profiles")
 
     def _headline(self) -> str:
         """The text inside ``repr``."""

@@ -118,7 +118,9 @@ def test_what_does_not_fit_is_refused(layers: LayerReport, tmp_path: Path) -> No
     with pytest.raises(ReportError, match="two reports would be the run 'layers'; write them into folders"):
         write_tensorboard([layers, layers], tmp_path)
     wrong: Any = WeightReport((), (), (), "xnnpack", "Net", samples.HERE)
-    with pytest.raises(ReportError, match="got a WeightReport; TensorBoard shows layer reports and profiles"):
+    with pytest.raises(
+        ReportError, match="got a WeightReport; TensorBoard shows layer and deployed reports, and profiles"
+    ):
         write_tensorboard([wrong], tmp_path)
     with pytest.raises(ReportError, match="no numbers by channel; profile with per_channel=True"):
         reference.events(0, True)

@@ -15,6 +15,8 @@ from pt2qa.report import (
     CandidateReport,
     CandidateRow,
     CurvePoint,
+    DeployedReport,
+    DeployedRow,
     EditRow,
     Finding,
     Findings,
@@ -28,6 +30,7 @@ from pt2qa.report import (
     SensitivityReport,
     SensitivityRow,
     Stage,
+    StageRow,
     Unpaired,
 )
 from tests.report.conftest import HERE, LAYER
@@ -212,6 +215,40 @@ def findings() -> Findings:
     return Findings(rows, outcomes, ("model",), (), "xnnpack", "Net", HERE)
 
 
+def deployed() -> DeployedReport:
+    """Three kernels: an exact one, one that is wrong, and a float one left to a portable kernel."""
+    exact = DeployedRow(1, "stem/conv2d", "stem", "conv2d", "dq", "int8", 0.02, True, 0.0, 0.0, inf, inf, 40.5, 40.5)
+    wrong = replace(
+        exact,
+        handle=2,
+        name=EVIL,
+        isolated_max_lsb=106.0,
+        isolated_differing=0.25,
+        isolated_sqnr=3.0,
+        cumulative_sqnr=3.0,
+        quantized_sqnr=38.25,
+        deployed_sqnr=3.0,
+    )
+    left = replace(wrong, handle=3, name="mean", observed_at="raw", dtype="float32", scale=nan, delegated=False)
+    left = replace(left, isolated_max_lsb=nan, isolated_differing=nan, isolated_sqnr=140.0)
+    output = replace(left, handle=-1, name="output", op="output", isolated_sqnr=nan)
+    stages = (("eager", nan, inf), ("capture", inf, inf), ("prepared", 132.0, 132.0), ("converted", 36.0, 36.0))
+    return DeployedReport(
+        (exact, wrong, left),
+        (output,),
+        tuple(StageRow(*stage) for stage in (*stages, ("deployed", 3.0, 2.5))),
+        (),
+        ("1 <delegate>",),
+        (),
+        2,
+        16,
+        "ExecuTorch with XNNPACK",
+        "xnnpack",
+        "Net",
+        HERE,
+    )
+
+
 def every() -> list[Report]:
     """All of them."""
-    return [layers(), findings(), sensitivity(), candidates(), reconfiguration(), *profiles()]
+    return [layers(), findings(), sensitivity(), candidates(), reconfiguration(), deployed(), *profiles()]
