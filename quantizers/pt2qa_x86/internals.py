@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -34,6 +35,32 @@ def function_of(op: str) -> Callable[..., Any]:
 def configured_modules(quantizer: Any) -> Collection[str]:
     """The paths passed to ``set_module_name_qconfig``; it overwrites silently, and no public name lists them."""
     return quantizer.module_name_qconfig  # type: ignore[no-any-return]
+
+
+# -- lowering ----------------------------------------------------------------------------------------------------------
+
+
+def lowered_graph(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """What ``torch.compile`` with freezing compiles: torchao's lowering, with linears on inputs of any dimensions.
+
+    The fusions look for ``aten.reshape`` around a linear whose input has more than two dimensions.  ``torch.compile``
+    makes views reshapes before it fuses (``_freeze`` in ``torch/_inductor/freezing.py``); torchao's function does not,
+    and leaves these linears in float.  So it is called with that step before its fusions.
+    """
+    import torch
+    from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
+
+    names = lower_pt2e_quantized_to_x86.__globals__
+    views = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+    def fuse(module: GraphModule, examples: Sequence[Any]) -> None:
+        for node in module.graph.nodes:
+            if node.target in views:
+                node.target = torch.ops.aten.reshape.default
+        names["freezing_passes"](module, examples)
+
+    lower = FunctionType(lower_pt2e_quantized_to_x86.__code__, {**names, "freezing_passes": fuse})
+    return lower(graph, tuple(inputs))  # type: ignore[no-any-return]
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------

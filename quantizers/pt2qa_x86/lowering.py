@@ -3,7 +3,7 @@
 Inductor compiles the lowered graph: it calls the same oneDNN kernels and generates code for the ops between them.  A
 walk node by node calls them without a compiler, and sees each value.
 
-Imported when a model is lowered, since torchao takes seconds to import.
+Imported when a model is lowered, since torch takes long to import.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
-from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
 
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran, modules_of, op_type
 from pt2qa_x86.backend import NOT_SAVED
-from pt2qa_x86.internals import argument, handle_of, kernel_of, mark_of, op_of, written
+from pt2qa_x86.internals import argument, handle_of, kernel_of, lowered_graph, mark_of, op_of, written
 
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor"
 _NO_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
@@ -64,8 +63,9 @@ class X86Program:
         left = ", ".join(f"{op} ({count})" for op, count in self.first.in_float.items()) or "none"
         return (
             instruction_set(),
-            f"oneDNN kernels: {kernels}; all other ops run in ATen's kernels, where Inductor would compile them",
-            f"ops with quantized weights that lower_pt2e_quantized_to_x86 leaves in float: {left}",
+            f"oneDNN kernels, as torch.compile with freezing calls them: {kernels}; all other ops run in ATen's "
+            "kernels, where Inductor would compile them",
+            f"ops with quantized weights that stay in float: {left}",
             f"lowered for each shape of the inputs: {1 + len(self._others)}",
         )
 
@@ -155,7 +155,7 @@ def lowered_for(graph: GraphModule, inputs: Sequence[Any], taps: Sequence[str]) 
     """
     try:
         with torch.no_grad():
-            module = lower_pt2e_quantized_to_x86(graph, tuple(inputs))
+            module = lowered_graph(graph, inputs)
     except Exception as error:
         raise DeploymentError(
             f"torchao could not lower the model for x86: {type(error).__name__}: {str(error) or 'no message'}"

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,8 @@ class _Process:
         return answer
 
     def _how_it_ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
         errors = self.folder / ERRORS
         said = errors.read_text(errors="replace").strip() if errors.exists() else ""
         self.close()
@@ -158,8 +161,6 @@ def _end(process: subprocess.Popen[str], folder: Path) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            try:
+            with suppress(BrokenPipeError):  # what was not sent before it ended
                 pipe.close()
-            except BrokenPipeError:
-                continue  # what was not sent before it ended
     shutil.rmtree(folder, ignore_errors=True)

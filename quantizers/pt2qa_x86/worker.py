@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchao.quantization.pt2e.lowering  # noqa: F401  # registers the ops of converted graphs
 
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import DeployedProgram

@@ -98,6 +98,7 @@ CASES = [
     ("sums", X86()),
     ("sums", X86(mode="dynamic")),
     ("sums", X86(mode="weight_only")),
+    ("tokens", X86(mode="dynamic")),
     ("images", X86(reduce_range=True)),
 ]
 
@@ -218,14 +219,21 @@ def test_delegated_are_the_ops_inside_of_kernels(small: Lowered) -> None:
 def test_facts_name_the_kernels(small: Lowered) -> None:
     instructions, kernels, left, shapes = small.program.facts
     assert instructions.startswith("instruction set: ")
-    assert kernels.startswith("oneDNN kernels: qconv_pointwise (1), qconv2d_pointwise (1), qlinear_pointwise (1);")
-    assert left == "ops with quantized weights that lower_pt2e_quantized_to_x86 leaves in float: none"
+    assert kernels.startswith(
+        "oneDNN kernels, as torch.compile with freezing calls them: "
+        "qconv_pointwise (1), qconv2d_pointwise (1), qlinear_pointwise (1);"
+    )
+    assert left == "ops with quantized weights that stay in float: none"
     assert shapes == "lowered for each shape of the inputs: 1"
 
 
-def test_linears_that_stay_in_float_are_counted() -> None:
-    found = lowered(Tokens(), TOKENS, X86())
-    assert found.program.facts[2].endswith(" leaves in float: linear (5)")
+@pytest.mark.parametrize("mode", ["static", "dynamic", "weight_only"])
+def test_linears_on_inputs_of_three_dimensions_run_in_kernels(mode: Any) -> None:
+    torch.manual_seed(0)
+    found = lowered(Sums(), ROWS.view(2, 3, 16), X86(mode=mode)).program
+    names = {"static": "qlinear", "dynamic": "qlinear", "weight_only": "dynamic_fp16"}
+    assert names[mode] in found.facts[1]
+    assert found.facts[2].endswith(" stay in float: none")
 
 
 def test_other_batch_sizes_are_lowered_when_they_come(small: Lowered) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import DeployedProgram
 from pt2qa_x86 import X86, X86Backend
-from tests.quantizers.test_x86_backend import converted, taps_of
+from tests.quantizers.test_x86_backend import Sums, converted, taps_of
 from tests.zoo import pairs
 
 pytestmark = [
@@ -74,6 +74,15 @@ def _lowered(graph: GraphModule, x: Tensor, isa: Any = "native") -> DeployedProg
 def test_the_walk_is_what_torch_compile_computes_bit_for_bit(graph: GraphModule, walked: Tensor) -> None:
     (compiled,) = torch.compile(copy.deepcopy(graph))(X)
     assert torch.equal(compiled, walked)
+
+
+@pytest.mark.parametrize("plugin", [X86(), X86(mode="dynamic")], ids=["static", "dynamic"])
+def test_the_walk_is_what_torch_compile_computes_of_linears_on_three_dimensions(plugin: X86) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+    graph = converted(Sums().eval(), x, plugin)
+    (compiled,) = torch.compile(copy.deepcopy(graph))(x)
+    assert torch.equal(compiled, _lowered(graph, x).run((x,)).outputs[0])
 
 
 def test_the_walk_is_what_aotinductor_computes_bit_for_bit(graph: GraphModule, walked: Tensor, tmp_path: Path) -> None:
