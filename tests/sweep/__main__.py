@@ -22,6 +22,8 @@ from pt2qa._deployed.rows import DeployedRow
 from tests.sweep.ops import OPS, Branches
 from tests.sweep.quantizer import Everything
 
+ROOT = Path(__file__).parents[2]
+
 DATA: Final = ((1.0, 0.0), (0.01, 0.0), (100.0, 0.0), (1.0, 3.0))
 """Standard deviation of the inputs, and their mean in standard deviations."""
 
@@ -41,7 +43,7 @@ def main() -> int:
     headers = ["op", "cases", "largest LSB", "differ %", "smallest isolated dB", "kernel", "remark"]
     table = tabulate(lines, headers=headers, tablefmt="github")
     print(table)
-    path = Path(__file__).parents[2] / "build" / "sweep.md"
+    path = ROOT / "build" / "sweep.md"
     path.parent.mkdir(exist_ok=True)
     path.write_text(table + "\n")
     off = [name for name in OPS if name not in KNOWN and any(row.is_suspect for row in found[name])]
