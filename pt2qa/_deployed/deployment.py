@@ -25,6 +25,10 @@ from pt2qa.plugins.options import parse_options, with_options
 INDEX = "pt2qa.json"
 
 
+class OtherProgramError(DeploymentError):
+    """A folder holds the program of another model, data or version."""
+
+
 def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
     """The backend that runs a pair here.
 
@@ -167,7 +171,7 @@ def _check_index(folder: Path, lowerable: Lowerable, backend: Backend) -> None:
     differing = [key for key, value in wanted.items() if not isinstance(found, dict) or found.get(key) != value]
     if differing:
         was = ", ".join(f"{key} {found.get(key)!r}, now {wanted[key]!r}" for key in differing)
-        raise DeploymentError(
+        raise OtherProgramError(
             f"{folder}: lowered from something else ({was}). Give another folder to lower this model, or remove it."
         )
 

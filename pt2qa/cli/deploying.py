@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 from pathlib import Path
 
 import click
@@ -60,13 +62,13 @@ def deploy(
       pt2qa deploy flow.py:flow -q xnnpack -o deploy --deployed outputs.safetensors
       pt2qa gate deploy/deployed.safetensors --require 'sqnr>=30' --require 'suspect_values<=0'
 
-    The report is DIR/deployed.safetensors. A second run reuses DIR/program; if the model, its data or its quantizer
-    changed since, remove it. With --deployed, only outputs are compared, with those of a .pte file, of an AOTInductor
+    The report is DIR/deployed.safetensors. A second run reuses DIR/program, or replaces it if the converted graph or a
+    version changed since. With --deployed, only outputs are compared, with those of a .pte file, of an AOTInductor
     package (.pt2), or of a device (see pt2qa record-inputs). The exit code is 1 if quantization gives NaN or
     infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
-    from pt2qa._deployed.deployment import backend_for
+    from pt2qa._deployed.deployment import OtherProgramError, backend_for
     from pt2qa.cli.flow import load_flow
     from pt2qa.plugins import resolve
 
@@ -79,9 +81,23 @@ def deploy(
         raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
     given = load_flow(flow)
     pair = pt2qa.quantize(given.capture(), spec, given.batches)
-    if deployed is None and program is None and backend_for(pair, backend).saves:
-        program = folder / "program"
-    report = pt2qa.compare_deployed(pair, given.batches, backend=backend, deployed=deployed, program=program)
+    own = deployed is None and program is None and backend_for(pair, backend).saves
+    compare = functools.partial(
+        pt2qa.compare_deployed,
+        pair,
+        given.batches,
+        backend=backend,
+        deployed=deployed,
+        program=folder / "program" if own else program,
+    )
+    try:
+        report = compare()
+    except OtherProgramError:
+        if not own:
+            raise
+        say(f"{folder / 'program'} was lowered from something else: it is replaced")
+        shutil.rmtree(folder / "program")
+        report = compare()
     printing.deliver(report, folder / "deployed.safetensors")
     if reasons := unusable(report):
         say(*reasons)

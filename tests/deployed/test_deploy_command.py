@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,22 @@ def test_a_second_run_lowers_nothing(
     again = run("deploy", flow, "-q", "xnnpack", "-o", tmp_path, "--program", folder / "program")
     assert again.exit_code == 0, again.output
     assert again.stdout == result.stdout
+
+
+def test_the_program_of_another_graph_is_replaced_in_the_commands_own_folder_alone(
+    first: tuple[Path, Result], flow: str, tmp_path: Path
+) -> None:
+    spec = "xnnpack:per_channel=false"
+    program = shutil.copytree(first[0] / "program", tmp_path / "made" / "program")
+    before = (program / "model.pte").read_bytes()
+    refused = run("deploy", flow, "-q", spec, "-o", tmp_path / "made", "--program", program)
+    assert refused.exit_code == 2
+    assert "lowered from something else" in refused.stderr
+    assert (program / "model.pte").read_bytes() == before
+    result = run("deploy", flow, "-q", spec, "-o", tmp_path / "made")
+    assert result.exit_code == 0, result.output
+    assert "program was lowered from something else: it is replaced" in result.stderr
+    assert (program / "model.pte").read_bytes() != before
 
 
 def test_the_gate_reads_stages_and_suspects(first: tuple[Path, Result]) -> None:
