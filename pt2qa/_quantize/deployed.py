@@ -18,7 +18,7 @@ from pt2qa._simulator import quant_ops
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
 from pt2qa.plugins.abilities import dynamic_axes_of
 
-_SLICES = {1: "row", 2: "matrix", 3: "image"}
+_SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +42,38 @@ class SlicedInput:
         source: the node that makes it.
         dequantize: its dequantize node.
         op: type of the ops that read it.
-        axes: how many of the last axes a slice has.
+        axes: the axes of a slice, counted from the last.
     """
 
     source: Node
     dequantize: Node
     op: str
-    axes: int
+    axes: tuple[int, ...]
 
     @property
     def slices(self) -> int | None:
         """How many slices the traced value has; None if that depends on the batch."""
         value = self.source.meta.get(VALUE)
-        sizes = () if value is None else value.shape[: value.dim() - self.axes]
+        sizes = (
+            () if value is None else [n for axis, n in enumerate(value.shape, -value.dim()) if axis not in self.axes]
+        )
         return prod(sizes) if value is not None and all(isinstance(size, int) for size in sizes) else None
 
 
 def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, ...]:
     """The dynamic inputs of a converted graph to which a plug-in's backend gives a scale for each slice."""
-    axes = dynamic_axes_of(plugin)
     found = []
     for node in graph_module.graph.nodes:
         quantize = node.args[0] if quant_ops.is_dequantize(node) else None
         if not isinstance(quantize, Node) or not quant_ops.is_dynamic_per_tensor(quantize):
             continue
         source, choose = quantize.args[0], quant_ops.chosen_by(quantize)
-        ops = {op_of(reader.target) for reader in node.users}
-        if choose is not None and isinstance(source, Node) and len(ops) == 1 and (op := ops.pop()) in axes:
-            found.append(SlicedInput(source, node, op, axes[op]))
+        readers = {(op_of(reader.target), dynamic_axes_of(plugin, reader)) for reader in node.users}
+        if choose is None or not isinstance(source, Node) or len(readers) != 1:
+            continue
+        ((op, axes),) = readers
+        if axes:
+            found.append(SlicedInput(source, node, op, axes))
     return tuple(found)
 
 
@@ -86,7 +90,7 @@ def deployed_note(inputs: Sequence[SlicedInput]) -> str:
 
 def _count(inputs: Sequence[SlicedInput]) -> str:
     kinds = {(given.op, given.axes) for given in inputs}
-    slices = " and ".join(sorted({f"each {_SLICES[axes]} of the input of a {op}" for op, axes in kinds}))
+    slices = " and ".join(sorted({f"each {_SLICES.get(axes, 'slice')} of the input of a {op}" for op, axes in kinds}))
     return f"the backend's kernels have a scale for {slices} ({counted(len(inputs), 'input')})" if inputs else ""
 
 
@@ -95,7 +99,7 @@ def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Or
     result = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     result.meta.update(graph_module.meta)
     copied = dict(zip(result.graph.nodes, (node.name for node in graph_module.graph.nodes), strict=True))
-    made: dict[tuple[Node, int], tuple[Node, ...]] = {}
+    made: dict[tuple[Node, tuple[int, ...]], tuple[Node, ...]] = {}
     for given in sliced_inputs(result, plugin):
         _slice(given, made)
     result.graph.eliminate_dead_code()
@@ -104,7 +108,7 @@ def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Or
     return result, Origin(graph_module, names)
 
 
-def _slice(given: SlicedInput, made: dict[tuple[Node, int], tuple[Node, ...]]) -> None:
+def _slice(given: SlicedInput, made: dict[tuple[Node, tuple[int, ...]], tuple[Node, ...]]) -> None:
     """Gives a dequantize node the parameters of slices, in place; inputs that are quantized together stay so."""
     old = given.dequantize
     quantize = old.args[0]
@@ -113,13 +117,13 @@ def _slice(given: SlicedInput, made: dict[tuple[Node, int], tuple[Node, ...]]) -
     graph = old.graph
     if (quantize, given.axes) not in made:
         with graph.inserting_before(quantize):
-            chosen = graph.call_function(choose_qparams_per_slice, (quantize.args[0], given.axes, *limits[:2]))
+            chosen = graph.call_function(choose_qparams_per_slice, (quantize.args[0], list(given.axes), *limits[:2]))
             params = tuple(graph.call_function(operator.getitem, (chosen, part)) for part in (0, 1))
-            new = graph.call_function(quantize_per_slice, (quantize.args[0], *params, given.axes, *limits))
+            new = graph.call_function(quantize_per_slice, (quantize.args[0], *params, list(given.axes), *limits))
         new.meta |= quantize.meta
         made[quantize, given.axes] = (new, *params)
     new, *params_ = made[quantize, given.axes]
     with graph.inserting_before(old):
-        replacement = graph.call_function(dequantize_per_slice, (new, *params_, given.axes, *limits))
+        replacement = graph.call_function(dequantize_per_slice, (new, *params_, list(given.axes), *limits))
     replacement.meta |= old.meta
     old.replace_all_uses_with(replacement)

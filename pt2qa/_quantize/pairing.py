@@ -171,9 +171,9 @@ class QuantizedPair:
         """This pair with the dynamic scales of the backend's kernels in place of the converted graph's.
 
         ``convert_pt2e`` computes one scale for the whole input of a dynamic linear or convolution.  Kernels may scale
-        each row or image: ``scale = (max(x, 0) - min(x, 0)) / 255`` of that slice, as XNNPACK's do.  Every analysis
-        takes the result, and verifies its simulation against ``result.quantized``, the converted graph with these ops
-        in it.  That graph is for analyses only: deploy the pair's own.
+        each row, pixel or image: ``scale = (max(x, 0) - min(x, 0)) / 255`` of that slice, as XNNPACK's do.  Every
+        analysis takes the result, and verifies its simulation against ``result.quantized``, the converted graph with
+        these ops in it.  That graph is for analyses only: deploy the pair's own.
 
         Args:
             quantizer: the plug-in that knows the kernels, as :func:`pt2qa.quantize` takes it; None for the one that

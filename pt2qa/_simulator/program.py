@@ -35,7 +35,7 @@ class QuantParams:
         quant_max: largest integer.
         axis: channel axis; None if the whole tensor has one scale.
         dynamic: whether scale and zero point are computed from each batch.
-        slice_axes: how many of the last axes share a computed scale; 0 if the whole tensor does.
+        slice_axes: the axes along which values share a computed scale; empty if the whole tensor does.
     """
 
     dtype: str
@@ -45,7 +45,7 @@ class QuantParams:
     quant_max: int = 0
     axis: int | None = None
     dynamic: bool = False
-    slice_axes: int = 0
+    slice_axes: tuple[int, ...] = ()
 
     @property
     def largest_scale(self) -> float:

@@ -107,7 +107,7 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
         quant_max=int(named.get("quant_max") or 0),
         axis=named.get("axis"),
         dynamic=scale is None and not is_half_cast(node),
-        slice_axes=named.get("axes", 0),
+        slice_axes=tuple(named.get("axes", ())),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pt2qa.plugins.code import Base, edited_quantizer_code
@@ -41,12 +41,13 @@ def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     return None if pairs is None else tuple((first, second) for first, second in pairs)
 
 
-def dynamic_axes_of(plugin: Any) -> Mapping[str, int]:
-    """How many of the last axes of a dynamic input share a scale in the backend's kernels, by the op that reads it.
+def dynamic_axes_of(plugin: Any, node: Node) -> tuple[int, ...]:
+    """The axes along which a dynamic input's values share a scale in the kernel of the op that reads it.
 
-    Empty for a plug-in that does not declare it: then all share one, as in the converted graph.
+    Empty if all share one, as in the converted graph, or if the plug-in does not say.
     """
-    return dict(getattr(plugin, "dynamic_axes", {}))
+    own = getattr(plugin, "dynamic_axes", None)
+    return () if own is None else tuple(own(node))
 
 
 def int32_bias_of(plugin: Any) -> bool | None:

@@ -23,9 +23,9 @@ class QuantizerPlugin(Protocol):
       ``("float", "observer")``.
     - ``fusable: ClassVar[tuple[tuple[str, str], ...]]``: pairs of op types, such as ``("conv2d", "hardtanh")``, that
       the backend runs as one kernel although the quantizer rounds between them. Others are refused.
-    - ``dynamic_axes: ClassVar[Mapping[str, int]]``: by op type, how many of the last axes of a dynamic input share a
-      scale in the backend's kernels, where that is not the whole tensor: ``{"linear": 1}`` for a scale for each row.
-      :meth:`pt2qa.QuantizedPair.as_deployed` computes so.
+    - ``dynamic_axes(node) -> tuple[int, ...]``: the axes along which the values of a dynamic input share a scale in the
+      kernel of the op that reads it, where that is not the whole tensor, counted from the last: ``(-1,)`` for a scale
+      for each row. :meth:`pt2qa.QuantizedPair.as_deployed` computes so.
     - ``int32_bias: ClassVar[bool]``: whether kernels with static scales add biases to 32-bit integer sums, which a bias
       can exceed, and not to float ones.
     - ``takes() -> tuple[str, ...]``: the op types that it quantizes with these options, for the error message if a

@@ -14,12 +14,6 @@ from pt2qa_xnnpack.internals import shape_of
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-DYNAMIC_AXES = {"linear": 1, "conv2d": 3, "conv_transpose2d": 3}
-"""XNNPACK scales each row of a dynamic linear's input and each image of a convolution's, ``convert_pt2e`` the tensor.
-
-From ExecuTorch 1.4.1: ``num_nonbatch_dims`` in ``backends/xnnpack/operators/quant_params.py``.
-"""
-
 PRODUCTS = (
     "conv1d",
     "conv2d",
@@ -76,7 +70,6 @@ class XNNPACK:
     levels: ClassVar[tuple[str, ...]] = ("float", "dynamic", "observer")
     fusable: ClassVar[tuple[tuple[str, str], ...]] = FUSABLE
     backend: ClassVar[XNNPACKBackend] = XNNPACKBackend()
-    dynamic_axes: ClassVar[Mapping[str, int]] = DYNAMIC_AXES
     int32_bias: ClassVar[bool] = True
 
     mode: Literal["static", "dynamic"] = field(default="static", metadata={"help": "how activation scales are found"})
@@ -120,6 +113,10 @@ class XNNPACK:
             return f"XNNPACK computes scales for each input of {', '.join(DYNAMIC_OPS)} only"
         return _dynamic_conv_reason(node) if op_type(node) != "linear" else ""
 
+    def dynamic_axes(self, node: Node) -> tuple[int, ...]:
+        """Which values share a dynamic scale in XNNPACK's kernels; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        return dynamic_axes(node)
+
     def rules(self) -> tuple[Rule, ...]:
         """Checks of what XNNPACK makes of a converted graph; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         from pt2qa_xnnpack.rules import RULES
@@ -131,6 +128,36 @@ class XNNPACK:
         from pt2qa_xnnpack.code import quantizer_code
 
         return quantizer_code(self, plan, graph)
+
+
+def dynamic_axes(node: Node) -> tuple[int, ...]:
+    """The axes along which the values of a dynamic input share a scale in XNNPACK's kernel, counted from the last.
+
+    ``convert_pt2e`` has one scale for the tensor, XNNPACK one for each row of a linear's input and each image of a
+    convolution's (``num_nonbatch_dims`` in ExecuTorch's ``backends/xnnpack/operators/quant_params.py``).  A pointwise
+    convolution runs as a linear over the channels, so that each pixel has a scale, as measured with ExecuTorch 1.4.1.
+    """
+    if op_type(node) == "linear":
+        return (-1,)
+    if op_type(node) not in DYNAMIC_OPS:
+        return ()
+    return (-3,) if _is_pointwise(node) else (-3, -2, -1)
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether a convolution multiplies the channels of each pixel: 1 x 1, without stride, padding and groups.
+
+    The kernel is 1 x 1 if the output has the input's height and width.
+    """
+    if op_type(node) != "conv2d":
+        return False
+    arguments: Any = (*node.args[3:], *([1], [0], [1], 1)[max(len(node.args) - 3, 0) :])
+    stride, padding, _, groups = arguments
+    source = node.all_input_nodes[0]
+    while shape_of(source) is None:
+        source = source.all_input_nodes[0]  # its quantize and dequantize ops were not traced
+    before, after = shape_of(source) or (), shape_of(node) or ()
+    return set(stride) == {1} and set(padding) == {0} and groups == 1 and tuple(before[-2:]) == tuple(after[-2:])
 
 
 def _dynamic_conv_reason(node: Node) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa.errors import PairingError, SelectionError
+from pt2qa.plugins import op_type
 from tests.flows import direct_sqnr, quantized_pair
 from tests.models import Linears
 from tests.quantizers.device import XNNPACKDevice
@@ -19,6 +20,10 @@ CASES = {
     "rows": (nn.Linear(16, 8), (5, 16), 1),
     "rows of sequences": (nn.Linear(16, 8), (3, 5, 16), 1),
     "images": (nn.Conv2d(3, 4, 3, padding=1), (5, 3, 6, 6), 3),
+    "pixels": (nn.Conv2d(3, 4, 1), (5, 3, 6, 6), 3),
+    "images, 1 x 1 with stride": (nn.Conv2d(3, 4, 1, stride=2), (5, 3, 6, 6), 3),
+    "images, 1 x 1 with padding": (nn.Conv2d(3, 4, 1, padding=1), (5, 3, 6, 6), 3),
+    "images, 1 x 1 in groups": (nn.Conv2d(4, 4, 1, groups=2), (5, 4, 6, 6), 3),
     "images, transposed": (nn.ConvTranspose2d(3, 4, 3), (5, 3, 6, 6), 3),
 }
 NOTE = (
@@ -138,7 +143,9 @@ class RowsOnly:
 
     name: ClassVar[str] = "rows"
     summary: ClassVar[str] = "rows"
-    dynamic_axes: ClassVar[dict[str, int]] = {"linear": 1}
+
+    def dynamic_axes(self, node: torch.fx.Node) -> tuple[int, ...]:
+        return (-1,) if op_type(node) == "linear" else ()
 
     def build(self, graph: object, *, qat: bool) -> object:
         raise NotImplementedError
