@@ -56,7 +56,7 @@ def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence
     mine = [each for each in profiles if each.histograms and _is_of(each, report)]
     sides = {
         "reference": next((each for each in mine if each.side in _FLOAT_SIDES), None),
-        "quantized": next((each for each in mine if each.side == "quantized"), None),
+        **{side: next((each for each in mine if each.side == side), None) for side in ("quantized", "deployed")},
     }
     what = by.replace("_sqnr", "").replace("sqnr", "cumulative")
     charts = []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,17 +12,18 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._exclusion import computes
+from pt2qa._profile.deployed import profile_deployed
+from pt2qa._profile.done import Done
 from pt2qa._profile.plan import make_plan, parameter_names
 from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
 from pt2qa._profile.target import ProfileTarget, Side, node_names, target_of
-from pt2qa._profile.watch import ValueStatistics, Wanted, Watch
-from pt2qa._report.prose import counted, few
+from pt2qa._profile.watch import Wanted, Watch
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
-from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, count_samples, flatten_batch
-from pt2qa._simulator.nonfinite import is_empty
+from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
 from pt2qa._simulator.outputs import structured
-from pt2qa.errors import BatchError, CaptureError
+from pt2qa.errors import BatchError, CaptureError, SelectionError
+from pt2qa.plugins import Backend
 
 
 def profile(
@@ -35,6 +36,8 @@ def profile(
     histograms: bool = True,
     per_channel: bool = False,
     with_stack: bool = False,
+    backend: str | Backend | None = None,
+    program: str | os.PathLike[str] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
 ) -> Profile:
@@ -43,18 +46,23 @@ def profile(
     Each batch runs through the graph once.  A value is measured once, when it is produced, however many ops read it.
     Only statistics are kept, so memory does not grow with the batches.  Weights are measured once.
 
+    With ``side="deployed"`` the converted graph is lowered, as for :func:`pt2qa.compare_deployed`, and the values are
+    those that the backend's kernels write.  Notes say which values cannot be observed.
+
     Args:
         subject: a :class:`pt2qa.QuantizedPair`, a :class:`pt2qa.Capture`, or a graph: captured, prepared, converted or
             an ``ExportedProgram``.  It is not changed: observers of a prepared graph do not see the batches, and
             buffers that forward writes to start every batch from the values they had.
         batches: iterable of batches, read once; batches may differ in size where the graph allows it.
-        side: for a pair, ``"reference"`` (the default) or ``"quantized"``.
+        side: for a pair, ``"reference"`` (the default), ``"quantized"`` or ``"deployed"``.
         prefixes: module paths (``layer1``) or op names; only ops under them get rows.
         ops: kinds of op (``conv2d``; ``input`` for the model's inputs); only they get rows.
         histograms: also count values in bins: quantiles, peaks, plots, distances between profiles.
         per_channel: also measure each channel: axis 1 for model inputs and convolutions' outputs, the last for
             linears' and attention's, axis 0 or the quantized axis for weights.  Other ops take their input's axis.
         with_stack: also look up the line of the model's code that calls each op.
+        backend: what lowers and runs the deployed side; None: the backend of the pair's plug-in.
+        program: folder of the lowered program.  If it exists, nothing is lowered; else it is written.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
@@ -65,7 +73,24 @@ def profile(
         BatchError: there is no batch, or one does not fit the graph.
         CaptureError: the subject is not a graph.
         SelectionError: a prefix or op type matches nothing, or there is no such side.
+        DeploymentError: the deployed side cannot be lowered or run, or nothing in it can be observed.
     """
+    if side == "deployed":
+        return profile_deployed(
+            target_of(subject, side),
+            subject,
+            batches,
+            backend,
+            program,
+            Wanted(histograms, per_channel),
+            prefixes=prefixes,
+            ops=ops,
+            with_stack=with_stack,
+            inputs_of=inputs_of,
+            progress=progress,
+        )
+    if backend is not None or program is not None:
+        raise SelectionError("backend= and program= are those of side='deployed', which was not asked for")
     profiler = Profiler(
         subject,
         side=side,
@@ -83,7 +108,8 @@ class Profiler:
     """Watches the calls of a graph: ``with Profiler(graph) as p: graph(x)``, then ``p.profile()``.
 
     Inside the ``with``, :attr:`graph` computes what it always does, observers and buffers included, and its values are
-    measured.  Calls that raise are not counted.  Arguments and errors as for :func:`profile`.
+    measured.  Calls that raise are not counted.  Arguments and errors as for :func:`profile`; the deployed side is not
+    a graph.
 
     Attributes:
         graph: the graph whose calls are watched: the one given, ``pair.reference`` or ``pair.quantized``, or a new
@@ -108,6 +134,8 @@ class Profiler:
         per_channel: bool = False,
         with_stack: bool = False,
     ) -> None:
+        if side == "deployed":
+            raise SelectionError("side: a Profiler watches a graph; use pt2qa.profile(pair, batches, side='deployed')")
         self._target: ProfileTarget = target_of(subject, side)
         self.graph: GraphModule = self._target.graph
         floats = self._target.floats
@@ -116,7 +144,7 @@ class Profiler:
             self.graph, self._target.names, prefixes=prefixes, ops=ops, parameters=parameters, with_stack=with_stack
         )
         self._wanted = Wanted(histograms, per_channel)
-        self._done = _Done()
+        self._done = Done()
 
     @property
     def batches(self) -> int:
@@ -176,35 +204,5 @@ class Profiler:
         done = self._done
         watch = Watch(self.graph, self._plan, self._wanted, done.seen, observes=observes)
         outputs = watch.run(*values, enable_io_processing=False)
-        seen = {**done.seen, **watch.found}
-        seen |= {number: done.seen[number].merge(watch.found[number]) for number in done.seen.keys() & watch.found}
-        # One assignment, so that an interrupted batch counts in all values or in none.
-        samples = count_samples(list(values))
-        made = (each for number, each in watch.found.items() if not self._plan.values[number].constant)
-        has_nan = any(each.statistics.nans for each in made)
-        self._done = _Done(
-            seen,
-            done.batches + 1,
-            done.samples + samples,
-            (*done.empty, *([done.batches] if is_empty(samples, outputs) else [])),
-            (*done.with_nan, *([done.batches] if has_nan else [])),
-        )
+        self._done = done.plus(self._plan, watch.found, values, outputs)
         return outputs
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """What was measured so far; ``empty`` and ``with_nan`` are numbers of batches, from 0."""
-
-    seen: dict[int, ValueStatistics] = field(default_factory=dict)
-    batches: int = 0
-    samples: int = 0
-    empty: tuple[int, ...] = ()
-    with_nan: tuple[int, ...] = ()
-
-    def notes(self) -> Iterator[str]:
-        """Which batches are empty, and on which values are NaN."""
-        total = counted(self.batches, "batch", "batches")
-        for what, found in (("no samples", self.empty), ("NaN", self.with_nan)):
-            if found:
-                yield f"{what} in {len(found)} of {total}: {few([f'batch {number}' for number in found])}"

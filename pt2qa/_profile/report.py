@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 Packed = dict[str, Array]
 """Arrays of many values, one value after the other; those of value i are ``offsets[i]`` to ``offsets[i + 1]``."""
 
-SIDES: Final = ("reference", "quantized", "float", "graph")
+SIDES: Final = ("reference", "quantized", "deployed", "float", "graph")
 """What a profile may be of."""
 
 OFFSETS: Final = "offsets"
@@ -52,7 +52,8 @@ class Profile(Report):
         rows: one for each value at each op, in graph order: inputs, weights, bias, output.
         histograms: bins and counts of the values, packed; empty where none were made.  :meth:`histogram` reads them.
         channels: numbers by channel, packed; empty where none were made.  :meth:`channel` reads them.
-        side: which graph it was: ``reference``, ``quantized``, ``float`` (a capture) or ``graph``.
+        side: which graph it was: ``reference``, ``quantized``, ``deployed`` (what the backend's kernels write),
+            ``float`` (a capture) or ``graph``.
         quantizer: the pair's; empty for other graphs.
         batches, samples: how much was run.
         notes: what else the reader must know.
@@ -91,7 +92,8 @@ class Profile(Report):
         """Which graph this is about, e.g. ``MobileNetV2, quantized by xnnpack``."""
         if not self.quantizer:
             return f"{self.model}, {self.side}"
-        return f"{self.model}, {self.side} {'by' if self.side == 'quantized' else 'for'} {self.quantizer}"
+        how = {"quantized": "quantized by", "deployed": "deployed, quantized by"}.get(self.side, f"{self.side} for")
+        return f"{self.model}, {how} {self.quantizer}"
 
     @property
     def values(self) -> tuple[ProfileRow, ...]:
@@ -235,7 +237,7 @@ class Profile(Report):
         return (sorted(rows, key=lambda row: row.nonfinite == 0) if sort == "worst" and by else rows), by
 
     def _summary(self) -> Sequence[str]:
-        return summary_of(self.values, histograms=bool(self.histograms))
+        return summary_of(self.values, histograms=bool(self.histograms), deployed=self.side == "deployed")
 
 
 def packed(names: Sequence[str], values: Iterable[Sequence[Array]]) -> Packed:

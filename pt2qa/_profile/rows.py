@@ -49,7 +49,8 @@ class ProfileRow:
         q0_1, q1, q50, q99, q99_9: quantiles 0.1 %, 1 %, 50 %, 99 %, 99.9 %.
         zeros: share of values that are zero, 0..1.
         nans, infs: how many values are NaN or infinite.
-        saturation: share of values, 0..1, that the clamp moved: outside the integer range after rounding.
+        saturation: share of values, 0..1, that the clamp moved: outside the integer range after rounding. Of deployed
+            values only the integers are known: the share at or beyond an end of the range, unless that end is 0.0.
         range_use: share of the integer range, 0..1, that the values span.
         outlier_ratio: as above; 1 without outliers, and every doubling leaves one bit less to all but 0.1 % of the
             values.

@@ -21,7 +21,7 @@ from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
 from pt2qa.errors import CaptureError, SelectionError
 
-Side = Literal["reference", "quantized"]
+Side = Literal["reference", "quantized", "deployed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ProfileTarget:
         graph: what runs.
         names: names of its ops and inputs.
         values: maps a batch to the flat inputs of the graph; raises a BatchError if it does not fit.
-        side: ``reference``, ``quantized``, ``float`` or ``graph``.
+        side: ``reference``, ``quantized``, ``deployed`` (its graph is the quantized one), ``float`` or ``graph``.
         floats: the float graph that names the parameters of a quantized one; else the graph itself.
         quantizer: as a report calls it; empty without one.
         model: as a report calls it.
@@ -56,10 +56,10 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
 
     Raises a CaptureError for anything else, and a SelectionError if there is no such side.
     """
-    if side not in (None, "reference", "quantized"):
-        raise SelectionError(f"side: got {side!r}, expected 'reference' or 'quantized'")
+    if side not in (None, "reference", "quantized", "deployed"):
+        raise SelectionError(f"side: got {side!r}, expected 'reference', 'quantized' or 'deployed'")
     if isinstance(given, QuantizedPair):
-        graph = given.quantized if side == "quantized" else given.reference
+        graph = given.reference if side in (None, "reference") else given.quantized
         return ProfileTarget(
             graph=graph,
             names=node_names(graph, given.names),

@@ -31,9 +31,9 @@ WIDER: Final = 1.5
 """Ratio of ranges above which one is said to be wider."""
 
 
-def summary_of(rows: Sequence[ProfileRow], *, histograms: bool) -> list[str]:
-    """What to look at in a profile, given each value once, and whether it has histograms."""
-    said = list(_about_values(rows))
+def summary_of(rows: Sequence[ProfileRow], *, histograms: bool, deployed: bool) -> list[str]:
+    """What to look at in a profile, given each value once, whether it has histograms, and if it is of a program."""
+    said = list(_about_values(rows, deployed))
     if not said:
         said = ["Nothing stands out: no NaN, no infinity, no tensor that is all zero, no outliers."]
     if histograms:
@@ -41,7 +41,7 @@ def summary_of(rows: Sequence[ProfileRow], *, histograms: bool) -> list[str]:
     return said
 
 
-def _about_values(rows: Sequence[ProfileRow]) -> Iterator[str]:
+def _about_values(rows: Sequence[ProfileRow], deployed: bool) -> Iterator[str]:
     def among(found: Sequence[ProfileRow]) -> str:
         return f"{len(found)} of {counted(len(rows), 'tensor')}"
 
@@ -62,9 +62,11 @@ def _about_values(rows: Sequence[ProfileRow]) -> Iterator[str]:
     if dead := [row for row in rows if row.zeros == 1.0]:
         yield f"All zero: {few([_named(row) for row in dead])}."
     if clamped := [row for row in ranked(ProfileRow, rows, "saturation", ties="name") if row.saturation > CLAMPED]:
+        which = f"{among(clamped)} (most: {_named(clamped[0])}, {share(clamped[0].saturation)} %)"
         yield (
-            f"The clamp moved more than {100 * CLAMPED:g} % of the values in {among(clamped)} (most: "
-            f"{_named(clamped[0])}, {share(clamped[0].saturation)} %); how far, and at what cost, "
+            f"At an end of the integer range, clamped or not: more than {100 * CLAMPED:g} % of the values in {which}."
+            if deployed
+            else f"The clamp moved more than {100 * CLAMPED:g} % of the values in {which}; how far, and at what cost, "
             "pt2qa.compare_layers tells."
         )
     if wide := [row for row in ranked(ProfileRow, rows, "outlier_ratio", ties="name") if row.outlier_ratio > OUTLIERS]:

@@ -119,23 +119,7 @@ class Watch(Interpreter):
     def _measure(self, number: int, result: Any) -> None:
         if not isinstance(result, Tensor):
             return
-        value = self._values[number]
-        channels = None
-        axis = result.dim() - 1 if value.channels < 0 else value.channels
-        if value.params is not None and value.params.axis is not None:
-            axis = value.params.axis % result.dim()
-        elif value.constant:
-            axis = 0
-        if self.wanted.per_channel and result.dim() > max(axis, 1) and not result.is_complex():
-            channels = ChannelStatistics.of(result, axis)
-        self.found[number] = ValueStatistics(
-            Statistics.of(result, histogram=self.wanted.histograms),
-            str(result.dtype).removeprefix("torch."),
-            tuple(result.shape),
-            self._clamped.get(number),
-            channels,
-            axis if channels is not None else -1,
-        )
+        self.found[number] = measured(self._values[number], result, self.wanted, self._clamped.get(number))
 
     def _count_clamped(self, value: Value, node: Node) -> int | None:
         """How many values the clamp of a quantize node is about to move; None if its parameters are not plain."""
@@ -144,6 +128,26 @@ class Watch(Interpreter):
         if params is None or params.dynamic:
             params = quant_ops.read_params(node, self.env.get)
         return count_clamped(source, params) if isinstance(source, Tensor) else None
+
+
+def measured(value: Value, result: Tensor, wanted: Wanted, clamped: int | None) -> ValueStatistics:
+    """The statistics of a value on one batch; ``clamped`` is how many of its elements the clamp moved."""
+    channels = None
+    axis = result.dim() - 1 if value.channels < 0 else value.channels
+    if value.params is not None and value.params.axis is not None:
+        axis = value.params.axis % result.dim()
+    elif value.constant:
+        axis = 0
+    if wanted.per_channel and result.dim() > max(axis, 1) and not result.is_complex():
+        channels = ChannelStatistics.of(result, axis)
+    return ValueStatistics(
+        Statistics.of(result, histogram=wanted.histograms),
+        str(result.dtype).removeprefix("torch."),
+        tuple(result.shape),
+        clamped,
+        channels,
+        axis if channels is not None else -1,
+    )
 
 
 def count_clamped(x: Tensor, params: QuantParams) -> int | None:

@@ -17,14 +17,29 @@ from pt2qa.errors import FlowError
 @flow_argument
 @click.option("-q", "--quantizer", "spec", metavar="SPEC", help="Quantize it first.  [default: the float model]")
 @click.option(
-    "--side", type=click.Choice(["reference", "quantized"]), help="Which graph, with -q.  [default: reference]"
+    "--side",
+    type=click.Choice(["reference", "quantized", "deployed"]),
+    help="Which graph, with -q; deployed: what its kernels write.  [default: reference]",
+)
+@click.option(
+    "--program",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --side deployed, folder of the lowered program; it is written if it does not exist.",
 )
 @file_option
 @click.option(
     "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."
 )
 @prints_report
-def profile(flow: str, spec: str | None, side: Any, file: Path | None, histograms: bool, printing: Printing) -> None:
+def profile(
+    flow: str,
+    spec: str | None,
+    side: Any,
+    program: Path | None,
+    file: Path | None,
+    histograms: bool,
+    printing: Printing,
+) -> None:
     """Print statistics of what every op reads and produces.
 
     That is range, mean, quantiles, zeros, NaN and clamped values. The function is the same as for pt2qa analyze; its
@@ -33,17 +48,21 @@ def profile(flow: str, spec: str | None, side: Any, file: Path | None, histogram
     \b
       pt2qa profile flow.py:flow
       pt2qa profile flow.py:flow -q xnnpack --side quantized -o quantized.safetensors
+      pt2qa profile flow.py:flow -q xnnpack --side deployed --program lowered -o deployed.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
     from pt2qa.cli.flow import load_flow
 
     if side is not None and spec is None:
         raise click.UsageError("--side chooses a graph of a quantized model: give -q too")
+    if program is not None and side != "deployed":
+        raise click.UsageError("--program is that of --side deployed")
     given = load_flow(flow)
     subject: Any = given.capture()
     if spec is not None:
         subject = pt2qa.quantize(subject, spec, given.batches)
-    printing.deliver(pt2qa.profile(subject, given.batches, side=side, histograms=histograms), file)
+    report = pt2qa.profile(subject, given.batches, side=side, histograms=histograms, program=program)
+    printing.deliver(report, file)
 
 
 @main.command()

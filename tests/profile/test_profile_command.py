@@ -51,3 +51,14 @@ def test_a_side_without_a_quantizer_is_refused(run: Any) -> None:
     result = run("--side", "quantized")
     assert result.exit_code == 2
     assert "--side chooses a graph of a quantized model: give -q too" in result.output
+
+
+def test_the_deployed_side_is_profiled_and_its_program_kept(run: Any) -> None:
+    result = run("-q", "xnnpack", "--side", "deployed", "--program", "lowered", "-o", "d.safetensors")
+    assert result.exit_code == 0, result.output
+    assert "Profile of Sequential, deployed, quantized by xnnpack" in result.output
+    assert load("d.safetensors").side == "deployed"
+    assert Path("lowered/model.pte").is_file()
+    refused = run("-q", "xnnpack", "--program", "lowered")
+    assert refused.exit_code == 2
+    assert "--program is that of --side deployed" in refused.output

@@ -1,0 +1,175 @@
+"""The profile of what a backend's kernels write: the values that are observed in the lowered program."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from pt2qa._deployed.deployment import backend_for, program_for
+from pt2qa._deployed.taps import Lowerable, Tap, inputs_for, lowerable
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._profile.done import Done
+from pt2qa._profile.plan import Plan, Value, make_plan
+from pt2qa._profile.report import Profile
+from pt2qa._profile.summaries import profile_of
+from pt2qa._profile.target import ProfileTarget
+from pt2qa._profile.watch import Wanted, measured
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.prose import counted, few
+from pt2qa._simulator.accumulate import accumulate, refuse_empty
+from pt2qa._simulator.batches import Batch, as_batch, read_batches
+from pt2qa._simulator.program import QuantParams
+from pt2qa.errors import BatchError, DeploymentError
+from pt2qa.plugins import Backend, DeployedProgram
+
+
+def profile_deployed(
+    target: ProfileTarget,
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    backend: str | Backend | None,
+    program: str | os.PathLike[str] | None,
+    wanted: Wanted,
+    *,
+    inputs_of: Callable[[Any], Batch] | None,
+    progress: bool | None,
+    **chosen: Any,
+) -> Profile:
+    """The deployed side of :func:`pt2qa.profile`; ``chosen`` are the options of :func:`make_plan`."""
+    plan = make_plan(target.graph, target.names, **chosen)
+    items = read_batches(batches, inputs_of)
+    first = next(items, None)
+    if first is None:
+        raise BatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
+    place, runs_on = lowerable(pair), backend_for(pair, backend)
+    example = first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
+    folder = None if program is None else Path(program)
+    runs = program_for(pair, place, runs_on, target.values(example), folder, progress)
+    profiler = _DeployedProfiler(target, plan, wanted, Observed(pair, plan, place, runs), runs)
+    notes = accumulate(
+        profiler,
+        itertools.chain([first], items),
+        title="profile",
+        purpose="profile",
+        inputs_of=None,
+        progress=progress,
+    )
+    return profiler.profile([f"run by {runs_on.name}", *runs.facts, *notes])
+
+
+class Observed:
+    """Which values of a plan are observed, and why the others are not.
+
+    Attributes:
+        taps: by number of the value.
+        plan: the plan of these values: one that is observed before a kernel rounds it is a float value.
+    """
+
+    def __init__(self, pair: QuantizedPair, plan: Plan, place: Lowerable, program: DeployedProgram) -> None:
+        self._taps = {tap.step.node: tap for tap in place.taps}
+        results = {tap.step.out: tap for tap in place.taps}
+        steps = (step for step in pair.program.steps if step.duplicate_of is not None)
+        self._taps |= {step.node: results[step.duplicate_of] for step in steps if step.duplicate_of in results}
+        self._reasons = dict(program.taps)
+        self._fused = {step.node: f"inside the kernel that writes {last}" for step, last in place.fused}
+        self.taps: dict[int, Tap] = {}
+        self._missing: dict[int, str] = {}
+        values = list(plan.values)
+        for number, value in enumerate(plan.values):
+            if value.constant or not isinstance(_source(value).meta.get(VALUE), Tensor):
+                continue
+            tap = self._tap_of(value)
+            reason = self._why_not(value, tap)
+            if tap is None or reason:
+                self._missing[number] = reason
+                continue
+            self.taps[number] = tap
+            values[number] = replace(value, params=tap.params)
+        self.plan = replace(plan, values=tuple(values))
+
+    def _tap_of(self, value: Value) -> Tap | None:
+        found = self._taps.get(value.node.name)
+        return self._taps.get(_source(value).name) if found is None else found
+
+    def _why_not(self, value: Value, tap: Tap | None) -> str:
+        if value.reader is not None:
+            return "an op writes to it before it is read"
+        if tap is not None:
+            return tap.refused or self._reasons.get(tap.node, "the backend says nothing about it")
+        if _source(value).op == "placeholder":
+            return "an input that no kernel rounds"
+        return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")
+
+    def notes(self) -> Iterator[str]:
+        """The values that are not observed, by reason."""
+        names: dict[int, str] = {}
+        for place in self.plan.places:
+            names.setdefault(place.value, place.of)
+        groups: dict[str, list[str]] = defaultdict(list)
+        for number, reason in self._missing.items():
+            groups[reason].append(names[number])
+        for reason, found in groups.items():
+            yield f"not observed, {counted(len(found), 'value')}: {reason}: {few(found)}"
+        if fixed := sum(value.constant for value in self.plan.values):
+            yield f"not observed, {counted(fixed, 'value')}: weights and constants, which the program holds"
+
+
+def _source(value: Value) -> Node:
+    """The node that makes a value, before it is quantized."""
+    source = value.node if value.quantize is None else value.quantize.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+class _DeployedProfiler:
+    """Adds up what is observed."""
+
+    def __init__(
+        self, target: ProfileTarget, plan: Plan, wanted: Wanted, observed: Observed, program: DeployedProgram
+    ) -> None:
+        self.target, self.wanted, self.observed, self.program = target, wanted, observed, program
+        self.done = Done()
+
+    @property
+    def batches(self) -> int:
+        return self.done.batches
+
+    def add(self, batch: Batch) -> None:
+        values = self.target.values(batch)
+        ran = self.program.run(inputs_for(values))
+        found = {} if ran.changed else {number: self._measured(number, ran.values) for number in self.observed.taps}
+        self.done = self.done.plus(self.observed.plan, found, values, ran.outputs, changed=ran.changed)
+
+    def _measured(self, number: int, values: Mapping[str, Tensor]) -> Any:
+        tap, value = self.observed.taps[number], self.observed.plan.values[number]
+        seen = values[tap.node]
+        clamped = None if tap.params is None or seen.is_floating_point() else count_at_ends(seen, tap.params)
+        return measured(value, tap.value(seen), self.wanted, clamped)
+
+    def profile(self, notes: Sequence[str]) -> Profile:
+        done = self.done
+        refuse_empty(done.batches, len(done.empty))
+        said = (*notes, *self.observed.notes(), *done.notes())
+        if not done.seen:
+            raise DeploymentError(f"no value of the deployed program was observed: {'; '.join(said)}")
+        return profile_of(self.target, self.observed.plan, done.seen, self.wanted, done.batches, done.samples, said)
+
+
+def count_at_ends(integers: Tensor, params: QuantParams) -> int:
+    """How many integers lie at or beyond an end of the range; those at an end that stands for 0.0 do not count.
+
+    After a relu, that end holds all that was negative, and was not clamped by the rounding.
+    """
+    low = params.quant_min - (params.quant_min == params.zero_point)
+    high = params.quant_max + (params.quant_max == params.zero_point)
+    # In a wider type, since the ends may lie outside that of the integers.
+    steps = integers.int()
+    return int(((steps <= low) | (steps >= high)).sum())
