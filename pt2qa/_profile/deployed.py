@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2qa._deployed.deployment import backend_for, program_for
+from pt2qa._deployed.explained import explained
 from pt2qa._deployed.taps import Lowerable, Tap, inputs_for, lowerable
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.done import Done
@@ -52,16 +53,17 @@ def profile_deployed(
     place, runs_on = lowerable(pair), backend_for(pair, backend)
     example = first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
     folder = None if program is None else Path(program)
-    runs = program_for(pair, place, runs_on, target.values(example), folder, progress)
-    profiler = _DeployedProfiler(target, plan, wanted, Observed(pair, plan, place, runs), runs)
-    notes = accumulate(
-        profiler,
-        itertools.chain([first], items),
-        title="profile",
-        purpose="profile",
-        inputs_of=None,
-        progress=progress,
-    )
+    with explained(pair, runs_on):
+        runs = program_for(pair, place, runs_on, target.values(example), folder, progress)
+        profiler = _DeployedProfiler(target, wanted, Observed(pair, plan, place, runs), runs)
+        notes = accumulate(
+            profiler,
+            itertools.chain([first], items),
+            title="profile",
+            purpose="profile",
+            inputs_of=None,
+            progress=progress,
+        )
     return profiler.profile([f"run by {runs_on.name}", *runs.facts, *notes])
 
 
@@ -132,9 +134,7 @@ def _source(value: Value) -> Node:
 class _DeployedProfiler:
     """Adds up what is observed."""
 
-    def __init__(
-        self, target: ProfileTarget, plan: Plan, wanted: Wanted, observed: Observed, program: DeployedProgram
-    ) -> None:
+    def __init__(self, target: ProfileTarget, wanted: Wanted, observed: Observed, program: DeployedProgram) -> None:
         self.target, self.wanted, self.observed, self.program = target, wanted, observed, program
         self.done = Done()
 

@@ -190,7 +190,9 @@ class Profile(Report):
             ReportError: the profile has no histograms, or no numbers by channel.
         """
         found: list[Event] = [self._buckets(row, step) for row in self.rows if row.count > row.nonfinite]
-        return self.side, [*found, *(self._by_channel() if per_channel else ())]
+        # A deployed report is the run "deployed".
+        run = "deployed_values" if self.side == "deployed" else self.side
+        return run, [*found, *(self._by_channel() if per_channel else ())]
 
     def _buckets(self, row: ProfileRow, step: int) -> Buckets:
         edges, counts = self.histogram(row, BUCKETS)

@@ -23,11 +23,12 @@ def write_tensorboard(
 ) -> None:
     """Write layer reports, deployed reports and profiles as event files for ``tensorboard --logdir <folder>``.
 
-    Each report is a separate run: ``layers``, ``deployed``, and for a profile its side, such as ``reference`` and
-    ``quantized``, so that TensorBoard shows both sides of a value in one chart.  A layer report gives each metric as
-    ``<metric>/<layer>`` at the step, and as ``along_graph/<metric>``, whose steps are the layers in graph order.  So
-    does a deployed report, and its stages as ``stages/sqnr/<stage>`` and ``stages/step_sqnr/<stage>``.  A profile gives
-    the histogram of each input, output, weight and bias as ``<op>/<value>``.  Nan and infinite values are left out.
+    Each report is a separate run: ``layers``, ``deployed``, and for a profile its side, such as ``reference``,
+    ``quantized`` and ``deployed_values``, so that TensorBoard shows all sides of a value in one chart.  A layer report
+    gives each metric as ``<metric>/<layer>`` at the step, and as ``along_graph/<metric>``, whose steps are the layers
+    in graph order.  So does a deployed report, and its stages as ``stages/sqnr/<stage>`` and
+    ``stages/step_sqnr/<stage>``.  A profile gives the histogram of each input, output, weight and bias as
+    ``<op>/<value>``.  Nan and infinite values are left out.
 
     Args:
         reports: layer reports, deployed reports and profiles with histograms, at most one per run.

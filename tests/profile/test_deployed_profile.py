@@ -21,7 +21,7 @@ from pt2qa._simulator.program import QuantParams
 from pt2qa.report import Profile
 from pt2qa_xnnpack.backend import XNNPACKProgram
 from pt2qa_xnnpack.internals import runtime
-from tests.models import images, residual
+from tests.models import Linears, images, residual
 from tests.profile.test_profile import assert_measured
 
 DATA = [2 * images(4, seed=1), images(3, seed=2)]
@@ -120,7 +120,7 @@ def test_the_report_is_shown_saved_and_written_for_tensorboard(report: Profile, 
     report.save(tmp_path / "profile.safetensors")
     assert pt2qa.load(tmp_path / "profile.safetensors").text(limit=None) == report.text(limit=None)
     pt2qa.write_tensorboard(report, tmp_path / "logs", per_channel=True)
-    assert list((tmp_path / "logs" / "deployed").glob("events.*"))
+    assert list((tmp_path / "logs" / "deployed_values").glob("events.*"))
 
 
 def test_ops_are_chosen_and_a_saved_program_costs_no_lowering(
@@ -149,6 +149,20 @@ def test_the_profile_of_x86_kernels_is_that_of_what_its_walk_returns() -> None:
         row = report.find(tap.owner.name if tap.owner is not None else "x")
         assert_measured(report, row, tap.value(values[tap.node]).double().numpy().ravel())
         assert math.isnan(row.scale) == (tap.params is None)
+
+
+def test_values_that_kernels_round_by_row_are_those_before_the_rounding() -> None:
+    torch.manual_seed(0)
+    example = torch.randn(4, 16)
+    pair = pt2qa.quantize(pt2qa.capture(Linears().eval(), example), "xnnpack:mode=dynamic", [example])
+    report = pt2qa.profile(pair, [example], side="deployed", progress=False)
+    assert [(row.name, row.dtype, row.scheme) for row in report.values] == [
+        ("relu", "float32", ""),
+        ("second/linear", "float32", ""),
+    ]
+    assert "not observed, 1 value: an input that no kernel rounds: x" in report.notes
+    quantized = pt2qa.profile(pair.as_deployed(), [example], side="quantized", progress=False)
+    assert report.find("second/linear").max == pytest.approx(quantized.find("second/linear").max, rel=1e-4)
 
 
 def test_batches_on_which_observing_changed_the_outputs_give_no_values(
@@ -180,7 +194,8 @@ def test_the_other_sides_take_no_program_and_a_profiler_no_deployed_side(pair: p
 
 
 @pytest.mark.parametrize(
-    ("zero_point", "low", "high", "count"), [(0, -128, 127, 2), (-128, -128, 127, 1), (127, -128, 127, 1), (3, -5, 4, 4)]
+    ("zero_point", "low", "high", "count"),
+    [(0, -128, 127, 2), (-128, -128, 127, 1), (127, -128, 127, 1), (3, -5, 4, 4)],
 )
 def test_an_end_that_stands_for_zero_is_no_saturation(zero_point: int, low: int, high: int, count: int) -> None:
     integers = torch.tensor([-128, 127, 4, -5, 0], dtype=torch.int8)
