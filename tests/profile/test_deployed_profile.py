@@ -123,6 +123,15 @@ def test_the_report_is_shown_saved_and_written_for_tensorboard(report: Profile, 
     assert list((tmp_path / "logs" / "deployed_values").glob("events.*"))
 
 
+def test_the_page_of_a_layer_report_draws_it_beside_the_other_sides(pair: pt2qa.QuantizedPair, report: Profile) -> None:
+    layers = pt2qa.compare_layers(pair, DATA, progress=False)
+    quantized = pt2qa.profile(pair, DATA, side="quantized", progress=False)
+    charts = [each for each in layers.charts([layers, quantized, report]) if each["kind"] == "histogram"]
+    drawn = next(each for each in charts if each["title"].startswith("relu/relu:"))
+    assert [each["side"] for each in drawn["series"]] == ["quantized", "deployed"]
+    assert sum(drawn["series"][1]["counts"]) == pytest.approx(report.find("relu/relu").count)
+
+
 def test_ops_are_chosen_and_a_saved_program_costs_no_lowering(
     pair: pt2qa.QuantizedPair, report: Profile, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
