@@ -114,6 +114,10 @@ class Comparison:
         """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
         samples = count_samples(values)
+        if not samples and is_empty(samples, self.pair.simulator.run(values)):
+            self.set_apart.append(empty_batch(self.batches))
+            self.batches += 1
+            return
         ran = self.program.run(inputs_for(values))
         seen = {} if ran.changed else {index: ran.values[tap.node] for index, tap in self.observed.items()}
         measured = self.check.run(functools.partial(self._measure, values, seen), values)
@@ -234,8 +238,6 @@ class Comparison:
     def _why_apart(
         self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[_Sums]
     ) -> SetApart | None:
-        if is_empty(samples, measured.quantized):
-            return empty_batch(self.batches)
         names = [self._name(self.observed[index]) for index, sums in measured.sums.items() if sums.nonfinite]
         names += [name for name, sums in zip(self._output_names(len(outputs)), outputs, strict=True) if sums.nonfinite]
         if not names:

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,32 +130,42 @@ def program_for(
         raise DeploymentError(
             f"{folder}: programs of {backend.name} cannot be written to a folder: leave out program=."
         )
-    with tqdm(total=0, bar_format="{desc} {elapsed}", disable=None if progress is None else not progress) as bar:
-        program = backend.lower(
-            lowerable.graph,
-            inputs_for(example),
-            lowerable.wanted,
-            dynamic_shapes=lowerable.dynamic_shapes(),
-            progress=lambda what: bar.set_description_str(f"{pair.model}: {what}"),
-        )
-    if folder is not None:
-        _save(program, folder, lowerable, backend)
+    with _written(folder, lowerable, backend) as made:
+        with tqdm(total=0, bar_format="{desc} {elapsed}", disable=None if progress is None else not progress) as bar:
+            program = backend.lower(
+                lowerable.graph,
+                inputs_for(example),
+                lowerable.wanted,
+                dynamic_shapes=lowerable.dynamic_shapes(),
+                progress=lambda what: bar.set_description_str(f"{pair.model}: {what}"),
+            )
+        if made is not None:
+            program.save(made)
     return program
 
 
-def _save(program: DeployedProgram, folder: Path, lowerable: Lowerable, backend: Backend) -> None:
-    """Writes a folder that is there as a whole or not at all."""
+@contextmanager
+def _written(folder: Path | None, lowerable: Lowerable, backend: Backend) -> Iterator[Path | None]:
+    """A new folder for the program, which gets its name when all is in it; if another process was first, its stays.
+
+    It is made before the lowering, which takes long, so that no work is lost where nothing can be written.
+    """
+    if folder is None:
+        yield None
+        return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
-            program.save(made)
+            yield made
             (made / INDEX).write_text(json.dumps(_index(lowerable, backend), indent=1))
             made.chmod(0o755)
-            os.rename(made, folder)
-        except BaseException:
+            if folder.exists():
+                _check_index(folder, lowerable, backend)
+            else:
+                os.rename(made, folder)
+        finally:
             shutil.rmtree(made, ignore_errors=True)
-            raise
     except OSError as error:
         raise DeploymentError(f"{folder}: the lowered program cannot be written: {error}") from error
 

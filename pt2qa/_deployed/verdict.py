@@ -119,7 +119,7 @@ def _agreement(rows: Sequence[DeployedRow]) -> Iterator[str]:
         yield f"{equal} of {counted(len(integers), 'integer value')} are equal bit for bit"
     if equal < len(integers):
         most = max(row.isolated_differing for row in integers)
-        yield f"{len(integers) - equal} differ by one LSB, in at most {100 * most:.2g} % of their elements"
+        yield f"the rest is within one LSB, with at most {100 * most:.2g} % of a value's elements off"
     if floats:
         close = "are equal" if min(floats) == inf else f"agree to {decibel(min(floats))} dB or more"
         yield f"{counted(len(floats), 'float value')} {close}"
