@@ -280,7 +280,7 @@ class Comparison:
     def _row(self, tap: Tap) -> DeployedRow:
         sums, delegated = self.sums.get(tap.step.index, _Sums()), self.program.delegated
         note = tap.refused or self.program.taps.get(tap.node, "the backend says nothing about it") or sums.problem
-        note = note or self._together(tap.step.reads)
+        note = note or (self._together(tap.step.reads) if sums.count else "")
         handle, name, module, op = self._place(tap)
         # An input is quantized where the first kernel reads it.
         inside = bool(delegated) if tap.owner is None else handle in delegated
