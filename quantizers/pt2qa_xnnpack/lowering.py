@@ -45,6 +45,8 @@ def lower(
     progress: Callable[[str], None],
 ) -> XNNPACKProgram:
     """See :meth:`pt2qa.plugins.Backend.lower`."""
+    # Programs take inputs in the layout of their example.
+    inputs = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in inputs]
     progress("lowering the model")
     model = _lowered(graph, inputs, dynamic_shapes, XnnpackPartitioner())
     if model.missing:

@@ -53,6 +53,7 @@ from pt2qa._graph.internals.torch import (
     arguments_of,
     calling_convention,
     detect_fake_mode,
+    dynamic_dimensions,
     flop_registry,
     instructions_found,
     is_composite,
@@ -284,6 +285,28 @@ def test_symbolic_sizes_can_still_be_compared_without_pinning_them_down() -> Non
     assert statically_known_true(size == size)
     assert not statically_known_true(size == 3)
     assert program.module()(torch.ones(5, 4), shift=torch.ones(4))["y"].shape == (5, 4)
+
+
+@pytest.mark.parametrize(("dim", "bound"), [(Dim("n"), None), (Dim("n", max=7), 7), (Dim.AUTO, None)])
+def test_the_range_of_a_symbolic_size_can_still_be_asked(dim: Any, bound: int | None) -> None:
+    program = torch.export.export(nn.ReLU(), (torch.ones(3, 4),), dynamic_shapes=({0: dim},))
+    values = [node.meta[VALUE] for node in program.graph.find_nodes(op="placeholder")]
+    sizes, none = dynamic_dimensions([*values, 1])
+    assert (list(sizes), none) == ([0], {})
+    assert sizes[0].max == (bound or Dim("unbounded").max)
+    again = torch.export.export(program.module(), (torch.ones(3, 4),), dynamic_shapes=dynamic_dimensions(values))
+    assert isinstance(again.graph.find_nodes(op="placeholder")[0].meta[VALUE].shape[0], torch.SymInt)
+
+
+def test_equal_symbolic_sizes_share_one_dimension() -> None:
+    class Add(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    n = Dim("n")
+    program = torch.export.export(Add(), (torch.ones(3), torch.ones(3)), dynamic_shapes=({0: n}, {0: n}))
+    first, second = dynamic_dimensions([node.meta[VALUE] for node in program.graph.find_nodes(op="placeholder")])
+    assert first[0] is second[0]
 
 
 def test_the_example_size_behind_a_symbol_can_still_be_asked() -> None:

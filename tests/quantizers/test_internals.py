@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,7 +15,17 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 
 from pt2qa_x86.internals import configured_modules, function_of
-from pt2qa_xnnpack.internals import keep_in_float, shape_of
+from pt2qa_xnnpack.internals import (
+    contents_of,
+    handle_of,
+    keep_in_float,
+    merged_in_delegate,
+    op_name,
+    outputs_by_delegate,
+    programs_of_delegates,
+    runtime,
+    shape_of,
+)
 
 X = torch.ones(2, 4)
 
@@ -57,3 +70,84 @@ def test_export_still_stores_shapes_where_the_plug_in_reads_them() -> None:
     graph = torch.export.export(nn.Linear(4, 2).eval(), (X,)).module(check_guards=False).graph
     (linear,) = graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
     assert [tuple(shape_of(node) or ()) for node in linear.all_input_nodes] == [(2, 4), (2, 4), (2,)]
+
+
+# -- ExecuTorch --------------------------------------------------------------------------------------------------------
+
+
+class Outside(nn.Module):
+    """A linear, for which XNNPACK has a kernel, and a cumulative sum, for which it has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x).cumsum(1)
+
+
+@pytest.fixture(scope="module")
+def partitioned() -> list[dict[str, list[str]]]:
+    """What the delegates of the lowered program return, by their tags."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def lowered(partitioned: list[dict[str, list[str]]]) -> Any:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    class Watched(XnnpackPartitioner):  # type: ignore[misc]
+        def partition(self, exported_program: Any) -> Any:
+            result = super().partition(exported_program)
+            found = outputs_by_delegate(result.tagged_exported_program.graph_module)
+            partitioned.append({tag: [op_name(node) for node in nodes] for tag, nodes in found.items()})
+            return result
+
+    program = torch.export.export(Outside().eval(), (X,))
+    for number, node in enumerate(node for node in program.graph.nodes if node.op == "call_function"):
+        node.meta["custom"] = {"numeric_debug_handle": number}
+    return to_edge_transform_and_lower(program, partitioner=[Watched()])
+
+
+def test_partitioners_still_tag_nodes_and_ops_still_have_these_names(
+    lowered: Any, partitioned: list[dict[str, list[str]]]
+) -> None:
+    assert [list(each.values()) for each in partitioned] == [[["aten::linear"]]]
+    outside = [op_name(node) for node in lowered.exported_program().graph.nodes]
+    assert [name for name in outside if name] == ["aten::cumsum"]
+
+
+def test_handles_still_reach_delegates_and_the_ops_outside(lowered: Any) -> None:
+    program = lowered.exported_program()
+    (inside,) = programs_of_delegates(program.graph_module)
+    linear, cumsum = 0, 1
+    assert linear in {handle_of(node) for node in inside.graph.nodes}
+    assert cumsum in {handle_of(node) for node in program.graph.nodes if op_name(node)}
+
+
+def test_a_file_still_tells_its_delegates_and_the_ops_outside(lowered: Any) -> None:
+    contents = contents_of(bytes(lowered.to_executorch().buffer))
+    assert contents[:2] == (("XnnpackBackend",), ("aten::cumsum.out",))
+
+
+def test_the_runtime_still_tells_its_backends_and_kernels() -> None:
+    assert runtime().backend_registry.is_available("XnnpackBackend")
+    assert "aten::cumsum.out" in runtime().operator_registry.operator_names
+
+
+def test_xnnpack_still_refuses_outputs_that_are_one_value_in_this_function() -> None:
+    from executorch.backends.xnnpack.xnnpack_preprocess import generate_node_to_external_map
+
+    class Same(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = x + 1
+            return y, x * 2, y, x
+
+    program = torch.export.export(Same(), (X,))
+    for node in program.graph.nodes:
+        node.meta["delegation_tag"] = "first"
+    with pytest.raises(RuntimeError, match="is already in the inputs") as raised:
+        generate_node_to_external_map(program, program.graph_module)
+    assert merged_in_delegate(raised.value) == ("first", ((0, 2), (-1, 3)))
+    assert merged_in_delegate(ValueError()) is None

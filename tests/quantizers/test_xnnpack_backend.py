@@ -1,0 +1,100 @@
+"""What the XNNPACK backend observes: values of copies that it removes, and taps that it must give up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Interpreter, Node
+from torch.fx.graph import CodeGen
+
+import pt2qa
+from pt2qa.plugins import Ran
+from pt2qa_xnnpack import lowering
+from pt2qa_xnnpack.backend import XNNPACKBackend, XNNPACKProgram
+
+
+class Copies(nn.Module):
+    """A linear among copies, which XNNPACK removes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.fc(x.clone()).clone())
+
+
+def silent(what: str) -> None:
+    pass
+
+
+def test_a_value_and_its_copy_are_returned_once_and_a_copied_input_is_lost() -> None:
+    x = torch.randn(2, 4)
+    graph = torch.export.export(Copies().eval(), (x,)).module(check_guards=False)
+    output = graph.graph.output_node()
+    output.args = (tuple(output.args[0]),)
+    graph.graph.set_codegen(CodeGen())
+    graph.recompile()
+    values: dict[str, Any] = {}
+
+    class Nodes(Interpreter):
+        def run_node(self, node: Node) -> Any:
+            values[node.name] = super().run_node(node)
+            return values[node.name]
+
+    with torch.no_grad():
+        Nodes(graph).run(x, enable_io_processing=False)
+    taps = ["clone", "linear", "clone_1", "relu"]
+    program = XNNPACKBackend().lower(graph, (x,), taps, dynamic_shapes=None, progress=silent)
+    assert program.taps == {"clone": lowering.COPIED, "linear": "", "clone_1": "", "relu": ""}
+    assert program.positions["linear"] == program.positions["clone_1"]
+    assert program.positions["relu"] == 0
+    ran = program.run((x,))
+    assert not ran.changed
+    for name, value in ran.values.items():
+        assert torch.allclose(value, values[name], atol=1e-6), name
+
+
+def made(data: bytes = b"", missing: tuple[str, ...] = ()) -> lowering._Lowered:
+    return lowering._Lowered(data, frozenset(), 1, (), (), missing, ())
+
+
+def test_taps_that_change_the_outputs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def observed(graph: Any, inputs: Any, taps: Sequence[str], *_: Any) -> tuple[bytes, dict[str, int]]:
+        return b"observed", {name: position for position, name in enumerate(taps, 1)}
+
+    def run(program: XNNPACKProgram, inputs: Any) -> Ran:
+        return Ran((), changed="bad" in program.positions)
+
+    monkeypatch.setattr(lowering, "_lowered", lambda *_: made())
+    monkeypatch.setattr(lowering, "_observed", observed)
+    monkeypatch.setattr(XNNPACKProgram, "run", run)
+    program = lowering.lower(None, (), ["a", "bad", "c", "d"], None, silent)  # type: ignore[arg-type]
+    assert program.taps["bad"] == lowering.DISTURBS
+    assert program.taps["d"] == ""
+    assert not program.run(()).changed
+
+
+def test_a_program_for_which_there_is_no_kernel_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "_lowered", lambda *_: made(missing=("aten::cumsum",)))
+    with pytest.raises(pt2qa.DeploymentError, match=r"no kernel for aten::cumsum\. Run the program where there is one"):
+        lowering.lower(None, (), [], None, silent)  # type: ignore[arg-type]
+
+
+def test_taps_without_a_kernel_are_lost_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowered(graph: Sequence[str], *_: Any) -> lowering._Lowered:
+        outputs = ("", *("quantized_decomposed::quantize_per_tensor" if name == "outside" else "" for name in graph))
+        missing = ("quantized_decomposed::quantize_per_tensor",) if "outside" in graph else ()
+        return lowering._Lowered(b"observed", frozenset(), 1, (), outputs, missing, ())
+
+    graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).module(check_guards=False)
+    monkeypatch.setattr(lowering, "_lowered", lowered)
+    monkeypatch.setattr(lowering, "_with_outputs", lambda graph, names: names)
+    lost: dict[str, str] = {}
+    found = lowering._observed(graph, (), ["inside", "outside", "later"], None, lost)
+    assert found == (b"observed", {"inside": 1, "later": 2})
+    assert lost == {"outside": lowering.NO_KERNEL}
