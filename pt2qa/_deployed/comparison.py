@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2qa._deployed.deployment import run_program
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._deployed.stages import Stages
-from pt2qa._deployed.taps import Lowerable, Tap, inputs_for, leaves_of
+from pt2qa._deployed.taps import Lowerable, Tap, leaves_of
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, noise_sums
@@ -118,7 +119,7 @@ class Comparison:
             self.set_apart.append(empty_batch(self.batches))
             self.batches += 1
             return
-        ran = self.program.run(inputs_for(values))
+        ran = run_program(self.program, values)
         seen = {} if ran.changed else {index: ran.values[tap.node] for index, tap in self.observed.items()}
         measured = self.check.run(functools.partial(self._measure, values, seen), values)
         self._check_isolated(values, seen, measured)

@@ -20,7 +20,7 @@ from pt2qa._exclusion import exports
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.rows import installed
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Backend, DeployedProgram, available, backend_of, resolve
+from pt2qa.plugins import Backend, DeployedProgram, Ran, available, backend_of, resolve
 from pt2qa.plugins.options import parse_options, with_options
 
 INDEX = "pt2qa.json"
@@ -107,6 +107,16 @@ def _elsewhere() -> str:
         "Run the model where it runs: pt2qa record-inputs (pt2qa.record_inputs) writes the inputs, and "
         "compare_deployed(deployed='outputs.safetensors') compares what was recorded there."
     )
+
+
+@exports
+def run_program(program: DeployedProgram, values: Sequence[Any]) -> Ran:
+    """Runs a batch, flat.  A program may be lowered anew for inputs of another shape, which exports.
+
+    Raises:
+        DeploymentError: the backend failed.
+    """
+    return program.run(inputs_for(values))
 
 
 @exports

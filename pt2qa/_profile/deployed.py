@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from pt2qa._deployed.deployment import backend_for, program_for
+from pt2qa._deployed.deployment import backend_for, program_for, run_program
 from pt2qa._deployed.explained import explained
-from pt2qa._deployed.taps import Lowerable, Tap, inputs_for, lowerable
+from pt2qa._deployed.taps import Lowerable, Tap, lowerable
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.done import Done
 from pt2qa._profile.plan import Plan, Value, make_plan
@@ -144,7 +144,7 @@ class _DeployedProfiler:
 
     def add(self, batch: Batch) -> None:
         values = self.target.values(batch)
-        ran = self.program.run(inputs_for(values))
+        ran = run_program(self.program, values)
         found = {} if ran.changed else {number: self._measured(number, ran.values) for number in self.observed.taps}
         self.done = self.done.plus(self.observed.plan, found, values, ran.outputs, changed=ran.changed)
 
