@@ -107,8 +107,8 @@ class DeployedReport(Report):
     def _title(self, sort: str) -> str:
         read = data_read(self.batches, self.samples)
         how = self._how(sort, "smallest isolated SQNR first")
-        rows = counted(len(self.rows), "value")
-        return f"{self.model}, quantized by {self.quantizer}, on {self.backend}: {rows}, {read}, {how}"
+        what = f"{counted(len(self.rows), 'value')}, {read}, {how}" if self.rows else f"outputs alone, {read}"
+        return f"{self.model}, quantized by {self.quantizer}, on {self.backend}: {what}"
 
     def _lead(self) -> Sequence[str]:
         return self.facts

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import inf, isinf, isnan
 from typing import Final
 
-from pt2qa._decibels import power
+from pt2qa._decibels import decibels, power
 from pt2qa._deployed.rows import FLOAT_MATCH_DB, DeployedRow, StageRow
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import counted, few
@@ -63,7 +63,7 @@ def _about_stages(stages: Sequence[StageRow]) -> str:
     total = f"The {last.name} output is {worst} {'the eager model' if first == 'eager' else f'the {first} one'}"
     found = blamed(stages)
     if found is None:
-        return f"{total}; no stage adds noise above {10 * 6} dB."
+        return f"{total}; no stage adds noise above {decibels(1.0, SLIGHT):g} dB."
     before = stages[[row.name for row in stages].index(found.name) - 1]
     step = f"from {_level(before.sqnr)} to {_level(found.sqnr)}"
     better = f": better than the {before.name} graph says" if found.sqnr > before.sqnr else ""

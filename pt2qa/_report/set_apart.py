@@ -125,7 +125,8 @@ def about_faults(found: Sequence[SetApart], batches: int) -> list[str]:
     """
     empty = [each for each in found if each.what == EMPTY]
     kinds = (
-        ("Quantization fails on {}: {}.", failures(found)),
+        ("Quantization fails on {}: {}.", [e for e in failures(found) if e.side != "deployed"]),
+        ("The deployed program fails on {}: {}.", [e for e in found if e.side == "deployed"]),
         (
             "The float model itself gives values that are not finite in {}: {}.",
             [e for e in found if e.side in ("both", "reference")],
