@@ -511,7 +511,12 @@ def test_batches_with_another_number_of_channels_are_noted() -> None:
         ),
         ("text", {}, pt2qa.CaptureError, r"got a str, which is no graph"),
         ("capture", {"side": "quantized"}, pt2qa.SelectionError, r"a Capture has no sides; give a QuantizedPair"),
-        ("pair", {"side": "float"}, pt2qa.SelectionError, r"side: got 'float', expected 'reference' or 'quantized'"),
+        (
+            "pair",
+            {"side": "float"},
+            pt2qa.SelectionError,
+            r"side: got 'float', expected 'reference', 'quantized' or 'deployed'",
+        ),
         ("pair", {"prefixes": ["con1"]}, pt2qa.SelectionError, r"no module or op is called 'con1'. Near names: conv1"),
         ("pair", {"ops": ["conv3d"]}, pt2qa.SelectionError, r"no op type is called 'conv3d'. Near names: conv2d"),
         ("pair", {"batches": []}, pt2qa.BatchError, r"no batch to profile"),
