@@ -32,11 +32,10 @@ def test_every_kernel_is_within_one_step(name: str) -> None:
     assert "The kernels are right" in report.summary()
 
 
-@pytest.mark.parametrize(("name", "step"), [("mobilenet_v2", 14.0), ("efficientnet_lite0", 10.0)])
-def test_single_steps_grow_along_the_graph(name: str, step: float) -> None:
+def test_single_steps_grow_along_mobilenet() -> None:
     """Deployed and converted are as far apart as each is from the float model."""
-    report = deployed(name)
+    report = deployed("mobilenet_v2")
     by_name = {row.name: row for row in report.stages}
-    assert by_name["deployed"].step_sqnr == pytest.approx(step, abs=4)
-    assert by_name["deployed"].sqnr == pytest.approx(by_name["converted"].sqnr, abs=1.5)
+    assert by_name["deployed"].step_sqnr == pytest.approx(14, abs=1)
+    assert by_name["deployed"].sqnr == pytest.approx(by_name["converted"].sqnr, abs=1)
     assert "only the growth of single-LSB differences" in " ".join(report.summary().split())
