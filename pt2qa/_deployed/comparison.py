@@ -110,7 +110,6 @@ class Comparison:
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
-    @computes
     def add(self, batch: Batch) -> None:
         """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
@@ -165,6 +164,7 @@ class Comparison:
         reference, quantized = lockstep(self.pair.simulator, values, visit)
         return _Measured(reference, quantized, found, _finish(walk, instead) if found else None)
 
+    @computes
     def _check_isolated(self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured) -> None:
         """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must say the same.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pt2qa._capture.agreement import State, run
 from pt2qa._deployed.rows import StageRow
 from pt2qa._deployed.taps import leaves_of
+from pt2qa._exclusion import computes
 from pt2qa._metrics import NoiseSums, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.batches import Batch, as_call, buffers_kept
@@ -38,6 +39,7 @@ class Stages:
             self.eager = None
             self.notes.append("the model is in training mode: the stages begin with its program")
 
+    @computes
     def before(self, batch: Batch) -> dict[str, list[Tensor]]:
         """The outputs of the stages that the simulator does not run."""
         args, kwargs = as_call(batch, self.pair.quantized)
