@@ -197,7 +197,7 @@ class QuantizedPair:
         if quantizer is None and self.recipe is None:
             raise PairingError(
                 f"this pair by {self.quantizer} was made by pt2qa.pair, which knows no kernels: "
-                'say whose they are, as in pair.as_deployed("xnnpack")'
+                "say whose they are: pair.as_deployed(quantizer)"
             )
         plugin = resolve(quantizer) if quantizer is not None else self.recipe.plugin if self.recipe else None
         inputs = sliced_inputs(self.quantized, plugin)

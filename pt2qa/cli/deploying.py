@@ -38,7 +38,9 @@ from pt2qa.errors import ReportError
     help="Folder of the lowered program.  [default: DIR/program, if the backend can write it]",
 )
 @click.option(
-    "--backend", metavar="SPEC", help="What lowers and runs it, such as x86:isa=avx2.  [default: the quantizer's]"
+    "--backend",
+    metavar="SPEC",
+    help="What lowers and runs it: NAME, or NAME:option=value,...  [default: the quantizer's]",
 )
 @prints_report
 def deploy(
