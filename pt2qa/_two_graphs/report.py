@@ -69,7 +69,7 @@ def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Se
         worst = ranked(LayerRow, unlike, "sqnr")[0]
         yield f"{len(unlike)} of {values} differ; the lowest SQNR is {decibel(worst.sqnr)} dB, at {worst.name}."
     elif known and not far:
-        yield f"The graphs agree bit for bit: {values} and {equal} equal."
+        yield f"The graphs agree bit for bit: {values} and {equal.rpartition(' ')[0]} are equal."
     else:
         yield f"The {values} that both graphs have agree bit for bit."
     if far:

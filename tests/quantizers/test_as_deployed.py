@@ -118,7 +118,7 @@ def test_one_row_has_no_note_and_static_pairs_stay_themselves() -> None:
 def test_a_pair_from_elsewhere_must_be_told_the_kernels(pair: pt2qa.QuantizedPair) -> None:
     assert pair.capture is not None
     elsewhere = pt2qa.pair(pair.capture.module(), pair.quantized)
-    with pytest.raises(PairingError, match=r"say whose they are, as in pair\.as_deployed\(\"xnnpack\"\)"):
+    with pytest.raises(PairingError, match=r"say whose they are: pair\.as_deployed\(quantizer\)"):
         elsewhere.as_deployed()
     x = slices_of_different_size((5, 16), 1)
     expected = pair.as_deployed().simulator.run([x])[0]

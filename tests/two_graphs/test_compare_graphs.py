@@ -216,7 +216,7 @@ def test_names_are_those_of_the_graph_that_is_whole(attending: pt2qa.Capture, ed
 def test_an_edge_program_computes_what_the_converted_graph_does() -> None:
     converted = residual_pair().quantized
     report = compared(to_edge(torch.export.export(converted, (X,))).exported_program(), converted)
-    assert report.summary().splitlines()[0] == "The graphs agree bit for bit: 8 values and the output is equal."
+    assert report.summary().splitlines()[0] == "The graphs agree bit for bit: 8 values and the output are equal."
     assert report.grade() == "good"
     assert [row.dtype for row in report.rows if row.observed_at == "dq"] == ["int8"] * 6
 
@@ -335,7 +335,7 @@ def test_the_graphs_may_compute_in_another_order() -> None:
         *(right.name, right_relu.name, left.name, left_relu.name, "add"),
     ]
     report = compared(a, b)
-    assert report.summary().startswith("The graphs agree bit for bit: 5 values and the output is equal.")
+    assert report.summary().startswith("The graphs agree bit for bit: 5 values and the output are equal.")
     assert rows_of(report)["right/conv2d"].ref_min < 0
 
 
