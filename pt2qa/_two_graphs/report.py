@@ -63,13 +63,13 @@ def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Se
     compared = [row for row in rows if not isnan(row.atol)]
     unlike, far = _unlike(compared), _unlike(outputs)
     known = bool(outputs) and not any(isnan(row.atol) for row in outputs)
-    values, equal = counted(len(compared), "value"), "the output is" if len(outputs) == 1 else "the outputs are"
+    values, output = counted(len(compared), "value"), "the output" if len(outputs) == 1 else "the outputs"
     if unlike:
         yield from _about_first(unlike[0], compared.index(unlike[0]), unpaired)
         worst = ranked(LayerRow, unlike, "sqnr")[0]
         yield f"{len(unlike)} of {values} differ; the lowest SQNR is {decibel(worst.sqnr)} dB, at {worst.name}."
     elif known and not far:
-        yield f"The graphs agree bit for bit: {values} and {equal.rpartition(' ')[0]} are equal."
+        yield f"The graphs agree bit for bit: {values} and {output} are equal."
     else:
         yield f"The {values} that both graphs have agree bit for bit."
     if far:
@@ -77,7 +77,7 @@ def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Se
         yield f"{worst.name} differs: SQNR {decibel(worst.sqnr)} dB, by at most {number(worst.atol)}."
         yield from _about_lost(unpaired) if not unlike else ()
     elif unlike and known:
-        yield f"Still, {equal} equal bit for bit."
+        yield f"Still, {output} {'is' if len(outputs) == 1 else 'are'} equal bit for bit."
     yield f"Counts: {counted(len(rows) - len(compared), 'row')} without a number, {len(unpaired)} unpaired."
 
 
