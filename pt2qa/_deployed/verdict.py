@@ -116,13 +116,13 @@ def _agreement(rows: Sequence[DeployedRow]) -> Iterator[str]:
     floats = [row.isolated_sqnr for row in rows if isnan(row.isolated_max_lsb)]
     equal = sum(row.isolated_max_lsb == 0 for row in integers)
     if integers:
-        yield f"{equal} of {counted(len(integers), 'integer value')} are equal bit for bit"
+        yield f"{equal} of {counted(len(integers), 'integer value')} {'is' if equal == 1 else 'are'} equal bit for bit"
     if equal < len(integers):
         most = max(row.isolated_differing for row in integers)
         yield f"the rest is within one LSB, with at most {100 * most:.2g} % of a value's elements off"
     if floats:
-        close = "are equal" if min(floats) == inf else f"agree to {decibel(min(floats))} dB or more"
-        yield f"{counted(len(floats), 'float value')} {close}"
+        close = "equal" if min(floats) == inf else f"within {decibel(min(floats))} dB"
+        yield f"{counted(len(floats), 'float value')} {'is' if len(floats) == 1 else 'are'} {close}"
 
 
 def _counts(rows: Sequence[DeployedRow], untapped: int) -> str:

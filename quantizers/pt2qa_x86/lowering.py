@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Ran, modules_of, op_type
+from pt2qa.plugins import Ran, op_type, ops_by_name
 from pt2qa_x86.backend import NOT_SAVED
 from pt2qa_x86.internals import argument, handle_of, kernel_of, lowered_graph, mark_of, op_of, written
 
@@ -258,6 +258,7 @@ class _Marks:
 
     def __init__(self, graph: GraphModule, module: GraphModule) -> None:
         self._original = {name: node for node in graph.graph.nodes if (name := mark_of(node))}
+        self._names = {op.node: name for name, op in ops_by_name(graph).items()}
         self._lowered: dict[str, list[Node]] = {}
         for node in module.graph.nodes:
             if node.op == "call_function" and (name := mark_of(node)) in self._original:
@@ -303,9 +304,8 @@ class _Marks:
                 queue += node.users
                 continue
             op = node.all_input_nodes[0] if op_of(node) == _QUANTIZE else node
-            found["its kernel returns it rounded" if op is original else f"the kernel of {_called(op)} computes it"] = (
-                None
-            )
+            name = self._names.get(op, op.name)
+            found["its kernel returns it rounded" if op is original else f"the kernel of {name} computes it"] = None
         return " and ".join(found) or "the lowered graph does not compute it"
 
     def _reads_the_same(self, original: Node, node: Node) -> bool:
@@ -339,10 +339,6 @@ def _differs(original: Node, node: Node) -> bool:
         return (argument(node, "output_scale"), argument(node, "output_zero_point")) != wanted
     found = argument(node, "scale"), argument(node, "zero_point")
     return op_of(node) == _QUANTIZE and not isinstance(wanted[0], Node) and found != wanted
-
-
-def _called(node: Node) -> str:
-    return "/".join((*modules_of(node)[-1:], op_type(node)))
 
 
 def _has_quantized_weights(node: Node) -> bool:

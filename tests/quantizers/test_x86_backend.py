@@ -204,8 +204,8 @@ def test_what_is_fused_away_is_named_with_the_kernel_that_computes_it(small: Low
     assert lost == {
         "conv2d": "the kernel of relu/relu computes it",
         "relu_": "its kernel returns it rounded",
-        "conv2d_1": "the kernel of relu/relu computes it",
-        "add": "the kernel of relu/relu computes it",
+        "conv2d_1": "the kernel of relu/relu_1 computes it",
+        "add": "the kernel of relu/relu_1 computes it",
     }
 
 

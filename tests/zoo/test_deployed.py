@@ -12,29 +12,40 @@ from tests.zoo.pairs import captured, pair_of
 
 pytestmark = pytest.mark.zoo
 
-NETS = ("mobilenet_v2", "resnet18", "efficientnet_lite0")
-
 
 @functools.cache
-def deployed(name: str) -> DeployedReport:
-    """The first batch on XNNPACK."""
-    return pt2qa.compare_deployed(pair_of(name, "xnnpack"), captured(name).batches[:1], progress=False)
+def deployed(name: str, quantizer: str) -> DeployedReport:
+    """The first batch."""
+    return pt2qa.compare_deployed(pair_of(name, quantizer), captured(name).batches[:1], progress=False)
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_every_kernel_is_within_one_step(name: str) -> None:
-    report = deployed(name)
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("mobilenet_v2", marks=pytest.mark.xdist_group("deployed_mobilenet")),
+        "resnet18",
+        "efficientnet_lite0",
+    ],
+)
+def test_every_kernel_is_within_one_step(name: str, quantizer: str) -> None:
+    report = deployed(name, quantizer)
+    measured = [row for row in report.rows if row.is_measured]
     assert report.suspects == ()
-    assert all(row.isolated_max_lsb <= 1 for row in report.rows), report.worst
-    assert max(row.isolated_differing for row in report.rows) < 0.05
-    assert not [row.name for row in report.rows if row.note]
+    assert len(measured) > 20
+    assert all(row.isolated_max_lsb <= 1 for row in measured if row.observed_at == "dq")
+    assert max(row.isolated_differing for row in measured if row.observed_at == "dq") < 0.05
+    # XNNPACK runs each op between two roundings; oneDNN computes additions in the kernel of the convolution before.
+    assert all(row.note.startswith("the kernel of ") for row in report.rows if not row.is_measured)
+    assert quantizer == "x86" or len(measured) == len(report.rows)
     assert report.stage == "converted"
-    assert "The kernels are right" in report.summary()
+    assert "are right: on the same inputs" in " ".join(report.summary().split())
 
 
+@pytest.mark.xdist_group("deployed_mobilenet")
 def test_single_steps_grow_along_mobilenet() -> None:
     """Deployed and converted are as far apart as each is from the float model."""
-    report = deployed("mobilenet_v2")
+    report = deployed("mobilenet_v2", "xnnpack")
     by_name = {row.name: row for row in report.stages}
     assert by_name["deployed"].step_sqnr == pytest.approx(14, abs=1)
     assert by_name["deployed"].sqnr == pytest.approx(by_name["converted"].sqnr, abs=1)
