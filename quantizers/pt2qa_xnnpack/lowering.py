@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from pt2qa_xnnpack.internals import (
 
 COPIED = "XNNPACK removes the copy that makes it"
 DISTURBS = "the program computes other outputs where it is returned"
+FAILS = "the program does not run where it is returned"
 MOVES = ("expand_copy", "view_copy", "permute_copy", "unsqueeze_copy", "squeeze_copy", "clone")
 """Parts of a decomposed op that may stay outside of its delegate: they compute nothing."""
 
@@ -55,17 +56,33 @@ def lower(
             "Run the program where there is one, and compare what it recorded there: compare_deployed(deployed=...)"
         )
     facts = tuple(_facts(model))
-    stateful = bool(model.written)
     lost: dict[str, str] = {}
-    while wanted := [name for name in taps if name not in lost]:
-        progress(f"lowering it with {len(wanted)} taps")
-        observed, positions = _observed(graph, inputs, wanted, dynamic_shapes, lost)
-        program = XNNPACKProgram(model.data, observed, positions, lost, model.delegated, facts, stateful)
-        if not positions or not program.run(inputs).changed:
-            return program
-        # The outputs do not tell which tap it is: half of them go, until the outputs agree.
-        lost |= dict.fromkeys(list(positions)[::2], DISTURBS)
-    return XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts, stateful)
+    found = XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts, bool(model.written))
+    found.run(inputs)
+    # All at once if that works; else the outputs do not tell which tap it is that disturbs, and halves are tried.
+    groups, kept = [list(taps)], list[str]()
+    while groups:
+        group = [name for name in groups.pop() if name not in lost]
+        if not group:
+            continue
+        progress(f"lowering it with {len(kept) + len(group)} taps")
+        observed, positions = _observed(graph, inputs, [*kept, *group], dynamic_shapes, lost)
+        tried = replace(found, observed=observed, positions=positions)
+        if not (reason := _disturbance(tried, inputs)):
+            found, kept = tried, [*kept, *group]
+        elif len(group) == 1:
+            lost[group[0]] = reason
+        else:
+            groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+    return found
+
+
+def _disturbance(program: XNNPACKProgram, inputs: Sequence[Any]) -> str:
+    """Why the values of a program cannot be trusted; the program without taps runs."""
+    try:
+        return DISTURBS if program.run(inputs).changed else ""
+    except DeploymentError:
+        return FAILS
 
 
 # -- taps --------------------------------------------------------------------------------------------------------------

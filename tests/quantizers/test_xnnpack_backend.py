@@ -75,9 +75,32 @@ def test_taps_that_change_the_outputs_are_given_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(lowering, "_observed", observed)
     monkeypatch.setattr(XNNPACKProgram, "run", run)
     program = lowering.lower(None, (), ["a", "bad", "c", "d"], None, silent)  # type: ignore[arg-type]
-    assert program.taps["bad"] == lowering.DISTURBS
-    assert program.taps["d"] == ""
+    assert program.taps == {"a": "", "bad": lowering.DISTURBS, "c": "", "d": ""}
     assert not program.run(()).changed
+
+
+def test_a_tap_with_which_the_program_does_not_run_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(program: XNNPACKProgram, inputs: Any) -> Ran:
+        if "bad" in program.positions:
+            raise pt2qa.DeploymentError("execute() failed with error 0x10")
+        return Ran(())
+
+    monkeypatch.setattr(lowering, "_lowered", lambda *_: made())
+    monkeypatch.setattr(lowering, "_observed", lambda *args: (b"", dict.fromkeys(args[2], 1)))
+    monkeypatch.setattr(XNNPACKProgram, "run", run)
+    program = lowering.lower(None, (), ["a", "b", "bad", "c", "d"], None, silent)  # type: ignore[arg-type]
+    assert program.taps == {"a": "", "b": "", "bad": lowering.FAILS, "c": "", "d": ""}
+
+
+def test_the_input_of_a_dynamic_convolution_cannot_be_returned_and_its_output_can() -> None:
+    """ExecuTorch returns it with the channels last in a tensor that has them first."""
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)).eval()
+    x = torch.randn(2, 8, 6, 5, generator=torch.Generator().manual_seed(0))
+    pair = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack:mode=dynamic", [x], progress=False)
+    report = pt2qa.compare_deployed(pair.as_deployed(), [x], progress=False)
+    relu, conv = report.rows
+    assert relu.note == lowering.FAILS
+    assert conv.isolated_sqnr > 100
 
 
 def test_a_program_for_which_there_is_no_kernel_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
