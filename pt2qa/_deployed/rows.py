@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.columns import column
@@ -75,13 +75,14 @@ class DeployedRow:
         """Whether the kernel computes something else than the converted graph.
 
         Integers: more than :data:`LSB` apart. Float values: below :data:`FLOAT_MATCH_DB`.  What was measured together
-        with others has no such limit.
+        with others has no such limit.  A value that is the converted graph's own is right, whatever was observed of
+        its inputs.
         """
-        if self.note:
+        if self.note or self.cumulative_sqnr == inf:
             return False
         if not isnan(self.isolated_max_lsb):
             return self.isolated_max_lsb > LSB
-        return self.isolated_sqnr < FLOAT_MATCH_DB
+        return self.isolated_sqnr < FLOAT_MATCH_DB and not self.cumulative_sqnr >= FLOAT_MATCH_DB
 
 
 @dataclass(frozen=True, slots=True)

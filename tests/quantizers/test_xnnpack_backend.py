@@ -103,6 +103,27 @@ def test_the_input_of_a_dynamic_convolution_cannot_be_returned_and_its_output_ca
     assert conv.isolated_sqnr > 100
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(x)
+        return self.conv(y) + y
+
+
+def test_an_image_that_executorch_returns_in_another_layout_is_named_and_its_reader_is_not() -> None:
+    """The same with sizes that do not give it away: the program itself runs, and its output is wrong."""
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(2, 8, 8, 8)
+    pair = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack:mode=dynamic", [x], progress=False)
+    report = pt2qa.compare_deployed(pair.as_deployed(), [x], progress=False)
+    assert report.stage == "deployed"
+    assert [row.name for row in report.suspects] == ["relu"]
+    assert next(row for row in report.rows if row.op == "conv2d").isolated_sqnr < 10
+
+
 def test_a_program_for_which_there_is_no_kernel_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "_lowered", lambda *_: made(missing=("aten::cumsum",)))
     with pytest.raises(pt2qa.DeploymentError, match=r"no kernel for aten::cumsum\. Run the program where there is one"):
