@@ -22,6 +22,7 @@ from typing import (
     overload,
 )
 
+from pt2qa._printable import clean
 from pt2qa._report.formats import decibel, number, shape, shorten, whole
 from pt2qa.errors import ReportError
 
@@ -236,7 +237,7 @@ def custom_names(rows: Iterable[Any]) -> tuple[str, ...]:
 
 def custom_column(name: str) -> Column:
     """A column for a user's metric; pt2qa's own secondary columns are dropped before it."""
-    return Column(name, header=shorten(name, LONGEST_HEADER), worse="", importance=9)
+    return Column(name, header=shorten(clean(name), LONGEST_HEADER), worse="", importance=9)
 
 
 def check_custom(row_type: type[Any], rows: Sequence[Any]) -> None:

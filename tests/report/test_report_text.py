@@ -344,3 +344,12 @@ def test_an_output_without_a_number_does_not_hide_behind_the_others(layers):
     assert first.startswith(
         "Without an SQNR: output[1] (3 values are NaN). The worst output, output, has an SQNR of 47.7 dB"
     )
+
+
+def test_a_metric_with_a_control_character_in_its_name_takes_the_width_that_it_is_shown_with(layers):
+    rows = tuple(replace(row, custom={"00000\x1e0": 0.0}) for row in layers.rows)
+    outputs = tuple(replace(row, custom={"00000\x1e0": 0.0}) for row in layers.outputs)
+    report = replace(layers, rows=rows, outputs=outputs, modules=())
+    text = report.text(width=40)
+    assert "00000?0" in text
+    assert max(map(len, text.splitlines())) <= 40
