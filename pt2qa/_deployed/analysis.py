@@ -15,9 +15,9 @@ from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.taps import Lowerable, lowerable
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._simulator.accumulate import accumulate, count_empty, refuse_empty
-from pt2qa._simulator.batches import Batch, as_batch, read_batches
-from pt2qa.errors import BatchError, DeploymentError
+from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
+from pt2qa._simulator.batches import Batch
+from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend
 
 
@@ -60,10 +60,7 @@ def compare_deployed(
     """
     if deployed is not None and program is not None:
         raise DeploymentError("deployed= and program= were given: a program that was made elsewhere is not lowered.")
-    items = read_batches(batches, inputs_of)
-    first = next(items, None)
-    if first is None:
-        raise BatchError("no batch to compare on. Pass at least one; an iterator that was read before is empty.")
+    first, every = peeked(batches, inputs_of, "compare on")
     chosen = backend_for(pair, backend) if deployed is None else None
     with explained(pair, chosen):
         if chosen is None:
@@ -71,15 +68,11 @@ def compare_deployed(
             runs, name = opened(pair, _path(deployed), backend)
         else:
             place = lowerable(pair)
-            example = pair.values(
-                first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
-            )
-            folder = None if program is None else Path(program)
-            runs, name = program_for(pair, place, chosen, example, folder, progress), chosen.name
+            runs, name = program_for(pair, place, chosen, first, program, progress), chosen.name
         comparison = Comparison(pair, place, runs, name)
         notes = accumulate(
             comparison,
-            _chained(first, items),
+            every,
             title="compare deployed",
             purpose="compare on",
             inputs_of=None,
@@ -99,8 +92,3 @@ def _path(deployed: Any) -> Path:
             "recorded outputs."
         )
     return Path(deployed)
-
-
-def _chained(first: Batch, rest: Iterable[Batch]) -> Iterable[Batch]:
-    yield first
-    yield from rest

@@ -31,14 +31,14 @@ from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import empty_batch, first_fault
-from pt2qa._simulator.batches import Batch, buffers_kept, count_samples
+from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.program import QuantParams, Slot
-from pt2qa._simulator.simulator import graph_values, tensors_equal
-from pt2qa._simulator.verification import Verification
+from pt2qa._simulator.simulator import tensors_equal
+from pt2qa._simulator.verification import Verification, graph_outputs, kind_of
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram
 
@@ -90,7 +90,7 @@ class _Measured:
 
 
 class Comparison:
-    """Rows by tap; ``compared`` has one sums per tap, in the order of the taps."""
+    """The sums of each observed value, by the step that computes it, and of each output."""
 
     def __init__(self, pair: QuantizedPair, lowerable: Lowerable, program: DeployedProgram, backend: str) -> None:
         self.pair, self.lowerable, self.program, self.backend = pair, lowerable, program, backend
@@ -98,7 +98,6 @@ class Comparison:
         self.check = Verification(pair.graphs)
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
-        self.notes: list[str] = []
         reasons = program.taps
         self.observed = {
             tap.step.index: tap for tap in lowerable.taps if not tap.refused and not reasons.get(tap.node, "lost")
@@ -122,7 +121,7 @@ class Comparison:
         seen = {} if ran.changed else {index: ran.values[tap.node] for index, tap in self.observed.items()}
         measured = self.check.run(functools.partial(self._measure, values, seen), values)
         self._check_isolated(values, seen, measured)
-        before = self.stages.before(batch)
+        before = self.stages.before(batch, values)
         prepared, converted = leaves_of(measured.reference), leaves_of(measured.quantized)
         deployed = self._fitting(converted, ran.outputs)
         every = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
@@ -171,7 +170,7 @@ class Comparison:
         Raises:
             SimulationError: they do not; the message names the first op.
         """
-        kind = tuple((value.shape, value.stride(), value.dtype) for value in values if isinstance(value, Tensor))
+        kind = kind_of(values)
         if not seen or kind in self.checked:
             return
         self.checked.add(kind)
@@ -191,8 +190,7 @@ class Comparison:
                 )
             return seen[index].to(result.dtype).clone()
 
-        with buffers_kept(self.pair.quantized, writes=True):
-            outputs = leaves_of(graph_values(self.pair.quantized, values, visit))
+        outputs = leaves_of(graph_outputs(self.pair.quantized, values, visit))
         assert measured.outputs is not None
         names = self._output_names(len(outputs))
         for name, found, expected in zip(names, measured.outputs, outputs, strict=True):

@@ -19,6 +19,7 @@ from pt2qa._deployed.taps import Lowerable, inputs_for
 from pt2qa._exclusion import exports
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.rows import installed
+from pt2qa._simulator.batches import Batch, as_batch
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend, DeployedProgram, Ran, available, backend_of, resolve
 from pt2qa.plugins.options import parse_options, with_options
@@ -124,15 +125,18 @@ def program_for(
     pair: QuantizedPair,
     lowerable: Lowerable,
     backend: Backend,
-    example: list[Any],
-    folder: Path | None,
+    batch: Batch,
+    path: str | os.PathLike[str] | None,
     progress: bool | None,
 ) -> DeployedProgram:
     """The lowered program of a pair: read from the folder if it is there, else lowered, and written to it.
 
+    It is lowered with the example inputs of the capture, or with the batch if the capture is not known.
+
     Raises:
         DeploymentError: the folder holds another program, or the model cannot be lowered.
     """
+    folder = None if path is None else Path(path)
     if folder is not None and folder.exists():
         _check_index(folder, lowerable, backend)
         return backend.load(folder)
@@ -140,11 +144,12 @@ def program_for(
         raise DeploymentError(
             f"{folder}: programs of {backend.name} cannot be written to a folder: leave out program=."
         )
+    example = batch if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
     with _written(folder, lowerable, backend) as made:
         with tqdm(total=0, bar_format="{desc} {elapsed}", disable=None if progress is None else not progress) as bar:
             program = backend.lower(
                 lowerable.graph,
-                inputs_for(example),
+                inputs_for(pair.values(example)),
                 lowerable.wanted,
                 dynamic_shapes=lowerable.dynamic_shapes(),
                 progress=lambda what: bar.set_description_str(f"{pair.model}: {what}"),

@@ -6,7 +6,6 @@ the inputs, if it was copied, says for each batch which inputs it was computed f
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from pt2qa._report.prose import counted
-from pt2qa._simulator.verification import bytes_of
+from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
 
@@ -27,18 +25,6 @@ METADATA: Final = "pt2qa"
 """The key of the description of each batch, in the metadata of both files."""
 
 _NAME: Final = re.compile(r"batch(0|[1-9]\d*)\.output(0|[1-9]\d*)")
-
-
-def digest_of(values: Sequence[Any]) -> str:
-    """Identifies the flat inputs of a batch."""
-    digest = hashlib.sha256()
-    for value in values:
-        if isinstance(value, Tensor):
-            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            digest.update(bytes_of(value))
-        else:
-            digest.update(repr(value).encode())
-    return digest.hexdigest()[:16]
 
 
 @dataclass

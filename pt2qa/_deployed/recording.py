@@ -12,16 +12,16 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pt2qa._capture.agreement import run
 from pt2qa._capture.program import Capture
-from pt2qa._deployed.recorded import METADATA, digest_of
+from pt2qa._deployed.recorded import METADATA
 from pt2qa._deployed.taps import leaves_of
 from pt2qa._exclusion import computes
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.atomic import write_atomic
 from pt2qa._simulator.accumulate import accumulate
-from pt2qa._simulator.batches import Batch, as_call, buffers_kept, flatten_batch
+from pt2qa._simulator.batches import Batch, as_call, flatten_batch
 from pt2qa._simulator.outputs import output_names
+from pt2qa._simulator.verification import digest_of, graph_outputs
 
 
 def record_inputs(
@@ -103,8 +103,7 @@ class _Recording:
         if self.capture is not None:
             self.capture.check_batch(args, kwargs)
         values = flatten_batch(self.graph, batch)
-        with torch.no_grad(), buffers_kept(self.graph, writes=True):
-            outputs = leaves_of(run(self.graph, args, kwargs))
+        outputs = leaves_of(graph_outputs(self.graph, values))
         number = self.batches
         keys = [f"batch{number}.input{place}" for place in range(len(values))]
         named = zip(output_names(self.graph, len(outputs)), outputs, strict=True)

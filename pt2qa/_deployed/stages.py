@@ -16,7 +16,8 @@ from pt2qa._deployed.taps import leaves_of
 from pt2qa._exclusion import computes
 from pt2qa._metrics import NoiseSums, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._simulator.batches import Batch, as_call, buffers_kept
+from pt2qa._simulator.batches import Batch, as_call
+from pt2qa._simulator.verification import graph_outputs
 
 _Step = tuple[NoiseSums, NoiseSums]
 """The sums of one output against the stage before, and against the first."""
@@ -40,20 +41,18 @@ class Stages:
             self.notes.append("the model is in training mode: the stages begin with its program")
 
     @computes
-    def before(self, batch: Batch) -> dict[str, list[Tensor]]:
-        """The outputs of the stages that the simulator does not run."""
-        args, kwargs = as_call(batch, self.pair.quantized)
+    def before(self, batch: Batch, values: list[Any]) -> dict[str, list[Tensor]]:
+        """The outputs of the stages that the simulator does not run; ``values`` are the batch, flat."""
         found = {}
-        with torch.no_grad():
-            if self.eager is not None:
-                state = State(self.eager)
-                try:
-                    found["eager"] = leaves_of(run(self.eager, args, kwargs))
-                finally:
-                    state.restore()
-            if (graph := self.pair.float_graph) is not None:
-                with buffers_kept(graph, writes=True):
-                    found["capture"] = leaves_of(run(graph, args, kwargs))
+        if self.eager is not None:
+            state = State(self.eager)
+            try:
+                with torch.no_grad():
+                    found["eager"] = leaves_of(run(self.eager, *as_call(batch, self.pair.quantized)))
+            finally:
+                state.restore()
+        if self.pair.float_graph is not None:
+            found["capture"] = leaves_of(graph_outputs(self.pair.float_graph, values))
         return found
 
     def measured(self, outputs: Mapping[str, Sequence[Tensor]]) -> dict[str, list[_Step]]:

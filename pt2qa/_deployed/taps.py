@@ -18,7 +18,7 @@ from pt2qa._graph.internals.torch import dynamic_dimensions, pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.outputs import plain
 from pt2qa._simulator.program import QuantParams, Step
-from pt2qa._simulator.verification import bytes_of
+from pt2qa._simulator.verification import add_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,7 @@ class Lowerable:
         for node in self.graph.graph.nodes:
             args = torch.fx.map_arg((node.args, node.kwargs), lambda used: f"%{number[used]}")
             digest.update(f"{node.op} {node.target} {args}\n".encode())
-        for name, tensor in sorted(self.graph.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(bytes_of(tensor))
+        add_state(digest, self.graph)
         digest.update(" ".join(self.wanted).encode())
         return digest.hexdigest()[:16]
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -25,10 +23,10 @@ from pt2qa._profile.target import ProfileTarget
 from pt2qa._profile.watch import Wanted, measured
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
-from pt2qa._simulator.accumulate import accumulate, refuse_empty
-from pt2qa._simulator.batches import Batch, as_batch, read_batches
+from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
+from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.program import QuantParams
-from pt2qa.errors import BatchError, DeploymentError
+from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend, DeployedProgram
 
 
@@ -46,24 +44,12 @@ def profile_deployed(
 ) -> Profile:
     """The deployed side of :func:`pt2qa.profile`; ``chosen`` are the options of :func:`make_plan`."""
     plan = make_plan(target.graph, target.names, **chosen)
-    items = read_batches(batches, inputs_of)
-    first = next(items, None)
-    if first is None:
-        raise BatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
+    first, every = peeked(batches, inputs_of, "profile")
     place, runs_on = lowerable(pair), backend_for(pair, backend)
-    example = first if pair.capture is None else as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized)
-    folder = None if program is None else Path(program)
     with explained(pair, runs_on):
-        runs = program_for(pair, place, runs_on, target.values(example), folder, progress)
+        runs = program_for(pair, place, runs_on, first, program, progress)
         profiler = _DeployedProfiler(target, wanted, Observed(pair, plan, place, runs), runs)
-        notes = accumulate(
-            profiler,
-            itertools.chain([first], items),
-            title="profile",
-            purpose="profile",
-            inputs_of=None,
-            progress=progress,
-        )
+        notes = accumulate(profiler, every, title="profile", purpose="profile", inputs_of=None, progress=progress)
     return profiler.profile([f"run by {runs_on.name}", *runs.facts, *notes])
 
 

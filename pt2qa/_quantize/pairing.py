@@ -31,7 +31,7 @@ from pt2qa._simulator.lower import lower
 from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa._simulator.program import Constant, Program, Region, Site
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.verification import Graphs, Verification, bytes_of, simulated
+from pt2qa._simulator.verification import Graphs, Verification, add_state, simulated
 from pt2qa.errors import PairingError
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.plugins import resolve
@@ -327,9 +327,7 @@ def fingerprint(graph_module: GraphModule) -> str:
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
             digest.update(str(node.target).encode())
-    for name, tensor in sorted(graph_module.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(bytes_of(tensor))
+    add_state(digest, graph_module)
     return digest.hexdigest()[:16]
 
 

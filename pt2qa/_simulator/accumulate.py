@@ -5,7 +5,8 @@ An analysis provides an :class:`Accumulator`, which measures each batch and adds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tqdm import tqdm
@@ -57,8 +58,26 @@ def accumulate(
             raise
         return [f"interrupted: covers the {counted(into.batches, 'batch that was', 'batches that were')} finished"]
     if not into.batches:
-        raise BatchError(f"no batch to {purpose}. Pass at least one; an iterator that was read before is empty.")
+        raise _no_batch(purpose)
     return []
+
+
+def peeked(
+    batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, purpose: str
+) -> tuple[Batch, Iterator[Batch]]:
+    """The first batch, and all batches with it.
+
+    Raises:
+        BatchError: there is none.
+    """
+    items = read_batches(batches, inputs_of)
+    for first in items:
+        return first, itertools.chain([first], items)
+    raise _no_batch(purpose)
+
+
+def _no_batch(purpose: str) -> BatchError:
+    return BatchError(f"no batch to {purpose}. Pass at least one; an iterator that was read before is empty.")
 
 
 def refuse_empty(batches: int, empty: int) -> None:

@@ -104,11 +104,11 @@ class Verification:
         """Whether a run is correct; if not, the fused ops are now off: run again and check again."""
         alike = quantized_values is None or quantized_values is values
         quantized_values = values if quantized_values is None else quantized_values
-        kind = (*_kind(values), *_kind(quantized_values))
+        kind = (*kind_of(values), *kind_of(quantized_values))
         if kind in self._kinds:
             return True
-        inputs = f"{digest_of(values)} {_kind(values)}"
-        quantized_inputs = inputs if alike else f"{digest_of(quantized_values)} {_kind(quantized_values)}"
+        inputs = f"{digest_of(values)} {kind_of(values)}"
+        quantized_inputs = inputs if alike else f"{digest_of(quantized_values)} {kind_of(quantized_values)}"
         if run.quantized is not None and not self._is_quantized(run.quantized, quantized_values, quantized_inputs):
             found = first_inexact_site(self.graphs, quantized_values) if self.graphs.simulator.fused else None
             if found is None:
@@ -160,13 +160,20 @@ def simulated(simulator: Simulator, values: Values, quantized_values: Values | N
 
 
 def graph_outputs(
-    graph_module: GraphModule, values: Values, visit: Callable[[Node, Any], None] = lambda node, value: None
+    graph_module: GraphModule, values: Values, visit: Callable[[Node, Any], Any] = lambda node, value: None
 ) -> Any:
-    """A graph's outputs on flat inputs; inputs and buffers do not change.  ``visit`` receives every value."""
+    """A graph's outputs on flat inputs; inputs and buffers do not change.  For ``visit`` see :func:`graph_values`."""
     writes = any(op_rules.mutates_first_argument(node.target) for node in graph_module.graph.nodes)
     own = [copied(value) if writes and isinstance(value, Tensor) else value for value in values]
     with buffers_kept(graph_module, writes):
         return graph_values(graph_module, own, visit)
+
+
+def add_state(digest: hashlib._Hash, graph_module: GraphModule) -> None:
+    """Adds the parameters and buffers of a graph to a digest."""
+    for name, tensor in sorted(graph_module.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(bytes_of(tensor))
 
 
 def digest_of(values: Sequence[Any]) -> str:
@@ -190,7 +197,7 @@ def _leaves(outputs: Any) -> list[Any]:
     return pytree.tree_leaves(plain(outputs))
 
 
-def _kind(values: Values) -> tuple[Any, ...]:
+def kind_of(values: Values) -> tuple[Any, ...]:
     """What determines which kernels run."""
     return tuple(
         (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor) else repr(value)

@@ -189,17 +189,24 @@ OUTSIDE = Rule(
 INT8 = (-128, 127)
 
 
-def find_range(context: Any) -> Iterator[Found]:
-    """Static activations with a range that is narrower than int8's."""
+def _static_activations(context: Any) -> Iterator[tuple[str, Rounding]]:
+    """Each value that is quantized with fixed parameters: its op's name, and how."""
     for node in context.pair.quantized.graph.nodes:
         rounding = rounding_of(node) if is_quantize(node) else None
-        if rounding is None or not str(rounding.dtype).endswith(".int8"):
+        if rounding is not None:
+            yield context.name_of(node.args[0]), rounding
+
+
+def find_range(context: Any) -> Iterator[Found]:
+    """Static activations with a range that is narrower than int8's."""
+    for name, rounding in _static_activations(context):
+        if not str(rounding.dtype).endswith(".int8"):
             continue
         low, high = rounding.quant_min, rounding.quant_max
         steps = max(low - INT8[0], INT8[1] - high)
         if steps > 0:
             yield Found(
-                context.name_of(node.args[0]),
+                name,
                 f"its range is {low}..{high}, and the kernels clamp at {INT8[0]}..{INT8[1]}",
                 severity="note" if steps == 1 else None,
                 value=steps,
@@ -222,11 +229,10 @@ RANGE = Rule(
 
 def find_dtype(context: Any) -> Iterator[Found]:
     """Static activations of another type than int8."""
-    for node in context.pair.quantized.graph.nodes:
-        rounding = rounding_of(node) if is_quantize(node) else None
-        if rounding is not None and not str(rounding.dtype).endswith(".int8"):
+    for name, rounding in _static_activations(context):
+        if not str(rounding.dtype).endswith(".int8"):
             dtype = str(rounding.dtype).removeprefix("torch.")
-            yield Found(context.name_of(node.args[0]), f"is quantized to {dtype}, and XNNPACK has int8 only")
+            yield Found(name, f"is quantized to {dtype}, and XNNPACK has int8 only")
 
 
 DTYPE = Rule(
