@@ -73,7 +73,7 @@ class Lowerable:
         for node in self.graph.graph.nodes:
             args = torch.fx.map_arg((node.args, node.kwargs), lambda used: f"%{number[used]}")
             digest.update(f"{node.op} {node.target} {args}\n".encode())
-        add_state(digest, self.graph)
+        add_state(digest.update, self.graph)
         digest.update(" ".join(self.wanted).encode())
         return digest.hexdigest()[:16]
 

@@ -327,7 +327,7 @@ def fingerprint(graph_module: GraphModule) -> str:
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
             digest.update(str(node.target).encode())
-    add_state(digest, graph_module)
+    add_state(digest.update, graph_module)
     return digest.hexdigest()[:16]
 
 

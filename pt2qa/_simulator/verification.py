@@ -169,11 +169,11 @@ def graph_outputs(
         return graph_values(graph_module, own, visit)
 
 
-def add_state(digest: hashlib._Hash, graph_module: GraphModule) -> None:
-    """Adds the parameters and buffers of a graph to a digest."""
+def add_state(update: Callable[[bytes], object], graph_module: GraphModule) -> None:
+    """Adds the parameters and buffers of a graph to the digest with this ``update``."""
     for name, tensor in sorted(graph_module.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(bytes_of(tensor))
+        update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        update(bytes_of(tensor))
 
 
 def digest_of(values: Sequence[Any]) -> str:

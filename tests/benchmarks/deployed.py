@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 import pt2qa
+from pt2qa._deployed.stages import Stages
+from pt2qa_xnnpack import PLUGIN
 from tests.benchmarks.bars import Result, best_of
 from tests.benchmarks.layers import in_own_process, make_pair, peak_resident, reset_peak, resident
 from tests.benchmarks.models import images
@@ -27,6 +29,7 @@ def measure_deployed(rounds: int) -> list[Result]:
     return [
         Result(f"{name}, lowering twice", found["lowering"], "s"),
         Result(f"{name}, deployed program alone", found["program"] / float_forward),
+        Result(f"{name}, the model and its program alone", found["before"] / float_forward),
         Result(f"{name}, each further batch", further / float_forward, bar=BAR),
         Result(f"{name}, one batch on a saved program, checks included", found["one"] / float_forward),
         Result(f"{name}, extra memory, lowering excluded", found["peak"], "GB"),
@@ -51,12 +54,11 @@ def _measured(rounds: int) -> dict[str, float]:
         begun = time.perf_counter()
         compare(1)
         first = time.perf_counter() - begun
-        from pt2qa_xnnpack import PLUGIN
-
         program = PLUGIN.backend.load(folder)
-        values = pair.values(batch)
+        values, stages = pair.values(batch), Stages(pair)
         functions = {
             "float": forward,
+            "before": lambda: stages.before(batch, values),
             "program": lambda: program.run(values),
             "one": lambda: compare(1),
             "three": lambda: compare(3),
