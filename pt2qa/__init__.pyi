@@ -45,6 +45,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._weights.report import WeightReport as WeightReport
     from ._two_graphs.report import GraphReport as GraphReport
     from ._deployed.report import DeployedReport as DeployedReport
+    from ._diagnosis.report import Diagnosis as Diagnosis
     from ._layers.rows import LayerRow as LayerRow
     from ._weights.rows import WeightRow as WeightRow
     from ._candidates.report import CandidateReport as CandidateReport

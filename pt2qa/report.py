@@ -18,6 +18,8 @@ from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow, StageRow
+from pt2qa._diagnosis.report import Diagnosis
+from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
 from pt2qa._profile.diff import ProfileDiff, diff_profiles
@@ -57,11 +59,16 @@ __all__ = [
     "AnnotationDiff",
     "ConformanceReport",
     "DeployedReport",
+    "Diagnosis",
     # their rows
     "LayerRow",
     "WeightRow",
     "DeployedRow",
     "StageRow",
+    "CauseRow",
+    "TriedRow",
+    "FigureRow",
+    "AsideRow",
     "CaseRow",
     "Ranking",
     "LabelCounts",

@@ -1,0 +1,185 @@
+"""The report of a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow, signed
+from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
+from pt2qa._report.columns import column, derived
+from pt2qa._report.formats import share
+from pt2qa._report.prose import counted
+from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.storage import register
+from pt2qa.errors import ReportError
+
+if TYPE_CHECKING:
+    from pt2qa.overrides.plan import OverridePlan
+
+
+@register("diagnosis", schema=1)
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Report):
+    """What causes the error of a quantized model, and what was measured to help.
+
+    Args:
+        rows: the causes, in the order to act on them.
+        tried: remedies that were measured and did not help, or not any more.
+        figures: what the model gives now, with all remedies, and what bounds it.
+        asides: what the structure check found beyond that.
+        verdict: the diagnosis in one sentence.
+        next_command: what to type or call next; empty if there is nothing to do.
+        unit: ``dB``, or the name of the user's metric.
+        target: the target in words; empty without one.
+        met: 1 if the model reaches the target now, 0 if not, -1 without a target.
+        plan_json: the override plan of all remedies that are edits; empty without any.
+        forwards: runs of the model on a batch that it took.
+        quantizations: how often the model was quantized again.
+        batches, samples: the evaluation data.
+        notes: what else the reader must know.
+        quantizer: the plug-in's name, or the class of a quantizer without one.
+        model: the model's class name.
+        environment: versions, and the model's fingerprint.
+        set_apart: batches excluded from all numbers.
+    """
+
+    heading: ClassVar = "Diagnosis"
+    usual_measures: ClassVar = ("figures.sqnr",)
+    ties: ClassVar = "rank"
+
+    rows: tuple[CauseRow, ...]
+    tried: tuple[TriedRow, ...]
+    figures: tuple[FigureRow, ...]
+    asides: tuple[AsideRow, ...]
+    verdict: str
+    next_command: str
+    unit: str
+    target: str
+    met: Annotated[int, column(worse="smaller")]
+    plan_json: str
+    forwards: int
+    quantizations: int
+    batches: int
+    samples: int
+    notes: tuple[str, ...]
+    quantizer: str
+    model: str
+    environment: Environment
+    set_apart: tuple[SetApart, ...] = ()
+
+    @derived(unit="dB", judged=True)
+    def sqnr(self) -> float:
+        """SQNR in dB of the worst output now."""
+        return self._figure("now", "sqnr")
+
+    @derived(unit="dB", judged=True)
+    def sqnr_after(self) -> float:
+        """The same with all remedies."""
+        return self._figure("after", "sqnr") if self.rows else self.sqnr
+
+    @property
+    def plan(self) -> OverridePlan:
+        """The remedies that are edits, for :func:`pt2qa.quantize`'s ``overrides``.
+
+        Raises:
+            ReportError: no remedy is an edit.
+        """
+        from pt2qa.overrides.plan import OverridePlan
+
+        if not self.plan_json:
+            raise ReportError("no remedy of this diagnosis is an edit, so there is no plan.")
+        return OverridePlan.from_json(self.plan_json)
+
+    @property
+    def pair(self) -> Any:
+        """The :class:`pt2qa.QuantizedPair` with all remedies that need no change of the model.
+
+        Raises:
+            ReportError: the report was loaded from a file, or there is no such remedy.
+        """
+        pair = getattr(self, "_pair", None)
+        if pair is None:
+            raise ReportError("this diagnosis holds no pair: it was loaded from a file, or found nothing to apply.")
+        return pair
+
+    @property
+    def reports(self) -> Mapping[str, Report]:
+        """The reports of the analyses that it used, by name; empty if it was loaded from a file."""
+        return getattr(self, "_reports", {})
+
+    def with_evidence(self, pair: Any, reports: Mapping[str, Report]) -> Diagnosis:
+        """The same report with the new pair and the other reports attached; files do not store them."""
+        object.__setattr__(self, "_pair", pair)
+        object.__setattr__(self, "_reports", dict(reports))
+        return self
+
+    def grade(self) -> Grade:
+        """Bad where there is something to do, or a target is missed."""
+        usual = Report.grade(self)
+        return "bad" if usual == "bad" or self.rows or self.met == 0 else "warning" if self.asides else "good"
+
+    def _figure(self, name: str, field: str) -> float:
+        return next((getattr(row, field) for row in self.figures if row.name == name), float("nan"))
+
+    def _headline(self) -> str:
+        return f"<Diagnosis of {self.model}, {self.quantizer}: {self.verdict}>"
+
+    def _title(self, sort: str) -> str:
+        read = data_read(self.batches, self.samples)
+        return f"Diagnosis of {self.model}, quantized by {self.quantizer}; {read}"
+
+    def _lead(self) -> Sequence[str]:
+        return [*about_set_apart(self.set_apart, self.batches + len(self.set_apart)), self.verdict]
+
+    def _ordered(self, sort: str) -> tuple[Sequence[CauseRow], str | None]:
+        return (self.rows, None) if sort == "worst" else Report._ordered(self, sort)
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        return self._table(sort, limit, width) if self.rows else ""
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        for row in self.rows:
+            yield "\n".join(explained(row, self.unit))
+        yield Table(self.shown("figures"), self.figures, "Measured")
+        tried = [f"{_at(row)}: {row.remedy}: {_gained(row.gain, self.unit)}; {row.reason}" for row in self.tried]
+        yield Listing(f"Tried, and not recommended ({len(tried)})", tried)
+        asides = [f"{row.rule}{f', {row.name}' if row.name else ''}: {row.why} -> {row.fix}" for row in self.asides]
+        yield Listing(f"Also found by the structure check ({len(asides)})", asides)
+        yield from self._set_apart()
+        yield from self._notes()
+
+    def _summary(self) -> Sequence[str]:
+        took = f"{counted(self.forwards, 'run')} of the model, {counted(self.quantizations, 'quantization')}."
+        return [took, *([f"Next: {self.next_command}"] if self.next_command else [])]
+
+    def lines(self) -> Sequence[str]:
+        """The verdict, and what to do."""
+        return [*self._lead(), *(line for row in self.rows for line in explained(row, self.unit))]
+
+
+def explained(row: CauseRow, unit: str) -> list[str]:
+    """A cause in words: what, where, why, what to do, what it gives."""
+    where = f" at {row.name}{f' ({row.source})' if row.source else ''}" if row.name else ""
+    others = f" Also at {row.others}." if row.others else ""
+    gains = _gained(row.gain, unit)
+    if not isnan(row.gain_in_sequence) and row.rank > 1:
+        gains += f" alone, {_gained(row.gain_in_sequence, unit)} after the remedies above"
+    cost = f", for {share(row.cost)} % of the multiply-accumulates" if row.cost else ", for free"
+    return [
+        f"{row.rank}. {row.cause}{where}: {row.sentence}.{others}",
+        f"   Evidence: {row.evidence}.",
+        f"   Remedy: {row.remedy}",
+        f"   Measured ({row.how}): {gains}{cost}.",
+    ]
+
+
+def _gained(gain: float, unit: str) -> str:
+    return "not measured" if isnan(gain) else f"{signed(gain)} {unit}"
+
+
+def _at(row: TriedRow) -> str:
+    return f"{row.cause} at {row.name}" if row.name else row.cause

@@ -1,0 +1,116 @@
+"""Rows of a diagnosis: causes, what was tried without success, and what was measured on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isnan, nan
+from typing import Annotated, ClassVar
+
+from pt2qa._report.columns import column
+from pt2qa._report.formats import decibel, number, share
+
+
+def signed(value: float) -> str:
+    """A gain: ``+3.4``."""
+    return number(value) if value in (inf, -inf) or isnan(value) else f"{value:+.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """One cause of the error, with what its remedy was measured to give.
+
+    Args:
+        rank: 1 is the first to act on.
+        cause: stable id, such as ``narrow-calibration``.
+        name: the op, site or module to look at; empty for the model as a whole.
+        module: its module path.
+        evidence: the numbers that point to it, and from which analysis.
+        remedy: what to do: the exact call, or advice.
+        gain: what the remedy alone gives the worst output in dB, or the user's metric in its unit, measured; inf where
+            the model has no number without it.
+        gain_in_sequence: the same after the remedies of the rows above.
+        cost: share of the multiply-accumulates that the remedy takes out of int8, 0..1; 0 for a free one.
+        sentence: the cause in words.
+        others: other places it is at, separated by commas.
+        source: the line of the user's code, ``net.py:12``; empty if not known.
+        quality: dB of the worst output, or the user's metric, with this remedy and those of the rows above.
+        how: how it was measured: ``quantized again`` or ``simulated``.
+    """
+
+    rank: Annotated[int, column(worse="smaller", importance=0)]
+    cause: Annotated[str, column(key=True, importance=0)]
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    module: str
+    evidence: Annotated[str, column(importance=4, shrinks_to=24)]
+    remedy: Annotated[str, column(importance=2, shrinks_to=24)]
+    gain: Annotated[float, column(show=signed, importance=1)]
+    gain_in_sequence: Annotated[float, column("gain in\nsequence", show=signed, importance=0)]
+    cost: Annotated[float, column("cost\nMACs %", show=share, importance=3)]
+    sentence: Annotated[str, column(extended=True)]
+    others: Annotated[str, column(extended=True)]
+    source: Annotated[str, column(extended=True)]
+    quality: Annotated[float, column(worse="smaller", extended=True)]
+    how: Annotated[str, column(extended=True)]
+
+    shown: ClassVar = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRow:
+    """A remedy that was measured and is not recommended.
+
+    Args:
+        cause: what it would have been.
+        name: where.
+        remedy: what was tried.
+        gain: what it gave alone; nan if it could not be tried.
+        reason: why it is no row of the diagnosis.
+    """
+
+    cause: Annotated[str, column(key=True, importance=0)]
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    remedy: Annotated[str, column(key=True, importance=2, shrinks_to=24)]
+    gain: Annotated[float, column(worse="smaller", show=signed, importance=0)]
+    reason: Annotated[str, column(importance=1, shrinks_to=24)]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """What a configuration was measured to give on the evaluation data.
+
+    Args:
+        name: ``now``; ``after``: with all remedies; or a reference: ``ranges fitted to the data``.
+        value: the user's metric, or the SQNR of the worst output in dB.
+        output: the worst output.
+        sqnr: its SQNR in dB.
+        sample: index of the sample with the lowest SQNR; -1 if outputs have no axis of samples.
+        sample_sqnr: its SQNR in dB.
+        labels: share of samples with the float model's label, 0..1; nan if no output holds class scores.
+        samples: how many samples.
+    """
+
+    name: Annotated[str, column("configuration", key=True, importance=0)]
+    value: Annotated[float, column(worse="smaller", importance=0)]
+    output: Annotated[str, column("worst output", importance=3)]
+    sqnr: Annotated[float, column("SQNR\ndB", unit="dB", show=decibel, importance=0)]
+    sample: Annotated[int, column("worst\nsample", importance=2)]
+    sample_sqnr: Annotated[float, column("its SQNR\ndB", unit="dB", show=decibel, importance=1)]
+    labels: Annotated[float, column("same label\n%", worse="smaller", show=share, importance=1)] = nan
+    samples: Annotated[int, column(extended=True)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AsideRow:
+    """Something wrong with the model or the quantizer that costs the outputs nothing here.
+
+    Args:
+        rule: id of the rule of :func:`pt2qa.check` that found it.
+        name: where.
+        why: what is wrong.
+        fix: what to do.
+    """
+
+    rule: Annotated[str, column(key=True, importance=0)]
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    why: Annotated[str, column(importance=0, shrinks_to=24)]
+    fix: Annotated[str, column(importance=1, shrinks_to=24)]
