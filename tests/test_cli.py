@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 import pt2qa
 import pt2qa._reconfigure  # before stand-ins take the place of the plug-ins that it imports
+from pt2qa import Target
 from pt2qa._report.columns import columns_of
 from pt2qa.cli import main
 from pt2qa.cli.program import Lasting
@@ -274,7 +275,11 @@ def flow(tmp_path, monkeypatch):
     file = tmp_path / "flow.py"
     file.write_text(
         "import torch\nx = torch.zeros(4, 2)\n"
-        "def flow(): return torch.nn.Linear(2, 3), {'input': x}, [{'input': x}] * 3\n"
+        "given = dict(model=torch.nn.Linear(2, 3), example_inputs={'input': x}, batches=[{'input': x}] * 3)\n"
+        "def score(model): return float(model(x).sum())\n"
+        "def flow(): return given | dict(evaluation=[{'input': x}])\n"
+        "def same(): return given\n"
+        "def scored(): return flow() | dict(metric=score, target=0.7)\n"
         "def once(): return torch.nn.Linear(2, 3), x, iter([x])\n",
         encoding="utf-8",
     )
@@ -370,13 +375,36 @@ def test_analyze_writes_what_its_options_ask_for(run, library, searches, flow, t
     assert isinstance(load(tmp_path / "reports" / "x86-bad-cases.safetensors"), BadCases)
     for part in ("Net, quantized by x86: 25 layers", "1 bad case of 8 samples", "Ranked, quantized by", "searched: 30"):
         assert part in result.stdout
-    assert (searches.k, searches.targets) == ([5], ["sqnr>=30"])
+    assert (searches.k, searches.targets) == ([5], [Target(30.0)])
     assert searches.given[0].model == "Ranked"
 
 
 def test_a_target_may_be_a_number_and_needs_no_sensitivity(run, library, searches, flow, tmp_path):
     assert run("analyze", flow, "-q", "x86", "-o", tmp_path, "--target", "30").exit_code == 0
-    assert (searches.targets, searches.given, searches.k) == ([30.0], [None], [])
+    assert (searches.targets, searches.given, searches.k) == ([Target(30.0)], [None], [])
+
+
+@pytest.mark.parametrize(
+    ("option", "at_least", "name"),
+    [([], 0.7, "score"), (["--target", "0.8"], 0.8, "score"), (["--target", "sqnr>=30"], 30.0, "sqnr")],
+)
+def test_a_number_is_a_target_for_the_metric_of_the_flow(
+    run, library, searches, flow, tmp_path, option, at_least, name
+):
+    result = run("analyze", flow.replace(":flow", ":scored"), "-q", "x86", "-o", tmp_path, *option)
+    assert result.exit_code == 0, result.output
+    (target,) = searches.targets
+    assert (target.at_least, target.name, target.metric is None) == (at_least, name, name == "sqnr")
+
+
+def test_a_model_is_measured_on_the_evaluation_batches(run, library, flow, tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches: measured.append(len(batches)) or LAYERS)
+    assert "pt2qa: calibration" not in run("analyze", flow, "-q", "x86", "-o", tmp_path).stderr
+    same = run("analyze", flow.replace(":flow", ":same"), "-o", tmp_path)
+    assert same.stderr.count("pt2qa: calibration and measurement use the same data, which hides errors on other") == 1
+    assert measured == [1, 3, 3]
+    assert [call[2] for call in library.quantized] == [3, 3, 3]
 
 
 def test_a_target_that_is_not_met_is_exit_code_1(run, library, searches, flow, tmp_path):
@@ -418,7 +446,7 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
     row = CandidateRow(-1, "output", "", "output", {"x86": nan})
     candidate = Candidate("x86", "x86", nan, 1, 1, 1, 1, 8)
     nothing = CandidateReport((row,), (candidate,), (), 1, 8, "Net", LAYERS.environment, (found,))
-    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda capture, chosen, batches: nothing)
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given: nothing)
     result = run("compare", flow, "-q", "x86", "-o", tmp_path / "candidates.safetensors")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
@@ -426,7 +454,7 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
     )
     assert load(tmp_path / "candidates.safetensors").set_apart == (found,)
     better = replace(nothing, candidates=(replace(candidate, sqnr=30.0),))
-    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda capture, chosen, batches: better)
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given: better)
     assert run("compare", flow, "-q", "x86").exit_code == 0
 
 

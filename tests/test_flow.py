@@ -11,6 +11,7 @@ from pt2qa.cli.flow import Inputs, load_flow
 from pt2qa.errors import FlowError
 
 HEAD = "import torch\nmodel = torch.nn.Linear(2, 3).eval()\nx = torch.zeros(4, 2)\n"
+HEAD += "given = dict(model=model, example_inputs=x, batches=[x])\n"
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,34 @@ def test_inputs_of_takes_the_inputs_out_of_each_item_each_time_anew(flow, body):
     assert len(batches) == 2
 
 
+def test_evaluation_batches_go_through_inputs_of_too(flow):
+    loaded = flow("return given | dict(evaluation=[(x, 1), (x, 2)], inputs_of=lambda item: item[0])")
+    assert [batch.shape for batch in loaded.evaluation] == [(4, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "same"),
+    [
+        ("None", True),
+        ("[x]", False),
+        ("given['batches']", True),
+        ("loader(data, batch_size=2)", True),
+        ("loader(data_2)", False),
+    ],
+)
+def test_two_loaders_may_read_the_same_data(flow, evaluation, same):
+    head = "loader, data, data_2 = torch.utils.data.DataLoader, list(x), list(x)\n"
+    given = "" if "given" in evaluation else ", batches=loader(data, shuffle=True)"
+    assert flow(f"{head}return given | dict(evaluation={evaluation}{given})").same_data == same
+
+
+def test_a_metric_may_go_with_a_target_object(flow):
+    head = "import pt2qa\nfraction = pt2qa.Target(0.99, of_float=True)\n"
+    target = flow(f"{head}return given | dict(metric=len, target=fraction)").target_of(None)
+    assert (target.at_least, target.metric, target.name, target.of_float) == (0.99, len, "len", True)
+    assert flow("return given | dict(metric=len)").target_of(None) is None
+
+
 def test_inputs_of_a_loader_without_a_length_has_none():
     class Endless:
         def __iter__(self):
@@ -122,10 +151,15 @@ def test_an_iterator_that_ends_is_refused(flow, batches, kind):
         ("return model, x, []", "batches: got an empty list, expected at least one batch"),
         ("return model, x, 3", "batches: got int, expected a list or a DataLoader of batches$"),
         ("return model, x, lambda: [x]", "batches: got function, expected a list or a DataLoader of batches; call it"),
+        ("return given | dict(evaluation=x)", "evaluation: got one Tensor, expected several batches; put it in a list"),
+        ("return given | dict(evaluation=iter([x]))", "evaluation: got list_iterator, which can be read only once"),
+        ("return given | dict(metric=0.9)", "metric: got float, expected a function from a model to a number"),
+        ("return given | dict(target='top1>=0.7')", "flow: target: got 'top1>=0.7', expected decibels such as 30, "),
+        ("return given | dict(target=[30])", r"flow: target: got \[30\], expected decibels such as 30, "),
         ("return model, x, [x], 0", "inputs_of: got int, expected a function from a loader's item to a batch"),
-        ("\nraise ValueError('no data')", r"flow failed: ValueError: no data \(demo\.py, line 6\)"),
-        ("import sys\nsys.exit(3)", r"flow failed: SystemExit: 3 \(demo\.py, line 6\)"),
-        ("return (", r"demo\.py cannot be loaded: SyntaxError: .*\(demo\.py, line 5\)"),
+        ("\nraise ValueError('no data')", r"flow failed: ValueError: no data \(demo\.py, line 7\)"),
+        ("import sys\nsys.exit(3)", r"flow failed: SystemExit: 3 \(demo\.py, line 7\)"),
+        ("return (", r"demo\.py cannot be loaded: SyntaxError: .*\(demo\.py, line 6\)"),
     ],
 )  # fmt: skip
 def test_what_a_flow_may_not_return(flow, body, message):

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pt2qa.cli.group import DEBUG, Failure, flow_argument, main, quantizers_of, quantizers_option, say, say_wrote
+from pt2qa.cli.group import (
+    DEBUG,
+    Failure,
+    flow_argument,
+    main,
+    measured_on,
+    quantizers_of,
+    quantizers_option,
+    say,
+    say_wrote,
+)
 from pt2qa.cli.printing import stop_if_interrupted
 from pt2qa.errors import Pt2qaError, ReportError
 
@@ -39,7 +49,8 @@ if TYPE_CHECKING:
 @click.option(
     "--target",
     metavar="'sqnr>=30'",
-    help="Also search for a configuration whose output has this SQNR, in dB; plain 30 works too.",
+    help="Also search for a configuration whose output has this SQNR, in dB, or for plain 30 this much of the flow's "
+    "metric.  [default: the flow's target]",
 )
 def analyze(
     flow: str,
@@ -54,9 +65,15 @@ def analyze(
 
     The function takes no arguments and returns (model, example_inputs, batches): the float model in eval mode; a
     tensor, a tuple of positional inputs or a dict of keyword inputs; and a list or DataLoader of batches of the same
-    form, for calibration and then measurement. If the loader's items are not inputs, but for example (image, label),
-    return a function from an item to the inputs as a fourth value. The function may also return a dict with these
-    names (model, example_inputs, batches, inputs_of) and dynamic_shapes, as for torch.export.
+    form. If the loader's items are not inputs, but for example (image, label), return a function from an item to the
+    inputs as a fourth value. The function may also return a dict with these names (model, example_inputs, batches,
+    inputs_of), and any of:
+
+    \b
+      evaluation      other batches to measure on; batches then only calibrate
+      metric          a function of a model that returns a number, larger is better
+      target          the metric to reach, or dB without a metric, as --target; or a pt2qa.Target
+      dynamic_shapes  as for torch.export
 
     \b
       pt2qa analyze flow.py:flow -o reports
@@ -73,27 +90,16 @@ def analyze(
     from pt2qa.cli.flow import load_flow
 
     chosen = quantizers_of(specs)
-    wanted = None if target is None else _target(target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
     given = load_flow(flow)
+    wanted = given.target_of(target)
     analyses = functools.partial(
-        _analyses, batches=given.batches, k=bad_cases, ranks_sites=ranks_sites, deploys=deploys, target=wanted
+        _analyses, batches=measured_on(given), k=bad_cases, ranks_sites=ranks_sites, deploys=deploys, target=wanted
     )
     _analyze_each(given, chosen, folder, analyses)
-
-
-def _target(text: str) -> float | str:
-    """A valid target; an invalid one is refused before anything runs."""
-    try:
-        return float(text)
-    except ValueError:
-        from pt2qa._reconfigure.target import read_target
-
-        read_target(text)
-        return text
 
 
 def _analyze_each(
@@ -140,7 +146,7 @@ def unusable(report: Any) -> list[str]:
 
 
 def _analyses(
-    pair: Any, batches: Any, k: int | None, ranks_sites: bool, deploys: bool, target: float | str | None
+    pair: Any, batches: Any, k: int | None, ranks_sites: bool, deploys: bool, target: Any
 ) -> Iterator[tuple[str, Any]]:
     """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
     import pt2qa

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pt2qa._check.report import SEVERITIES
-from pt2qa.cli.group import file_option, flow_argument, main, say, say_wrote, width_option
+from pt2qa.cli.group import file_option, flow_argument, main, measured_on, say, say_wrote, width_option
 
 
 @main.command()
@@ -53,7 +53,7 @@ def check(
     """Find problems before you quantize a model, and how to fix them.
 
     FLOW.py:function is the same as for analyze. Without -q, only the model is checked; with -q, also what the quantizer
-    annotates, which takes seconds; with --calibrate, also scales, weights and values.
+    annotates, which takes seconds; with --calibrate, also scales, weights and values on the evaluation batches.
 
     \b
       pt2qa check flow.py:flow
@@ -82,7 +82,7 @@ def check(
         say("not calibrated, because of the errors below")
     elif calibrate:
         pair = pt2qa.quantize(loaded.capture(), spec, loaded.batches)
-        findings = pt2qa.check(pair, model=loaded.model, batches=loaded.batches, **options).joined(findings)
+        findings = pt2qa.check(pair, model=loaded.model, batches=measured_on(loaded), **options).joined(findings)
     if file is not None:
         findings.save(file)
         say_wrote(file)

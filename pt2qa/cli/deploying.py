@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from pt2qa.cli.analyzing import unusable
-from pt2qa.cli.group import InputFile, OutputFile, flow_argument, main, say, say_wrote
+from pt2qa.cli.group import InputFile, OutputFile, flow_argument, main, measured_on, say, say_wrote
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import ReportError
 
@@ -54,8 +54,9 @@ def deploy(
 ) -> None:
     """Lower a quantized model, run it here, and compare its kernels with the converted graph.
 
-    FLOW.py:function is the same as for analyze. The report says which stage makes the output's error (eager, capture,
-    prepared, converted, deployed), and which kernels compute something else than the converted graph.
+    FLOW.py:function is the same as for analyze; its evaluation batches are run, if it has any. The report says
+    which stage makes the output's error (eager, capture, prepared, converted, deployed), and which kernels compute
+    something else than the converted graph.
 
     \b
       pt2qa deploy flow.py:flow -q xnnpack -o deploy
@@ -87,7 +88,7 @@ def deploy(
     compare = functools.partial(
         pt2qa.compare_deployed,
         pair,
-        given.batches,
+        measured_on(given),
         backend=backend,
         deployed=deployed,
         program=folder / "program" if own else program,
@@ -112,7 +113,8 @@ def deploy(
 def record_inputs(flow: str, file: Path) -> None:
     """Write the inputs that a device must run, for a backend that cannot run here.
 
-    FLOW.py:function is the same as for analyze. The file has the tensors batch0.input0, batch0.input1 ...; its metadata
+    FLOW.py:function is the same as for analyze; its evaluation batches are written, if it has any, as pt2qa deploy runs
+    them. The file has the tensors batch0.input0, batch0.input1 ...; its metadata
     entry pt2qa, in JSON, has their names, and those of the outputs to write. Run the model on the device, write
     batch0.output0, batch0.output1 ... to a safetensors file, if possible with the same metadata, and compare:
 
@@ -126,5 +128,5 @@ def record_inputs(flow: str, file: Path) -> None:
     from pt2qa.cli.flow import load_flow
 
     given = load_flow(flow)
-    pt2qa.record_inputs(given.capture(), given.batches, file)
+    pt2qa.record_inputs(given.capture(), given.evaluation, file)
     say_wrote(file)

@@ -7,31 +7,51 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import length_hint
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from pt2qa._near_names import question
-from pt2qa.errors import FlowError
+from pt2qa.errors import FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
-OPTIONAL: Final = ("inputs_of", "dynamic_shapes")
+OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "metric", "target")
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
     """The checked result of a flow function.
 
-    ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration and analyses, can be read again and again.
+    ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration, and ``evaluation``, for measuring, can be
+    read again and again.  ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.
     """
 
     model: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     batches: Iterable[Any]
+    evaluation: Iterable[Any]
     dynamic_shapes: Any = None
+    metric: Callable[[Any], float] | None = None
+    target: Any = None
+
+    @property
+    def same_data(self) -> bool:
+        """Whether it measures on the data that it calibrates on."""
+        return _data(self.evaluation) is _data(self.batches)
+
+    def target_of(self, text: str | None) -> Any:
+        """The :class:`pt2qa.Target` that ``text`` asks for, or the flow's own; None without one.
+
+        A number is a target for the flow's metric, in its unit, or dB without a metric; ``sqnr>=30`` is always dB.
+
+        Raises:
+            SelectionError: it is neither.
+        """
+        wanted: Any = self.target if text is None else _number(text)
+        return None if wanted is None else _target(wanted, self.metric)
 
     def capture(self) -> Any:
         """The model's :class:`pt2qa.Capture`."""
@@ -63,8 +83,8 @@ def load_flow(where: str) -> Flow:
 
     The file's folder is added to ``sys.path``, as when Python runs the file, so that it can import its neighbours.  The
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
-    fourth value, or a dict with these names (and ``dynamic_shapes``).  ``example_inputs`` is a tensor, a tuple of
-    positional inputs or a dict of keyword inputs.
+    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``metric``, ``target``).
+    ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs.
 
     Raises:
         FlowError: there is no such file or function, it fails, or it returns something else.
@@ -78,14 +98,46 @@ def load_flow(where: str) -> Flow:
     values = _named(result, where)
     args, kwargs = _example_inputs(values["example_inputs"], where)
     _check_model(values["model"], where)
-    batches = _batches(values["batches"], where)
-    if (inputs_of := values.get("inputs_of")) is not None:
-        if not callable(inputs_of):
-            raise FlowError(
-                f"{where}: inputs_of: got {_kind(inputs_of)}, expected a function from a loader's item to a batch"
-            )
-        batches = Inputs(batches, inputs_of)
-    return Flow(values["model"], args, kwargs, batches, values.get("dynamic_shapes"))
+    inputs_of = values.get("inputs_of")
+    if inputs_of is not None and not callable(inputs_of):
+        raise FlowError(
+            f"{where}: inputs_of: got {_kind(inputs_of)}, expected a function from a loader's item to a batch"
+        )
+    batches = _batches(values["batches"], f"{where}: batches", inputs_of)
+    given = values.get("evaluation")
+    evaluation = batches if given is None else _batches(given, f"{where}: evaluation", inputs_of)
+    metric, target = values.get("metric"), values.get("target")
+    if metric is not None and (not callable(metric) or isinstance(metric, type)):
+        raise FlowError(f"{where}: metric: got {_kind(metric)}, expected a function from a model to a number")
+    flow = Flow(values["model"], args, kwargs, batches, evaluation, values.get("dynamic_shapes"), metric, target)
+    try:
+        flow.target_of(None)
+    except SelectionError as error:
+        raise FlowError(f"{where}: {error}") from error
+    return flow
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _target(wanted: Any, metric: Callable[[Any], float] | None) -> Any:
+    # Imported here, because other commands of the command line do not need torch.
+    from pt2qa._reconfigure.target import read_target
+
+    target = read_target(wanted)
+    if metric is None or target.metric is not None or isinstance(wanted, str):
+        return target
+    return replace(target, metric=metric, name=getattr(metric, "__name__", "metric"))
+
+
+def _data(batches: Any) -> Any:
+    """The data behind loaders, of which two may read the same."""
+    loader = batches.loader if isinstance(batches, Inputs) else batches
+    return getattr(loader, "dataset", loader)
 
 
 def _split(where: str) -> tuple[Path, str]:
@@ -165,23 +217,23 @@ def _example_inputs(inputs: Any, where: str) -> tuple[tuple[Any, ...], dict[str,
     )
 
 
-def _batches(batches: Any, where: str) -> Iterable[Any]:
+def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None) -> Iterable[Any]:
     import torch
 
     if isinstance(batches, torch.Tensor | Mapping | str | bytes):
-        raise FlowError(f"{where}: batches: got one {_kind(batches)}, expected several batches; put it in a list")
+        raise FlowError(f"{where}: got one {_kind(batches)}, expected several batches; put it in a list")
     if not isinstance(batches, Iterable):
         hint = "; call it" if callable(batches) else ""
-        raise FlowError(f"{where}: batches: got {_kind(batches)}, expected a list or a DataLoader of batches{hint}")
+        raise FlowError(f"{where}: got {_kind(batches)}, expected a list or a DataLoader of batches{hint}")
     if isinstance(batches, Iterator):
         raise FlowError(
-            f"{where}: batches: got {_kind(batches)}, which can be read only once, but calibration and each "
+            f"{where}: got {_kind(batches)}, which can be read only once, but calibration and each "
             "analysis need the batches again; return a list, or a loader that starts over such as a DataLoader"
         )
     # A DataLoader over an IterableDataset has __len__, but no length.
     if length_hint(batches, 1) == 0:
-        raise FlowError(f"{where}: batches: got an empty {_kind(batches)}, expected at least one batch")
-    return batches
+        raise FlowError(f"{where}: got an empty {_kind(batches)}, expected at least one batch")
+    return batches if inputs_of is None else Inputs(batches, inputs_of)
 
 
 def _kind(value: Any) -> str:

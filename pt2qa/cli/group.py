@@ -7,13 +7,16 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from pt2qa._printable import clean, clean_lines
 from pt2qa.cli.exit_codes import INTERRUPTED
 from pt2qa.errors import Pt2qaError, ReportError
+
+if TYPE_CHECKING:
+    from pt2qa.cli.flow import Flow
 
 DEBUG: Final = "pt2qa.debug"
 
@@ -183,6 +186,16 @@ def say(*lines: str) -> None:
 def say_wrote(path: str | Path | None) -> None:
     """Names a file that was written, on stderr: stdout is the report's."""
     click.echo(f"wrote {path}", err=True)
+
+
+def measured_on(flow: Flow) -> Any:
+    """What a quantized model is measured on; says so if that is what it was calibrated on."""
+    if flow.same_data:
+        say(
+            "calibration and measurement use the same data, which hides errors on other data; "
+            "return evaluation=, other batches, from the flow function"
+        )
+    return flow.evaluation
 
 
 def quantizers_of(specs: Sequence[str]) -> tuple[str, ...]:

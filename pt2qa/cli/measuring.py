@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from pt2qa.cli.group import InputFile, file_option, flow_argument, main, quantizers_of, quantizers_option, say
+from pt2qa.cli.group import (
+    InputFile,
+    file_option,
+    flow_argument,
+    main,
+    measured_on,
+    quantizers_of,
+    quantizers_option,
+    say,
+)
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import FlowError
 
@@ -43,7 +52,7 @@ def profile(
     """Print statistics of what every op reads and produces.
 
     That is range, mean, quantiles, zeros, NaN and clamped values. The function is the same as for pt2qa analyze; its
-    batches are measured.
+    evaluation batches are measured, if it has any, else those that calibrate.
 
     \b
       pt2qa profile flow.py:flow
@@ -61,7 +70,8 @@ def profile(
     subject: Any = given.capture()
     if spec is not None:
         subject = pt2qa.quantize(subject, spec, given.batches)
-    report = pt2qa.profile(subject, given.batches, side=side, histograms=histograms, program=program)
+    batches = given.evaluation if spec is None else measured_on(given)
+    report = pt2qa.profile(subject, batches, side=side, histograms=histograms, program=program)
     printing.deliver(report, file)
 
 
@@ -73,7 +83,8 @@ def profile(
 def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printing) -> None:
     """Compare several quantizers on one model, as a whole and layer by layer.
 
-    The function is the same as for pt2qa analyze. The float model runs once for all candidates. The exit code is 1 if
+    The function is the same as for pt2qa analyze; its evaluation batches are measured, if it has any, else those that
+    calibrate. The float model runs once for all candidates. The exit code is 1 if
     no candidate has an SQNR, for example on data that is not finite.
 
     \b
@@ -85,7 +96,7 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
 
     chosen = quantizers_of(specs)
     given = load_flow(flow)
-    report = pt2qa.compare_quantizers(given.capture(), chosen, given.batches)
+    report = pt2qa.compare_quantizers(given.capture(), chosen, given.batches, measured_on(given))
     printing.deliver(report, file)
     if report.best is None:
         say(f"no candidate has an SQNR: {report.summary().splitlines()[0]}")
@@ -102,7 +113,7 @@ def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Pri
     """Compare two graphs of one model, value by value, with A.pt2 as the signal.
 
     Both are files of torch.export.save, made from one capture. The function is the same as for pt2qa analyze; its
-    batches are run. To fail a build if the graphs differ, give the report to pt2qa gate.
+    evaluation batches are run, if it has any. To fail a build if the graphs differ, give the report to pt2qa gate.
 
     \b
       pt2qa compare-graphs converted.pt2 loaded.pt2 flow.py:flow
@@ -113,7 +124,7 @@ def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Pri
 
     one, other = _exported(a), _exported(b)
     given = load_flow(flow)
-    report = pt2qa.compare_graphs(one, other, given.batches, model=type(given.model).__name__)
+    report = pt2qa.compare_graphs(one, other, given.evaluation, model=type(given.model).__name__)
     printing.deliver(report, file)
 
 
