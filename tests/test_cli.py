@@ -522,6 +522,39 @@ def test_a_stream_that_takes_no_more_keeps_the_first_error_and_drops_the_rest():
     assert isinstance(lasting.error, BrokenPipeError)
 
 
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_stderr_has_what_the_model_says_and_no_noise_of_libraries(debug, tmp_path):
+    (tmp_path / "loud.py").write_text(
+        "import logging, sys, warnings\n"
+        "import torch\n"
+        "x = torch.zeros(1, 2)\n"
+        "def flow():\n"
+        "    import torchao.quantization.pt2e\n"  # which is loud itself
+        "    logging.getLogger('torchao').warning('Failed to load /a/_C.so: no such file')\n"
+        "    logging.getLogger('torchao').warning('Failed to load the weights')\n"
+        "    for module in ('copyreg', 'mine'):\n"
+        "        text = '`isinstance(treespec, LeafSpec)` is deprecated'\n"
+        "        warnings.warn_explicit(text, FutureWarning, f'{module}.py', 1, module)\n"
+        "    for part in ('[', 'cpuinfo_utils.cpp', ':', '71', '] ', 'Reading file /sys/x', chr(10)):\n"
+        "        print(part, end='', file=sys.stderr, flush=True)\n"
+        "    print('[cpuinfo_utils.cpp:72] Out of memory', file=sys.stderr)\n"
+        "    return torch.nn.Linear(2, 1).eval(), x, [x]\n",
+        encoding="utf-8",
+    )
+    done = python("check", f"{tmp_path / 'loud.py'}:flow", *debug, stdout=subprocess.DEVNULL)
+    assert done.returncode == 0
+    mine = [
+        "Failed to load the weights",
+        "mine.py:1: FutureWarning: `isinstance(treespec, LeafSpec)` is deprecated",
+        "[cpuinfo_utils.cpp:72] Out of memory",
+    ]
+    noise = ["Failed to load /a/_C.so: no such file", "Reading file /sys/x", "copyreg.py:1: FutureWarning"]
+    if debug:
+        assert all(line in done.stderr for line in [*mine, *noise])
+    else:
+        assert done.stderr.splitlines() == mine
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 def test_analyze_keeps_every_report_where_stdout_is_full(run, library, searches, flow, tmp_path, monkeypatch):
     with open("/dev/full", "w") as full:

@@ -154,7 +154,9 @@ def _version(context: click.Context, parameter: click.Parameter, asked: bool) ->
 
 
 def _debug_option() -> click.Option:
-    return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+    return click.Option(
+        ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error, and all that torch prints."
+    )
 
 
 width_option = click.option(

@@ -10,7 +10,7 @@ import io
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
@@ -36,20 +36,24 @@ class _Interrupts:
 class Lasting(io.RawIOBase):
     """A stream that survives a reader that has gone: it keeps the first error and discards everything after it.
 
-    Printing must not end an analysis whose reports are still to be written.
+    Printing must not end an analysis whose reports are still to be written.  Of what is written, it prints what
+    ``printed`` returns.
     """
 
-    def __init__(self, raw: io.RawIOBase) -> None:
+    def __init__(self, raw: io.RawIOBase, printed: Callable[[bytes], bytes] = bytes) -> None:
         self._raw = raw
+        self._printed = printed
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int | None:
         """Forward data, or discard it."""
-        if self.error is None:
+        left = self._printed(bytes(data)) if self.error is None else b""
+        while left:
             try:
-                return self._raw.write(data)
+                left = left[self._raw.write(left) or 0 :]
             except OSError as error:
                 self.error = error
+                break
         return memoryview(data).nbytes
 
     def writable(self) -> bool:
@@ -78,7 +82,11 @@ class Program:
         """Run the command line; arguments as for :meth:`click.Command.main`."""
         if not extra.get("standalone_mode", True):
             return _commands().main(args, **extra)
-        with _heard() as interrupts, _lasting() as stdout:
+        with (
+            _heard() as interrupts,
+            _quiet(sys.argv[1:] if args is None else args) as printed,
+            _lasting(printed) as stdout,
+        ):
             code = _code(interrupts, args, extra)
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -158,10 +166,22 @@ def _heard() -> Iterator[_Interrupts]:
 
 
 @contextmanager
-def _lasting() -> Iterator[Lasting | None]:
+def _quiet(args: Sequence[str]) -> Iterator[Callable[[bytes], bytes]]:
+    """Keeps the noise of libraries away, unless ``--debug`` is given; yields what stderr prints of what is written."""
+    if "--debug" in args:
+        yield bytes
+        return
+    from pt2qa.cli.noise import without_noise
+
+    with without_noise() as printed:
+        yield printed
+
+
+@contextmanager
+def _lasting(printed: Callable[[bytes], bytes]) -> Iterator[Lasting | None]:
     """Replaces stdout and stderr by streams that survive; returns that of stdout, or None if stdout is not a file."""
     before = sys.stdout, sys.stderr
-    (sys.stdout, out), (sys.stderr, _) = map(_wrapped, before)
+    (sys.stdout, out), (sys.stderr, _) = _wrapped(sys.stdout, bytes), _wrapped(sys.stderr, printed)
     try:
         yield out
     finally:
@@ -171,13 +191,13 @@ def _lasting() -> Iterator[Lasting | None]:
         sys.stdout, sys.stderr = before
 
 
-def _wrapped(stream: TextIO | Any) -> tuple[Any, Lasting | None]:
+def _wrapped(stream: TextIO | Any, printed: Callable[[bytes], bytes]) -> tuple[Any, Lasting | None]:
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     if not isinstance(raw, io.FileIO):
         return stream, None
     stream.flush()
-    lasting = Lasting(raw)
+    lasting = Lasting(raw, printed)
     # Characters that the encoding lacks are escaped, so that no report is lost because of one.
     errors = "backslashreplace" if stream.errors == "strict" else stream.errors
     text = io.TextIOWrapper(
