@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._reconfigure.analysis import reconfigure as reconfigure
     from ._reconfigure.target import Budget as Budget, Target as Target
     from ._check.analysis import check as check
+    from ._diagnosis.analysis import diagnose as diagnose
     from ._profile.analysis import Profiler as Profiler, profile as profile
     from ._profile.diff import diff_profiles as diff_profiles
 

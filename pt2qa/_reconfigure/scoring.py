@@ -16,6 +16,7 @@ from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._reconfigure.target import Target
 from pt2qa._simulator.batches import as_batch
 from pt2qa._simulator.outputs import structured
+from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import SelectionError
 
@@ -121,10 +122,10 @@ def _of_shape(name: str, reference: Tensor, quantized: Tensor) -> Tensor:
 
 
 class SimulatedModel:
-    """A callable model: the simulator with some sites on."""
+    """A callable model: the simulator with some sites on; ``simulator`` is another one than the pair's own."""
 
-    def __init__(self, pair: QuantizedPair, on: frozenset[int]) -> None:
-        self.pair, self.on = pair, on
+    def __init__(self, pair: QuantizedPair, on: frozenset[int], simulator: Simulator | None = None) -> None:
+        self.pair, self.on, self.simulator = pair, on, simulator or pair.simulator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs, in the model's structure."""
@@ -134,4 +135,4 @@ class SimulatedModel:
     def run(self, values: list[Any]) -> Any:
         """The outputs as the graph returns them, from flat inputs."""
         every = len(self.on) == len(self.pair.sites)
-        return self.pair.simulator.run(values, on=True if every else self.on)
+        return self.simulator.run(values, on=True if every else self.on)

@@ -1,0 +1,368 @@
+"""``pt2qa.diagnose``: hypotheses from all instruments, each remedy measured, alone and in sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from pt2qa._check.analysis import check
+from pt2qa._check.report import Findings
+from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.causes import ORDER
+from pt2qa._diagnosis.figures import Figures
+from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, sites, stages, weights
+from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
+from pt2qa._diagnosis.report import Diagnosis
+from pt2qa._diagnosis.rows import AsideRow, CauseRow, TriedRow
+from pt2qa._diagnosis.trials import Data, Treatment, Trials
+from pt2qa._diagnosis.verdict import next_command, verdict_of
+from pt2qa._graph.handles import handle_of, source_line
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.reference import Reference
+from pt2qa._reconfigure.target import Target, read_target
+from pt2qa._report.base import Report
+from pt2qa._simulator.batches import Batch
+from pt2qa.errors import Pt2qaError, SelectionError
+from pt2qa.plugins import Backend
+
+FREE_GAIN: Final = 2.0
+"""Smallest gain in dB for which a remedy that quantizing again applies for free is a row; other data differ by less."""
+
+PAID_GAIN: Final = 3.0
+"""The same for one that takes ops out of int8, or changes model or quantizer: half of the noise."""
+
+WITH_TARGET: Final = 0.5
+"""The same for all where there is a target to reach."""
+
+POOR: Final = 25.0
+"""dB below which single ops are tried in float although nobody gave a target."""
+
+ALIKE: Final = 0.5
+"""Gains in dB that do not tell two remedies apart: the cause that explains more is preferred."""
+
+FITS: Final = 1.0
+"""If ranges fitted to the data would give less than this, in dB, no range or weight is at fault."""
+
+SPREAD: Final = 8.0
+"""If ranges by channel would give less than this, in dB, no channel is an outlier."""
+
+
+@torch.no_grad()
+def diagnose(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    evaluation: Iterable[Any] | None = None,
+    metric: Callable[[Callable[..., Any]], float] | None = None,
+    target: Target | float | str | None = None,
+    deployed: bool | str | Backend = False,
+    findings: Findings | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> Diagnosis:
+    """Finds what causes the error of a quantized model, and measures what helps.
+
+    Hypotheses come from all analyses: stages, ranges, the error budget, weights, the quantizer's configuration, single
+    samples and sites.  The remedy of each is measured, alone and after those above it: on the simulator where switching
+    or replacing the parameters of sites can play it, else by quantizing again.  Only what helped becomes a row.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+        batches: what the model gets in use, a list or a loader that starts over.  The analyses read them, and remedies
+            may calibrate on them.
+        evaluation: data on which quality is measured; None: ``batches``.
+        metric: a function of a model, larger is better, such as top-1 accuracy on your own data; it decides in place of
+            the SQNR of the worst output.
+        target: what is enough, in dB or in the unit of ``metric``, or a :class:`pt2qa.Target`; None: what 8 bits can
+            give with ranges that fit.
+        deployed: whether to lower the model and look at the kernels, too; a backend as for
+            :func:`pt2qa.compare_deployed`, True for the plug-in's own.
+        findings: of :func:`pt2qa.check` for this pair; None: it runs here.
+        inputs_of: maps an item of ``batches`` and ``evaluation`` to a batch.
+        progress: whether to show progress; None: if stderr is a terminal.
+
+    Returns:
+        The causes, ranked; ``diagnosis.pair`` is quantized with all remedies that are options, edits or calibration
+        data, and ``diagnosis.reports`` has the reports of the analyses.
+
+    Raises:
+        SelectionError: an invalid target, or no floating-point output and no metric.
+        BatchError: there is no batch, or the float model returns NaN on all of them.
+        SimulationError: the simulator does not reproduce the converted graph.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> narrow, data = [torch.rand(8, 4) * 0.1], [torch.rand(8, 4)]
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 4).eval(), data[0])
+    >>> pair = pt2qa.quantize(capture, "xnnpack", narrow, progress=False)
+    >>> pt2qa.diagnose(pair, data, progress=False).rows[0].cause
+    'narrow-calibration'
+    """
+    aim = _aim(metric, target)
+    data = Data("batches", batches, inputs_of)
+    reference = Reference(pair, batches if evaluation is None else evaluation, inputs_of)
+    if aim is None and not reference.names:
+        raise SelectionError(
+            "no output is a floating-point tensor, so there is no SQNR. Pass metric=a function of a model."
+        )
+    trials = Trials(pair, reference, aim, progress)
+    notes = list(pair.verify(next(iter(reference)).batch))
+    trials.forwards += 2
+    now = trials.quality(Treatment())
+    case = Case(pair, trials, data, now, progress)
+    search = _Search(case, _needed(aim, trials))
+    search.run()
+    reports: dict[str, Report] = {}
+    if deployed:
+        reports["deployed"] = search.look_at_kernels(None if deployed is True else deployed)
+    structure = check(pair, progress=progress) if findings is None else findings
+    reports["findings"] = structure
+    trials.bar.close()
+    final, after = search.final()
+    plan = trials.plan(search.state)
+    diagnosis = Diagnosis(
+        rows=tuple(search.rows),
+        tried=tuple(search.tried),
+        figures=tuple(search.figures(after)),
+        asides=tuple(_asides(structure, search.rows)),
+        verdict=verdict_of(case, search.rows, search.bounds, after, search.needed, aim),
+        next_command=next_command(case, search.rows, search.state, after, search.needed),
+        unit="dB" if aim is None or aim.metric is None else aim.name,
+        target="" if search.needed is None else f"at least {search.needed:g}",
+        met=-1 if search.needed is None else int(now.value >= search.needed),
+        plan_json="" if plan is None else plan.to_json(),
+        forwards=trials.forwards,
+        quantizations=trials.quantizations,
+        batches=sum(1 for _ in reference),
+        samples=now.samples,
+        notes=tuple(dict.fromkeys((*pair.notes, *notes, *case.notes))),
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+    )
+    return diagnosis.with_evidence(final, reports)
+
+
+def _aim(metric: Callable[..., float] | None, target: Target | float | str | None) -> Target | None:
+    if isinstance(target, Target) and metric is not None and target.metric not in (None, metric):
+        raise SelectionError("metric: the target has another one; give one of them.")
+    if metric is None:
+        return None if target is None else read_target(target)
+    name = getattr(metric, "__name__", type(metric).__name__)
+    if isinstance(target, Target):
+        return replace(target, metric=metric)
+    if target is None:
+        return Target(-math.inf, metric=metric, name=name)
+    if isinstance(target, bool) or not isinstance(target, (int, float)):
+        raise SelectionError(f"target: got {target!r}, expected a number in the unit of the metric.")
+    return Target(float(target), metric=metric, name=name)
+
+
+def _needed(aim: Target | None, trials: Trials) -> float | None:
+    """What is enough; None without a target.  A metric without one must keep what the float model has."""
+    if aim is None:
+        return None
+    if aim.metric is None:
+        return aim.at_least
+    if math.isinf(aim.at_least):
+        return trials.of_float()
+    return aim.at_least * (trials.of_float() if aim.of_float else 1.0)
+
+
+@dataclass
+class _Search:
+    """The remedies found so far; ``state`` has all of them."""
+
+    case: Case
+    needed: float | None
+
+    def __post_init__(self) -> None:
+        self.rows: list[CauseRow] = []
+        self.tried: list[TriedRow] = []
+        self.state = Treatment()
+        self.quality: Figures = self.case.now
+        self.bounds: dict[str, Figures] = {}
+
+    def run(self) -> None:
+        """Tries what always matters, then, where the numbers call for it, ranges and weights, then fallbacks."""
+        case = self.case
+        always = [*stages.changed(case), *stages.nonfinite(case)]
+        if not self._enough(case.now):
+            self._bound()
+            self._take([*always, *configuration.unfused(case), *configuration.dynamic_by_row(case), *self._ranges()])
+            if self.quality.worst[1] < POOR if self.needed is None else not self._enough(self.quality):
+                self._take(list(precision.needed(self._treated())))
+        else:
+            self._take(always)
+
+    def final(self) -> tuple[QuantizedPair | None, Figures]:
+        """The pair with all remedies that can be applied by quantizing again, and the figures with all of them."""
+        state = self.state
+        if not (state.requantizes or state.floats):
+            return None, self.quality
+        try:
+            pair = self.case.trials.applied(state)
+        except Pt2qaError as error:
+            self.case.notes.append(f"all remedies together cannot be applied: {error}")
+            return None, self.quality
+        if state.made_of_edits:
+            return pair, self.case.trials.converted(pair)
+        return pair, self.quality
+
+    def figures(self, after: Figures) -> Iterator[Any]:
+        """The rows of the table of figures."""
+        yield self.case.now.row("now")
+        if self.rows:
+            yield after.row("after")
+        for name, found in self.bounds.items():
+            yield found.row(name)
+
+    def look_at_kernels(self, backend: Any) -> Report:
+        """Compares the deployed program, and adds what its kernels cost."""
+        report, found = deployed_kernels.kernels(self.case, backend)
+        self._take(list(found))
+        return report
+
+    def _enough(self, found: Figures) -> bool:
+        return self.needed is not None and found.value >= self.needed
+
+    def _bound(self) -> None:
+        """What the model would have with ranges that fit the data, per tensor and by channel."""
+        case = self.case
+        fitted = {**case.fitted, **case.fitted_weights}
+        by_channel = {**case.by_channel, **case.fitted_weights}
+        if fitted:
+            self.bounds["ranges fitted to the data"] = case.trials.quality(case.played(fitted))
+            self.bounds["ranges fitted by channel"] = case.trials.quality(case.played(by_channel))
+
+    def _ranges(self) -> Iterator[Hypothesis]:
+        """Hypotheses about ranges and weights, if these explain something."""
+        case, now = self.case, self.case.now
+        bounds = list(self.bounds.values())
+        if not bounds:
+            return
+        fitted, by_channel = (found.worst[1] - now.worst[1] for found in bounds)
+        unknown = math.isnan(now.worst[1])
+        yield from weights.changed(case)
+        if unknown or fitted >= FITS:
+            yield from sites.masked(case)
+            yield from weights.coarse(case)
+            yield from sites.too_few_steps(case)
+            yield from calibration.ranges_of_calibration(case)
+            yield from sites.twice(case)
+            yield from sites.unfit(case)
+        if unknown or by_channel >= SPREAD:
+            yield from sites.masked(case) if fitted < FITS else ()
+            yield from sites.outliers(case)
+        if unknown or fitted >= FITS or self.needed is not None:
+            yield from configuration.observers(case)
+
+    def _treated(self) -> Case:
+        """The case after the remedies so far."""
+        pair = self.case.trials.pair_with(self.state)
+        if pair is self.case.pair:
+            return self.case
+        return Case(pair, self.case.trials, self.case.data, self.quality, self.case.progress, self.state)
+
+    def _take(self, hypotheses: Sequence[Hypothesis]) -> None:
+        """Measures each remedy alone, then adds them, the best first, as long as they help."""
+        measured = [(each, self._alone(each)) for each in _distinct(hypotheses)]
+        left = [(each, gain) for each, gain in measured if gain >= self._least(each)]
+        for each, gain in measured:
+            if not gain >= self._least(each):
+                reason = "could not be measured" if math.isnan(gain) else "it helps too little"
+                self._reject(each, gain, reason)
+        while left:
+            each, gain = _best(left)
+            left.remove((each, gain))
+            if self._enough(self.quality):
+                self._reject(each, gain, "the target is met without it")
+                continue
+            self._add(each, gain)
+
+    def _add(self, each: Hypothesis, gain: float) -> None:
+        trials = self.case.trials
+        if each.gain is not None:
+            found, in_sequence = self.quality, each.gain
+        else:
+            together = self.state.then(each.treatment)
+            try:
+                found = trials.quality(together)
+            except Pt2qaError as error:
+                self._reject(each, gain, f"not possible with the remedies above: {error}")
+                return
+            in_sequence = found.gain_over(self.quality)
+            if not in_sequence >= self._least(each):
+                self._reject(each, gain, "it adds nothing to the remedies above")
+                return
+            self.state, self.quality = together, found
+        self.rows.append(
+            CauseRow(
+                rank=len(self.rows) + 1,
+                cause=each.cause,
+                name=each.name,
+                module=each.name.rpartition("/")[0],
+                evidence=each.evidence,
+                remedy=each.remedy,
+                gain=gain,
+                gain_in_sequence=in_sequence,
+                cost=each.cost,
+                sentence=each.in_words,
+                others=", ".join(each.others),
+                source=_source(self.case.pair, each.name),
+                quality=found.value,
+                how="quantized again" if each.treatment.requantizes else "simulated",
+            )
+        )
+
+    def _alone(self, each: Hypothesis) -> float:
+        if each.gain is not None:
+            return each.gain
+        try:
+            return self.case.trials.quality(each.treatment).gain_over(self.case.now)
+        except Pt2qaError as error:
+            self.case.notes.append(f"{each.cause}: {each.remedy}: cannot be tried: {error}")
+            return math.nan
+
+    def _least(self, each: Hypothesis) -> float:
+        """The smallest gain for which a remedy is a row; with a target, any that counts."""
+        aim = self.case.trials.target
+        if aim is not None and aim.metric is not None:
+            return 1e-9
+        if self.needed is not None:
+            return WITH_TARGET
+        return FREE_GAIN if each.treatment.made_of_edits and not each.cost else PAID_GAIN
+
+    def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
+        self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
+
+
+def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """Each cause at each place once."""
+    return list({(each.cause, each.name, each.remedy): each for each in hypotheses}.values())
+
+
+def _best(left: Sequence[tuple[Hypothesis, float]]) -> tuple[Hypothesis, float]:
+    """The remedy to take next: the largest gain; free ones count twice, and among alike the one that explains more."""
+    score = {id(each): gain / 2 if each.cost else gain for each, gain in left}
+    best = max(score.values())
+    alike = [(each, gain) for each, gain in left if score[id(each)] >= min(best - ALIKE, 0.9 * best)]
+    return min(alike, key=lambda found: (ORDER[found[0].cause], -found[1]))
+
+
+def _source(pair: QuantizedPair, name: str) -> str:
+    graph = pair.reference if pair.float_graph is None else pair.float_graph
+    handles = {str(found.name): handle for handle, found in pair.names.items()}
+    node = next((node for node in graph.graph.nodes if handle_of(node) == handles.get(name, -1)), None)
+    return "" if node is None else source_line(node)
+
+
+def _asides(findings: Findings, rows: Sequence[CauseRow]) -> Iterator[AsideRow]:
+    """Errors of the structure check, and its warnings about the places of the causes."""
+    for found in findings.rows:
+        if found.severity == "error":
+            yield AsideRow(found.rule, found.name, found.why, found.fix)

@@ -1,0 +1,245 @@
+"""What is known about a pair when hypotheses are made, and the hypotheses themselves."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from pt2qa._diagnosis.causes import CAUSES
+from pt2qa._diagnosis.figures import Figures
+from pt2qa._diagnosis.noises import SiteNoises, Variant, site_noises
+from pt2qa._diagnosis.played import INTEGERS, fitted, rounded_weight, rounding, rounding_by_channel
+from pt2qa._diagnosis.ranges import Observed, observe
+from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.costs import Costs, costs_of
+from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.program import Constant, Site
+from pt2qa.overrides.annotations import Annotations
+
+FEWEST_STEPS = 127
+"""Integer steps below which an 8-bit site is narrowed by mistake: 7 bits are a choice for CPUs without VNNI."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A possible cause, and the treatment that would show it.
+
+    Attributes:
+        cause: its id in :data:`pt2qa._diagnosis.causes.CAUSES`.
+        name: where to look.
+        evidence: the numbers that suggest it, and from which analysis.
+        remedy: what to do, in words or as a call.
+        treatment: what is measured.
+        others: further places.
+        cost: share of the multiply-accumulates that it takes out of int8.
+        sentence: the cause in words, where the usual ones do not fit.
+        gain: the gain in dB where it was measured in another way than by the treatment; None: measure the treatment.
+    """
+
+    cause: str
+    name: str
+    evidence: str
+    remedy: str
+    treatment: Treatment
+    others: tuple[str, ...] = ()
+    cost: float = 0.0
+    sentence: str = ""
+    gain: float | None = None
+
+    @property
+    def in_words(self) -> str:
+        """The cause as a sentence without a full stop."""
+        return self.sentence or CAUSES[self.cause]
+
+
+@dataclass
+class Case:
+    """A pair under diagnosis.
+
+    Attributes:
+        pair: the pair as given.
+        trials: measures treatments on the evaluation data.
+        data: the batches that the instruments read, and that remedies may calibrate on.
+        now: the figures of the pair.
+        state: the remedies that the pair has already.
+    """
+
+    pair: QuantizedPair
+    trials: Trials
+    data: Data
+    now: Figures
+    progress: bool | None = None
+    state: Treatment = field(default_factory=Treatment)
+    notes: list[str] = field(default_factory=list)
+
+    def flat(self, data: Data) -> Iterable[list[Any]]:
+        """Batches as the simulator takes them; each counts as a run."""
+        from pt2qa._simulator.batches import read_batches
+
+        for batch in read_batches(data.batches, data.inputs_of):
+            self.trials.forwards += 1
+            yield self.pair.values(batch)
+
+    @functools.cached_property
+    def first(self) -> Batch:
+        """The first batch of the data."""
+        from pt2qa._simulator.accumulate import peeked
+
+        return peeked(self.data.batches, self.data.inputs_of, "diagnose")[0]
+
+    @functools.cached_property
+    def ranges(self) -> dict[int, Observed]:
+        """The ranges at each activation site."""
+        return observe(self.pair, self.flat(self.data))
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """The share of the arithmetic of each op."""
+        self.trials.forwards += 1
+        return costs_of(self.pair, self.pair.values(self.first))
+
+    @functools.cached_property
+    def places(self) -> dict[int, Place]:
+        """The place of each site."""
+        return places_of(self.pair)
+
+    @functools.cached_property
+    def annotations(self) -> Annotations | None:
+        """The quantizer's annotations; None for graphs that were made elsewhere."""
+        return self.trials.annotations(self.state)
+
+    @functools.cached_property
+    def noises(self) -> SiteNoises:
+        """The output noise of each site as it is (``quantized``), and with parameters ``fitted`` to the data, per
+        tensor, or ``by channel``.
+        """
+        return site_noises(
+            self.pair,
+            self.data.batches,
+            self._variants,
+            inputs_of=self.data.inputs_of,
+            progress=self.progress,
+        )
+
+    def _variants(self, site: Site) -> dict[str, Variant]:
+        if site.kind == "activation":
+            found = {"quantized": Variant(self.rounding_at[site.index])}
+            instead = {"fitted": self.fitted.get(site.index), "by channel": self.by_channel.get(site.index)}
+            return found | {name: Variant(each.value) for name, each in instead.items() if each is not None}
+        constant = self.constant(site)
+        if constant is None:
+            return {}
+        found = {"quantized": Variant(lambda _: constant.quantized)}
+        if site.index in self.fitted_weights:
+            value = self.fitted_weights[site.index].value
+            found["fitted"] = Variant(lambda _: value)
+        return found
+
+    @functools.cached_property
+    def rounding_at(self) -> dict[int, Callable[..., Tensor]]:
+        """By site of an activation, what rounds it."""
+        simulator = self.pair.simulator
+        steps = {step.site: step for step in self.pair.program.steps if step.site is not None}
+        return {site: simulator.site_function(step) for site, step in steps.items()}
+
+    def noise(self, site: int, variant: str = "quantized") -> float:
+        """The output noise of a site, as a share of the signal; as it is where it has no such variant."""
+        noises = self.noises
+        value = noises.noise.get((site, variant), noises.noise.get((site, "quantized"), 0.0))
+        return value / noises.signal if noises.signal > 0 else value
+
+    def excess(self, site: int, variant: str = "fitted") -> float:
+        """How much of a site's noise parameters that fit would remove."""
+        return max(self.noise(site) - self.noise(site, variant), 0.0)
+
+    def levels(self, site: Site) -> tuple[int, int]:
+        """The integers that a site should have."""
+        low, high = site.params.quant_min, site.params.quant_max
+        return (low, high) if high - low >= FEWEST_STEPS else INTEGERS.get(site.params.dtype, (low, high))
+
+    @functools.cached_property
+    def fitted(self) -> dict[int, Played]:
+        """For each static activation site, the range of the data in its place."""
+        found = {}
+        for site in self.static_sites:
+            low, high = self.ranges[site.index].whole
+            if math.isfinite(low) and math.isfinite(high):
+                found[site.index] = Played(rounding(fitted(low, high, *self.levels(site))))
+        return found
+
+    @functools.cached_property
+    def by_channel(self) -> dict[int, Played]:
+        """The same with a range for each channel."""
+        found = dict(self.fitted)
+        for site in self.static_sites:
+            observed = self.ranges[site.index]
+            if observed.axis is not None and site.index in found:
+                low, high = observed.channel_lowest, observed.channel_highest
+                assert low is not None, "an axis comes with ranges"
+                assert high is not None, "an axis comes with ranges"
+                played = rounding_by_channel(low, high, observed.axis, *self.levels(site))
+                found[site.index] = Played(played)
+        return found
+
+    @functools.cached_property
+    def fitted_weights(self) -> dict[int, Played]:
+        """For each weight, its float value rounded as kernels take it: int8, symmetric, per output channel."""
+        found = {}
+        for site in self.pair.sites:
+            constant = self.constant(site)
+            if site.kind == "weight" and constant is not None and site.params.dtype in ("int8", "uint8"):
+                found[site.index] = Played(rounded_weight(constant.reference, weight_axis(constant)))
+        return found
+
+    @functools.cached_property
+    def static_sites(self) -> tuple[Site, ...]:
+        """The 8-bit activation sites whose parameters are fixed."""
+        return tuple(
+            site
+            for site in self.pair.sites
+            if site.kind == "activation" and not site.params.dynamic and site.params.dtype in ("int8", "uint8")
+        )
+
+    @functools.cached_property
+    def constants(self) -> dict[int, Constant]:
+        """The constant of each site that has one."""
+        return {each.site: each for each in self.pair.program.constants if each.site is not None}
+
+    def constant(self, site: Site) -> Constant | None:
+        """The constant of a site, if its float value is known."""
+        found = self.constants.get(site.index)
+        usable = found is not None and isinstance(found.reference, Tensor) and found.reference.is_floating_point()
+        return found if usable else None
+
+    def played(self, instead: dict[int, Played], sites: Iterable[int] | None = None) -> Treatment:
+        """A treatment that plays other roundings at some sites, or at all that have one."""
+        chosen = instead if sites is None else {site: instead[site] for site in sites if site in instead}
+        return Treatment(played=tuple((self.places[site], each) for site, each in chosen.items()))
+
+    def ranked(self, sites: Iterable[int], of: Callable[[int], float]) -> list[int]:
+        """Sites by a share of noise, the largest first, up to 90 % of the sum."""
+        found = sorted(((of(site), -site) for site in sites), reverse=True)
+        total, kept, held = sum(each for each, _ in found), list[int](), 0.0
+        for each, site in found:
+            if each <= 0 or held >= 0.9 * total:
+                break
+            kept.append(-site)
+            held += each
+        return kept
+
+    def names(self, sites: Sequence[int]) -> tuple[str, ...]:
+        """The names of sites, each once, in this order."""
+        return tuple(dict.fromkeys(self.pair.sites[site].name for site in sites))
+
+
+def weight_axis(constant: Constant) -> int | None:
+    """The axis of a weight's output channels; None if it has none."""
+    if not isinstance(constant.reference, Tensor) or constant.reference.dim() < 2:
+        return None
+    return 1 if constant.op.startswith("conv_transpose") else 0

@@ -1,0 +1,106 @@
+"""Calibration data against evaluation data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.ranges import Observed, observe, use_of
+from pt2qa._diagnosis.trials import Data, Treatment
+from pt2qa._report.formats import number, share
+from pt2qa._report.prose import counted
+from pt2qa._simulator.batches import read_batches
+from pt2qa._simulator.verification import digest_of
+
+ALONE = 0.5
+"""The share of a range that is left without one batch, from which on that batch is an outlier."""
+
+
+def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
+    """Calibration data whose ranges do not fit the data: too narrow, too wide, or with an outlier."""
+    recipe = case.trials.recipe
+    if recipe is None or recipe.calibration is None:
+        return
+    own = Data("calibration", recipe.calibration, recipe.inputs_of)
+    if _digests(case, own) == _digests(case, case.data):
+        return
+    seen = observe(case.pair, case.flat(own))
+    yield from _outlier(case, own, seen)
+    sites = [site.index for site in case.static_sites]
+    worst = case.ranked(sites, case.excess)
+    if not worst:
+        return
+    weight = {site: case.excess(site) for site in worst}
+    narrow = sum(each for site, each in weight.items() if _is_narrow(case, seen, site)) > sum(weight.values()) / 2
+    site = case.pair.sites[worst[0]]
+    needed, beyond = use_of(site, *case.ranges[site.index].whole)
+    evidence = (
+        f"{counted(len(worst), 'site')} with values beyond what calibration saw; here by {share(beyond)} % of the range"
+        if narrow
+        else f"{counted(len(worst), 'site')} with ranges wider than the values; here {share(needed)} % is used"
+    )
+    yield Hypothesis(
+        cause="narrow-calibration" if narrow else "wide-calibration",
+        name=site.name,
+        others=tuple(name for name in case.names(worst) if name != site.name),
+        evidence=f"{evidence} (ranges of {counted(len(case.ranges[site.index].lowest), 'batch', 'batches')} against "
+        f"those of {counted(len(seen[site.index].lowest), 'calibration batch', 'calibration batches')})",
+        remedy="calibrate on data like that which the model gets, prepared in the same way: "
+        f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
+        treatment=Treatment(data=case.data),
+    )
+
+
+def _is_narrow(case: Case, seen: dict[int, Observed], site: int) -> bool:
+    """Whether the data needs more than calibration saw; else the calibration needs more than the data."""
+    low, high = case.ranges[site].whole
+    had_low, had_high = seen[site].whole
+    beyond = max(had_low - low, 0.0) + max(high - had_high, 0.0)
+    unused = max(low - had_low, 0.0) + max(had_high - high, 0.0)
+    return beyond > unused
+
+
+def _outlier(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[Hypothesis]:
+    """A calibration batch without which the ranges of most sites would be less than half as wide."""
+    count = max((len(each.lowest) for each in seen.values()), default=0)
+    if count < 3:
+        return
+    widths = {site.index: _width(seen[site.index].whole) for site in case.static_sites}
+    weight = {site: case.excess(site) for site, width in widths.items() if width > 0}
+    for batch in range(count):
+        alone = [site for site in weight if _width(seen[site].without(batch)) < ALONE * widths[site]]
+        if sum(weight[site] for site in alone) <= sum(weight.values()) / 2 or not alone:
+            continue
+        worst = max(alone, key=lambda site: weight[site])
+        low, high = seen[worst].without(batch)
+        yield Hypothesis(
+            cause="calibration-outlier",
+            name=case.pair.sites[worst].name,
+            others=tuple(name for name in case.names(sorted(alone, key=lambda site: -weight[site]))[1:]),
+            evidence=f"with calibration batch {batch} {counted(len(alone), 'range')} "
+            f"{'is' if len(alone) == 1 else 'are'} more than twice as wide; here {number(widths[worst])} instead of "
+            f"{number(_width((low, high)))}",
+            remedy=f"leave batch {batch} out of the calibration data",
+            treatment=Treatment(data=Data("calibration", _Without(own.batches, batch), own.inputs_of)),
+        )
+
+
+class _Without:
+    """An iterable without one item; it starts over as often as the whole does."""
+
+    def __init__(self, batches: Iterable[Any], missing: int) -> None:
+        self.batches, self.missing = batches, missing
+
+    def __iter__(self) -> Iterator[Any]:
+        return (item for number, item in enumerate(self.batches) if number != self.missing)
+
+
+def _width(ends: tuple[float, float]) -> float:
+    low, high = ends
+    return 0.0 if math.isnan(low) else max(high, 0.0) - min(low, 0.0)
+
+
+def _digests(case: Case, data: Data) -> set[str]:
+    return {digest_of(case.pair.values(batch)) for batch in read_batches(data.batches, data.inputs_of)}

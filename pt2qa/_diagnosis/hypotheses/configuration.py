@@ -1,0 +1,67 @@
+"""What another configuration of the quantizer would do: fusions, observers, options, dynamic scales by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.trials import Treatment
+from pt2qa._report.formats import share
+from pt2qa._report.prose import counted
+from pt2qa.overrides.annotations import fusions_in
+from pt2qa.overrides.plan import OBSERVERS, Edit
+
+
+def unfused(case: Case) -> Iterator[Hypothesis]:
+    """Pairs of ops that the backend fuses and the quantizer does not."""
+    edits = () if case.annotations is None else fusions_in(case.annotations)
+    if not edits:
+        return
+    between = {edit.ops[0] for edit in edits}
+    sites = [site.index for site in case.pair.sites if site.kind == "activation" and site.name in between]
+    worst = sorted(sites, key=case.noise, reverse=True)
+    noise = sum(map(case.noise, sites)) / max(sum(case.noise(site.index) for site in case.pair.sites), 1e-300)
+    first = case.pair.sites[worst[0]].name if worst else edits[0].ops[0]
+    yield Hypothesis(
+        cause="unfused-activation",
+        name=first,
+        others=tuple(name for name in case.names(worst) if name != first),
+        evidence=f"{counted(len(edits), 'pair')} rounded in between; these roundings make {share(noise)} % of the "
+        "noise of all sites (error budget)",
+        remedy=f"fuse them: {counted(len(edits), 'edit')} of the plan",
+        treatment=Treatment(edits=edits),
+    )
+
+
+def dynamic_by_row(case: Case) -> Iterator[Hypothesis]:
+    """Dynamic scales that the kernels compute for each row."""
+    if case.pair.recipe is None or case.pair.as_deployed() is case.pair:
+        return
+    dynamic = [site for site in case.pair.sites if site.params.dynamic]
+    yield Hypothesis(
+        cause="dynamic-by-row",
+        name=max(dynamic, key=lambda site: case.noise(site.index)).name,
+        evidence=f"{counted(len(dynamic), 'dynamic scale')}, which the kernels compute row by row",
+        remedy="nothing on the device, which is better than the converted graph: analyse pair.as_deployed()",
+        treatment=Treatment(as_deployed=True),
+    )
+
+
+def observers(case: Case) -> Iterator[Hypothesis]:
+    """Other observers for all activations."""
+    annotations = case.annotations
+    if annotations is None:
+        return
+    ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
+    worst = case.ranked([site.index for site in case.static_sites], case.noise)
+    for observer in OBSERVERS if ops else ():
+        edit = Edit("observer", ops, observer)
+        if annotations.after(edit) is not None:
+            yield Hypothesis(
+                cause="observer",
+                name=case.pair.sites[worst[0]].name if worst else "",
+                evidence="rounding and clamping of activations make most of the noise (error budget)",
+                remedy=f"observe activations with {OBSERVERS[observer]}: an edit of the plan",
+                treatment=Treatment(edits=(edit,)),
+                sentence=f"{OBSERVERS[observer]} chooses better ranges from the same data",
+            )

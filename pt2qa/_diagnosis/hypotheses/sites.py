@@ -1,0 +1,203 @@
+"""Single activations whose parameters do not fit: masks, outlier channels, shared or fixed scales, too few integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pt2qa._check.masks import is_mask
+from pt2qa._diagnosis.case import FEWEST_STEPS, Case, Hypothesis
+from pt2qa._diagnosis.ranges import use_of
+from pt2qa._diagnosis.trials import Treatment
+from pt2qa._report.formats import number, share
+from pt2qa._report.prose import counted
+from pt2qa._simulator.program import Site
+from pt2qa.overrides.plan import Edit
+
+OUTLIER = 0.1
+"""An activation has outlier channels if ranges by channel would leave this share of its noise, or less."""
+
+UNFIT = 2.5
+"""How many times the noise of a fitted range a site must make: one observer's choice against another's is less."""
+
+NOTABLE = 0.2
+"""The share of all noise from which on a site is looked at by itself."""
+
+
+def masked(case: Case) -> Iterator[Hypothesis]:
+    """Mask values that are rounded."""
+    for site in case.static_sites:
+        observed = case.ranges[site.index]
+        low, _ = observed.whole
+        if not is_mask(low):
+            continue
+        treatment, edit, cost = in_float(case, site)
+        yield Hypothesis(
+            cause="masked-values",
+            name=site.name,
+            evidence=f"values down to {number(low)} have the scale {number(site.params.largest_scale)}, so ordinary "
+            "values are rounded to a few integers",
+            remedy="use a finite mask that is only a little below the scores, such as -30, or leave the op in "
+            f"float{edit}",
+            treatment=treatment,
+            cost=cost,
+        )
+
+
+def too_few_steps(case: Case) -> Iterator[Hypothesis]:
+    """Sites whose type holds more integers than they use."""
+    few = [site.index for site in case.static_sites if _steps(site) < FEWEST_STEPS and site.index in case.fitted]
+    worst = sorted(few, key=case.excess, reverse=True)
+    if worst:
+        site = case.pair.sites[worst[0]]
+        yield Hypothesis(
+            cause="activation-scheme",
+            name=site.name,
+            others=tuple(name for name in case.names(worst) if name != site.name),
+            evidence=f"{counted(len(worst), 'site')} with few integers; this {site.params.dtype} has "
+            f"{site.params.quant_min}..{site.params.quant_max}",
+            remedy="annotate the whole range of the type (quant_min, quant_max)",
+            treatment=case.played(case.fitted, worst),
+        )
+
+
+def unfit(case: Case) -> Iterator[Hypothesis]:
+    """Sites whose range does not fit although the calibration data does: shared with other values, or fixed."""
+    unfit = [
+        site.index for site in case.static_sites if case.noise(site.index) > UNFIT * case.noise(site.index, "fitted")
+    ]
+    worst = case.ranked(unfit, case.excess)
+    shared = [site for site in worst if _sharers(case, site)]
+    for cause, sites in (("shared-scale", shared), ("site-range", [site for site in worst if site not in shared])):
+        if not sites:
+            continue
+        site = case.pair.sites[sites[0]]
+        used, beyond = use_of(site, *case.ranges[site.index].whole)
+        with_them = (
+            f", which it shares with {', '.join(_sharers(case, site.index)[:3])}" if cause == "shared-scale" else ""
+        )
+        how = f"{share(beyond)} % beyond the range" if beyond > 0.01 else f"{share(used)} % of the range used"
+        yield Hypothesis(
+            cause=cause,
+            name=site.name,
+            others=tuple(name for name in case.names(sites) if name != site.name),
+            evidence=f"{how}{with_them} (scale {number(site.params.largest_scale)}, values "
+            f"{number(case.ranges[site.index].whole[0])} to {number(case.ranges[site.index].whole[1])})",
+            remedy="give it a scale of its own"
+            if cause == "shared-scale"
+            else "let calibration choose its range, or fix one that holds its values",
+            treatment=case.played(case.fitted, sites),
+        )
+
+
+def twice(case: Case) -> Iterator[Hypothesis]:
+    """Values that are rounded again with other parameters behind an op that only moves them."""
+    program = case.pair.program
+    rounded = {site.result: site for site in case.static_sites}
+    again: dict[int, Site] = {}
+    for step in program.steps:
+        source = step.reads[0] if len(step.reads) == 1 else None
+        held = rounded.get(source) if source is not None else None
+        if held is None:
+            continue
+        if step.site is None and step.op in _MOVING:
+            rounded.setdefault(step.out, held)
+        elif step.site is not None and _differs(case.pair.sites[step.site], held):
+            again[step.site] = held
+    worst = sorted(again, key=case.noise, reverse=True)
+    if worst:
+        site, before = case.pair.sites[worst[0]], again[worst[0]]
+        yield Hypothesis(
+            cause="broken-sharing",
+            name=site.name,
+            others=tuple(name for name in case.names(worst) if name != site.name),
+            evidence=f"rounded with the scale {number(before.params.largest_scale)} at {before.name} and with "
+            f"{number(site.params.largest_scale)} here, though the values are the same",
+            remedy="share the scale: SharedQuantizationSpec of the input, as the op only moves values",
+            treatment=Treatment(exact=frozenset(case.places[index] for index in worst)),
+        )
+
+
+_MOVING = frozenset(
+    {"view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "clone", "slice"}
+    | {
+        "max_pool2d",
+        "select",
+        "expand",
+        "dropout",
+        "upsample_nearest2d",
+        "pixel_shuffle",
+        "unflatten",
+        "chunk",
+        "split",
+    }
+)
+
+
+def outliers(case: Case) -> Iterator[Hypothesis]:
+    """Activations of which a few channels need the range."""
+    total = sum(case.noise(site.index) for site in case.pair.sites)
+    found = [
+        site
+        for site in case.static_sites
+        if case.noise(site.index) >= NOTABLE * total
+        and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
+        and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
+    ]
+    for site in sorted(found, key=lambda each: -case.noise(each.index)):
+        observed = case.ranges[site.index]
+        assert observed.channel_highest is not None, "ranges by channel"
+        assert observed.channel_lowest is not None, "ranges by channel"
+        largest = observed.channel_highest.abs().maximum(observed.channel_lowest.abs())
+        treatment, edit, cost = in_float(case, site)
+        yield Hypothesis(
+            cause="outlier-channel",
+            name=site.name,
+            evidence=f"channel {int(largest.argmax())} reaches {number(float(largest.max()))}, half of the channels "
+            f"stay below {number(float(largest.median()))}; with a range for each channel the site would make "
+            f"{share(case.noise(site.index, 'by channel') / case.noise(site.index))} % of its noise (error budget)",
+            remedy=f"scale that channel down here and up in the weights behind, or leave the op in float{edit}",
+            treatment=treatment,
+            cost=cost,
+        )
+
+
+def _steps(site: Site) -> int:
+    return site.params.quant_max - site.params.quant_min
+
+
+def _differs(site: Site, other: Site) -> bool:
+    return (site.params.scale, site.params.zero_point) != (other.params.scale, other.params.zero_point)
+
+
+def _sharers(case: Case, index: int) -> tuple[str, ...]:
+    """The other values that the quantizer makes share a site's scale, by name."""
+    annotations = case.annotations
+    if annotations is None:
+        return ()
+    own = annotations.points_at(case.pair.sites).get(index, ())
+    roots = {annotations.groups.get(point, point) for point in own}
+    name = case.pair.sites[index].name
+    names = (annotations.value_name(point) for point, root in annotations.groups.items() if root in roots)
+    return tuple(dict.fromkeys(each for each in names if each != name))
+
+
+def _float_edit(case: Case, site: Site) -> Edit | None:
+    """The smallest edit that leaves a site in float: the ops that read it, else also the one that makes it."""
+    annotations = case.annotations
+    if annotations is None:
+        return None
+    readers = tuple(name for name in site.readers if name in annotations.ops)
+    maker = (site.name,) if site.name in annotations.ops else ()
+    for ops in filter(None, (readers, maker, (*maker, *readers))):
+        after = annotations.after(Edit("float", tuple(dict.fromkeys(ops))))
+        if after is not None and site.index not in after.sites_on(case.pair.sites):
+            return Edit("float", tuple(dict.fromkeys(ops)))
+    return None
+
+
+def in_float(case: Case, site: Site) -> tuple[Treatment, str, float]:
+    """What leaves a site in float, as text behind a remedy, and its cost."""
+    edit = _float_edit(case, site)
+    if edit is None:
+        return Treatment(exact=frozenset({case.places[site.index]})), "", 0.0
+    return Treatment(floats=(edit,)), f" ({edit})", case.costs.macs_of(edit.ops)

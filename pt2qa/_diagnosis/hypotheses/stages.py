@@ -1,0 +1,81 @@
+"""Stages before quantization: capture and prepare; and numbers that are no numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pt2qa._decibels import decibels
+from pt2qa._deployed.stages import Stages
+from pt2qa._deployed.taps import leaves_of
+from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.trials import Treatment
+from pt2qa._graph.internals.torch import pytree
+from pt2qa._report.formats import decibel
+
+MARGIN = 10.0
+"""How far, in dB, a stage must be above the quantized model not to matter to its error."""
+
+
+def changed(case: Case) -> Iterator[Hypothesis]:
+    """Capture or prepare that changed the model, on the first batch."""
+    stages = Stages(case.pair)
+    values = case.pair.values(case.first)
+    outputs = stages.before(case.first, values)
+    case.trials.forwards += len(outputs) + 2
+    outputs["prepared"] = leaves_of(pytree.tree_leaves(case.pair.simulator.run(values, on=False)))
+    quantized = leaves_of(pytree.tree_leaves(case.pair.simulator.run(values)))
+    names = list(outputs)
+    for before, after in itertools.pairwise(names):
+        apart = _sqnr(outputs[before], outputs[after])
+        if apart >= case.now.worst[1] + MARGIN or apart != apart:
+            continue
+        cause = "capture-changed" if after == "capture" else "prepare-changed"
+        whole, rest = _sqnr(outputs[before], quantized), _sqnr(outputs[after], quantized)
+        yield Hypothesis(
+            cause=cause,
+            name="",
+            evidence=f"{after} is {decibel(apart)} dB from {before}; the quantized model is {decibel(whole)} dB from "
+            f"{before}, and {decibel(rest)} dB from {after} (stages, first batch)",
+            remedy="compare the two graphs op by op: pt2qa.compare_graphs; no change of the quantizer can help",
+            treatment=Treatment(),
+            gain=rest - whole,
+        )
+
+
+def nonfinite(case: Case) -> Iterator[Hypothesis]:
+    """Sites at which the quantized model first becomes NaN or infinite."""
+    if case.now.value == case.now.value:
+        return
+    from pt2qa._diagnosis.hypotheses.sites import in_float
+    from pt2qa._simulator.accumulate import first_fault
+
+    fault = first_fault(case.pair.simulator, case.pair.values(case.first), 0, 1)
+    if fault is None or fault.side != "quantized":
+        return
+    sites = [site for site in case.pair.sites if fault.name in (site.name, *site.readers)]
+    if sites:
+        treatment, remedy, cost = in_float(case, sites[0])
+        yield Hypothesis(
+            cause="nonfinite",
+            name=fault.name,
+            evidence=f"{fault.what} appears first at {fault.name}, in the quantized model alone",
+            remedy=f"leave the op in float{remedy}",
+            treatment=treatment,
+            cost=cost,
+        )
+
+
+def _sqnr(reference: list[Tensor], other: list[Tensor]) -> float:
+    """SQNR of the worst of several outputs; nan without one that has a number."""
+    found = []
+    for ref, out in zip(reference, other, strict=False):
+        if isinstance(ref, Tensor) and ref.is_floating_point() and ref.shape == out.shape and ref.numel():
+            noise = (ref.double() - out.double()).square().sum()
+            found.append(
+                float("inf") if torch.equal(ref, out) else decibels(float(ref.double().square().sum()), float(noise))
+            )
+    return min(found, default=float("nan"))

@@ -1,0 +1,124 @@
+"""Weights that are rounded more coarsely than kernels need."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pt2qa._decibels import decibels
+from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
+from pt2qa._diagnosis.trials import Treatment
+from pt2qa._report.formats import number
+from pt2qa._report.prose import counted
+from pt2qa._simulator.program import Site
+from pt2qa.plugins.options import options_of
+
+COARSE = 4.0
+"""How many times the squared error of int8 weights per output channel is too much: half the integer steps are lost."""
+
+CHANGED_STEPS = 1.5
+"""How far, in integer steps, a weight may be from its float value unless it is clamped: rounding moves it by half."""
+
+
+def coarse(case: Case) -> Iterator[Hypothesis]:
+    """Weights per tensor, along the wrong axis, affine, or with too few integers."""
+    groups: dict[str, list[int]] = {}
+    for index in case.ranked(filter(functools.partial(_is_coarse, case), case.fitted_weights), case.excess):
+        groups.setdefault("per-tensor-weights" if _per_tensor(case, index) else "weight-scheme", []).append(index)
+    for cause, sites in groups.items():
+        site = case.pair.sites[sites[0]]
+        remedy, treatment = _remedy(case, cause, sites)
+        yield Hypothesis(
+            cause=cause,
+            name=site.name,
+            others=tuple(name for name in case.names(sites) if name != site.name),
+            evidence=f"{counted(len(sites), 'weight')}, this one {_scheme(site)}; it makes "
+            f"{number(case.noise(site.index) / max(case.noise(site.index, 'fitted'), 1e-300))} times the noise of int8 "
+            f"weights per output channel (error budget); {_spread(case, site)}",
+            remedy=remedy,
+            treatment=treatment,
+        )
+
+
+def _is_coarse(case: Case, index: int) -> bool:
+    """Whether a weight's own rounding error is clearly larger than it need be."""
+    constant = case.constants[index]
+    own, fitted = (
+        float((value - constant.reference).double().square().sum())
+        for value in (constant.quantized, case.fitted_weights[index].value)
+    )
+    return own > COARSE * fitted
+
+
+def changed(case: Case) -> Iterator[Hypothesis]:
+    """Weights that are not the float model's, rounded."""
+    for site in case.pair.sites:
+        constant = case.constant(site)
+        if site.kind != "weight" or constant is None or site.params.scale is None:
+            continue
+        steps = _steps_apart(site, constant.reference, constant.quantized)
+        if steps > CHANGED_STEPS and site.index in case.fitted_weights:
+            yield Hypothesis(
+                cause="prepare-changed",
+                name=site.name,
+                evidence=f"a weight is {number(steps)} integer steps from its float value, where rounding moves it by "
+                "half a step at most and nothing clamps it",
+                remedy="find what changed the weights between the float model and the converted graph, such as a batch "
+                "norm folded with other statistics",
+                treatment=case.played(case.fitted_weights, [site.index]),
+            )
+
+
+def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
+    """The largest distance in integer steps between a weight and its float value, where that can be held."""
+    params = site.params
+    assert params.scale is not None, "weights have fixed scales"
+    assert params.zero_point is not None, "as above"
+    shape = [-1 if axis == params.axis else 1 for axis in range(reference.dim())]
+    scale, zero = (
+        each.view(shape) if isinstance(each, Tensor) and each.dim() == 1 and params.axis is not None else each
+        for each in (params.scale, params.zero_point)
+    )
+    low, high = (params.quant_min - zero) * scale, (params.quant_max - zero) * scale
+    held = (reference >= low) & (reference <= high)
+    apart = ((quantized - reference).abs() / scale)[held]
+    return float(apart.max()) if apart.numel() else 0.0
+
+
+def _per_tensor(case: Case, index: int) -> bool:
+    constant = case.constants[index]
+    return case.pair.sites[index].params.axis is None and weight_axis(constant) is not None
+
+
+def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment]:
+    """Quantizing again where the plug-in has an option for it; else advice, which is played."""
+    recipe = case.trials.recipe
+    options = {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
+    if cause == "per-tensor-weights" and options.get("per_channel") is False:
+        return "quantize with per_channel=true", Treatment(options=(("per_channel", True),))
+    advice = "annotate these weights as int8, symmetric, -127..127, one scale for each output channel"
+    return advice, case.played(case.fitted_weights, sites)
+
+
+def _scheme(site: Site) -> str:
+    params = site.params
+    where = "per tensor" if params.axis is None else f"per channel of axis {params.axis}"
+    return f"{params.dtype} {params.quant_min}..{params.quant_max} {where}"
+
+
+def _spread(case: Case, site: Site) -> str:
+    """How unequal the channels are."""
+    constant = case.constants[site.index]
+    axis = weight_axis(constant)
+    if axis is None:
+        return "it has no channels"
+    others = [each for each in range(constant.reference.dim()) if each != axis]
+    largest = constant.reference.abs().amax(others)
+    noise = (constant.reference - constant.quantized).double().square().sum()
+    sqnr = decibels(float(constant.reference.double().square().sum()), float(noise))
+    return (
+        f"its channels reach from {number(float(largest.min()))} to {number(float(largest.max()))}, the largest is "
+        f"channel {int(largest.argmax())}, and its SQNR is {number(sqnr)} dB"
+    )

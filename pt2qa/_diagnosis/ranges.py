@@ -1,0 +1,106 @@
+"""The ranges of all values that are rounded, batch by batch, from one run of the float model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.program import Site, Step
+
+CONVOLUTIONS = ("conv", "batch_norm", "max_pool", "avg_pool", "adaptive_avg_pool")
+
+
+@dataclass(slots=True)
+class Observed:
+    """The ranges of one site's float values.
+
+    Attributes:
+        lowest, highest: by batch.
+        axis: of the channels; None if there are none.
+        channel_lowest, channel_highest: over all batches, of shape (channels,).
+    """
+
+    lowest: list[float] = field(default_factory=list)
+    highest: list[float] = field(default_factory=list)
+    axis: int | None = None
+    channel_lowest: Tensor | None = None
+    channel_highest: Tensor | None = None
+
+    @property
+    def whole(self) -> tuple[float, float]:
+        """The range over all batches; non-finite values do not count."""
+        return min(self.lowest, default=math.nan), max(self.highest, default=math.nan)
+
+    def without(self, batch: int) -> tuple[float, float]:
+        """The range over all batches but one."""
+        return (
+            min((each for number, each in enumerate(self.lowest) if number != batch), default=math.nan),
+            max((each for number, each in enumerate(self.highest) if number != batch), default=math.nan),
+        )
+
+
+def observe(pair: QuantizedPair, batches: Iterable[Sequence[Any]]) -> dict[int, Observed]:
+    """The ranges at each activation site on flat batches."""
+    sites = pair.sites
+    found = {site.index: Observed() for site in sites if site.kind == "activation"}
+
+    def visit(step: Step, value: Any) -> None:
+        if step.site is not None and isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+            _add(found[step.site], sites[step.site], value)
+
+    for values in batches:
+        pair.simulator.run(values, on=False, visit=visit)
+    return found
+
+
+def _add(into: Observed, site: Site, value: Tensor) -> None:
+    if not bool(value.isfinite().all()):
+        value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    axis = channel_axis(site, value.dim())
+    if axis is None:
+        low, high = value.aminmax()
+        into.lowest.append(float(low))
+        into.highest.append(float(high))
+        return
+    others = [each for each in range(value.dim()) if each != axis]
+    low, high = (value.amin(others), value.amax(others)) if others else (value, value)
+    known = into.channel_lowest is None or into.channel_lowest.shape == low.shape
+    if known and into.axis in (None, axis):
+        into.axis = axis
+        into.channel_lowest = low if into.channel_lowest is None else torch.minimum(into.channel_lowest, low)
+        into.channel_highest = high if into.channel_highest is None else torch.maximum(into.channel_highest, high)
+    into.lowest.append(float(low.min()))
+    into.highest.append(float(high.max()))
+
+
+def channel_axis(site: Site, dimensions: int) -> int | None:
+    """The axis of a value's channels: 1 for images and what convolutions write or read, else the last."""
+    if dimensions < 2:
+        return None
+    ops = (site.op, *(reader.rpartition("/")[2] for reader in site.readers))
+    return 1 if dimensions >= 4 or any(op.startswith(CONVOLUTIONS) for op in ops) else dimensions - 1
+
+
+def representable(site: Site) -> tuple[float, float] | None:
+    """The smallest and largest value that a static per-tensor site can hold."""
+    params = site.params
+    if params.dynamic or not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
+        return None
+    return (params.quant_min - params.zero_point) * params.scale, (params.quant_max - params.zero_point) * params.scale
+
+
+def use_of(site: Site, lowest: float, highest: float) -> tuple[float, float]:
+    """The width of a range, and how far it lies outside what a static site can hold, as shares of what it can hold."""
+    held = representable(site)
+    if held is None or math.isnan(lowest) or held[1] == held[0]:
+        return math.nan, math.nan
+    width = held[1] - held[0]
+    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    beyond = max(held[0] - lowest, 0.0) + max(highest - held[1], 0.0)
+    return (highest - lowest) / width, beyond / width

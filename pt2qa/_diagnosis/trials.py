@@ -1,0 +1,240 @@
+"""Measures what a remedy gives: quantizes again where needed, and switches or replaces sites where that plays it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from pt2qa._diagnosis.figures import Figures, figures_of
+from pt2qa._diagnosis.played import with_parameters
+from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._quantize.quantization import quantize
+from pt2qa._reconfigure.reference import Item, Reference
+from pt2qa._reconfigure.scoring import SimulatedModel
+from pt2qa._reconfigure.target import Target
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.site_functions import SiteFunction
+from pt2qa._simulator.verification import graph_outputs
+from pt2qa.errors import Pt2qaError
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.edited import annotations_of
+from pt2qa.overrides.plan import Edit, OverridePlan
+from pt2qa.plugins import describe
+from pt2qa.plugins.options import with_options
+
+Place = tuple[str, str, int]
+"""A site in any pair of the model: its kind, its name, and its number among those of that kind and name."""
+
+
+def places_of(pair: QuantizedPair) -> dict[int, Place]:
+    """The place of each site."""
+    seen: dict[tuple[str, str], int] = {}
+    found: dict[int, Place] = {}
+    for site in pair.sites:
+        key = (site.kind, site.name)
+        found[site.index] = (*key, seen.get(key, 0))
+        seen[key] = seen.get(key, 0) + 1
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Batches to calibrate on, and what they are called in calls."""
+
+    name: str
+    batches: Iterable[Any] = field(repr=False)
+    inputs_of: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What rounds at a place instead: a function, or the rounded weight."""
+
+    value: Any = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """All that remedies change; the empty one is the pair as it was given.
+
+    Attributes:
+        options: of the quantizer, by name.
+        edits: of its annotations, for which the model is quantized again.
+        floats: ``float`` edits, played by switching the sites that they remove.
+        data: to calibrate on; None: the pair's own.
+        exact: places that are left in float, where no edit says so.
+        played: by place, what rounds there instead.
+        as_deployed: whether dynamic scales are computed as the kernels do.
+    """
+
+    options: tuple[tuple[str, object], ...] = ()
+    edits: tuple[Edit, ...] = ()
+    floats: tuple[Edit, ...] = ()
+    data: Data | None = None
+    exact: frozenset[Place] = frozenset()
+    played: tuple[tuple[Place, Played], ...] = ()
+    as_deployed: bool = False
+
+    def then(self, other: Treatment) -> Treatment:
+        """Both, the other one last."""
+        return Treatment(
+            options=tuple(dict((*self.options, *other.options)).items()),
+            edits=tuple(dict.fromkeys((*self.edits, *other.edits))),
+            floats=tuple(dict.fromkeys((*self.floats, *other.floats))),
+            data=self.data if other.data is None else other.data,
+            exact=self.exact | other.exact,
+            played=tuple(dict((*self.played, *other.played)).items()),
+            as_deployed=self.as_deployed or other.as_deployed,
+        )
+
+    @property
+    def requantizes(self) -> bool:
+        """Whether the model is quantized again for it."""
+        return bool(self.options or self.edits or self.data is not None)
+
+    @property
+    def made_of_edits(self) -> bool:
+        """Whether quantizing again applies all of it; what is only played needs a change of the model or quantizer."""
+        return not (self.exact or self.played or self.as_deployed)
+
+
+class Trials:
+    """The measured quality of treatments, each measured once.
+
+    ``forwards`` counts runs of the model on a batch, and ``quantizations`` how often it was quantized again.
+    """
+
+    def __init__(self, pair: QuantizedPair, reference: Reference, target: Target | None, progress: bool | None) -> None:
+        self.pair, self.reference, self.target = pair, reference, target
+        self.forwards = self.quantizations = 0
+        self._pairs: dict[Any, QuantizedPair] = {(): pair}
+        self._annotations: dict[Any, Annotations] = {}
+        self._known: dict[Treatment, Figures] = {}
+        self._batches = sum(1 for _ in reference)
+        hidden = None if progress is None else not progress
+        self.bar = tqdm(desc="diagnose", unit="trial", disable=hidden, leave=False)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the pair was made; None if it cannot be made again."""
+        return self.pair.recipe if self.pair.capture is not None else None
+
+    def quality(self, treatment: Treatment) -> Figures:
+        """The figures with a treatment, on the simulator.
+
+        Raises:
+            Pt2qaError: the model cannot be quantized so.
+        """
+        if treatment not in self._known:
+            self.bar.update()
+            pair = self.pair_with(treatment)
+            on = self._sites_on(pair, treatment)
+            simulator = _played(pair, treatment)
+            model = SimulatedModel(pair, on, simulator)
+            self._known[treatment] = self._measured(pair, model, lambda item: model.run(item.values))
+        return self._known[treatment]
+
+    def converted(self, pair: QuantizedPair) -> Figures:
+        """The figures of a pair's converted graph itself."""
+        return self._measured(pair, pair.quantized, lambda item: graph_outputs(pair.quantized, item.values))
+
+    def of_float(self) -> float:
+        """The user's metric of the float model; nan without a metric."""
+        if self.target is None or self.target.metric is None:
+            return math.nan
+        self.forwards += self._batches
+        return float(self.target.metric(SimulatedModel(self.pair, frozenset())))
+
+    def pair_with(self, treatment: Treatment) -> QuantizedPair:
+        """The pair that a treatment quantizes; what it plays is not in it."""
+        key = self._key(treatment)
+        if key not in self._pairs:
+            self._pairs[key] = self._quantized(treatment, treatment.edits)
+        pair = self._pairs[key]
+        return pair.as_deployed() if treatment.as_deployed else pair
+
+    def applied(self, treatment: Treatment) -> QuantizedPair:
+        """The pair with all edits of a treatment, those that were played by switching too."""
+        return self._quantized(treatment, (*treatment.edits, *treatment.floats))
+
+    def annotations(self, treatment: Treatment) -> Annotations | None:
+        """The quantizer's annotations with the options and edits of a treatment; None if they are not known."""
+        recipe, capture = self.recipe, self.pair.capture
+        if recipe is None or capture is None:
+            return None
+        if treatment.options not in self._annotations:
+            plugin = with_options(recipe.plugin, dict(treatment.options))
+            self._annotations[treatment.options] = annotations_of(capture, plugin, recipe.edits, qat=recipe.qat)
+        return self._annotations[treatment.options].with_edits(treatment.edits)
+
+    def plan(self, treatment: Treatment) -> OverridePlan | None:
+        """The override plan of a treatment with the edits of the pair itself; None without new edits."""
+        edits = (*treatment.edits, *treatment.floats)
+        if self.recipe is None or not edits:
+            return None
+        plugin = with_options(self.recipe.plugin, dict(treatment.options))
+        return OverridePlan((*self.recipe.edits, *edits), describe(plugin), self.pair.model)
+
+    def _key(self, treatment: Treatment) -> Any:
+        if not treatment.requantizes:
+            return ()
+        return treatment.options, treatment.edits, treatment.data
+
+    def _quantized(self, treatment: Treatment, edits: tuple[Edit, ...]) -> QuantizedPair:
+        recipe, capture = self.recipe, self.pair.capture
+        assert recipe is not None, "only a pair with a recipe is quantized again"
+        assert capture is not None, "as above"
+        plugin = with_options(recipe.plugin, dict(treatment.options))
+        given = treatment.data
+        batches = recipe.calibration if given is None else given.batches
+        if batches is None:
+            raise Pt2qaError("the batches that the pair was calibrated on were an iterator, which is used up")
+        self.quantizations += 1
+        plan = OverridePlan((*recipe.edits, *edits), describe(plugin), self.pair.model)
+        return quantize(
+            capture,
+            plugin,
+            batches,
+            overrides=plan if plan.edits else None,
+            qat=recipe.qat,
+            train=recipe.train,
+            inputs_of=recipe.inputs_of if given is None else given.inputs_of,
+            progress=False,
+        )
+
+    def _sites_on(self, pair: QuantizedPair, treatment: Treatment) -> frozenset[int]:
+        on = {site.index for site in pair.sites}
+        if treatment.floats:
+            annotations = self.annotations(treatment)
+            assert annotations is not None, "edits need a recipe"
+            on &= annotations.with_edits(treatment.floats).sites_on(pair.sites)
+        if treatment.exact:
+            on -= {index for index, place in places_of(pair).items() if place in treatment.exact}
+        return frozenset(on)
+
+    def _measured(self, pair: QuantizedPair, model: Callable[..., Any], run: Callable[[Item], Any]) -> Figures:
+        metric = None
+        self.forwards += self._batches
+        if self.target is not None and self.target.metric is not None:
+            metric = functools.partial(self.target.metric, model)
+            self.forwards += self._batches
+        return figures_of(self.reference.of(pair), run, metric)
+
+
+def _played(pair: QuantizedPair, treatment: Treatment) -> Simulator:
+    if not treatment.played:
+        return pair.simulator
+    instead: Mapping[Place, Played] = dict(treatment.played)
+    activations: dict[int, SiteFunction] = {}
+    constants: dict[int, Tensor] = {}
+    for index, place in places_of(pair).items():
+        if place in instead:
+            into: dict[int, Any] = activations if pair.sites[index].kind == "activation" else constants
+            into[index] = instead[place].value
+    return Simulator(with_parameters(pair.program, activations, constants), fused=pair.simulator.fused)

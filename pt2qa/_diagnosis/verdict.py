@@ -1,0 +1,104 @@
+"""The sentences of a diagnosis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pt2qa._diagnosis.rows import CauseRow, signed
+from pt2qa._report.formats import decibel, number, share
+from pt2qa._report.prose import counted
+
+if TYPE_CHECKING:
+    from pt2qa._diagnosis.case import Case
+    from pt2qa._diagnosis.figures import Figures
+    from pt2qa._diagnosis.trials import Treatment
+    from pt2qa._reconfigure.target import Target
+
+MOST_NOISE = 0.9
+"""The share of the noise that "spread over N sites" stands for."""
+
+
+def verdict_of(
+    case: Case,
+    rows: Sequence[CauseRow],
+    bounds: Mapping[str, Figures],
+    after: Figures,
+    needed: float | None,
+    aim: Target | None,
+) -> str:
+    """The diagnosis in one or two sentences."""
+    unit = "dB" if aim is None or aim.metric is None else aim.name
+    now = _quality(case.now, unit)
+    if rows:
+        first = rows[0]
+        where = f" at {first.name}" if first.name else ""
+        found = f"{now}. {first.cause}{where}: {first.sentence} ({signed(first.gain)} {unit})"
+        if len(rows) > 1:
+            found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
+        missed = needed is not None and not after.value >= needed
+        return f"{found}. The target, {number(needed)}, is still missed." if missed and needed else f"{found}."
+    if needed is not None and case.now.value >= needed:
+        return f"Nothing to do: {now}, the target is {number(needed)}."
+    if needed is not None:
+        return f"{now}, and no single remedy helps enough to reach {number(needed)}."
+    found = _spread(case)
+    best = max((each.worst[1] for each in bounds.values() if not math.isnan(each.worst[1])), default=math.nan)
+    if best < LOW:
+        return (
+            f"{now}. The model itself amplifies rounding: even with a range for each channel that fits the data, 8 "
+            f"bits give {decibel(best)} dB{found}."
+        )
+    return f"Nothing to do: {now}{found}."
+
+
+LOW = 20.0
+"""dB below which 8 bits with the best ranges are too few for a model."""
+
+
+def next_command(case: Case, rows: Sequence[CauseRow], state: Treatment, after: Figures, needed: float | None) -> str:
+    """What to type next; empty if there is nothing to do."""
+    if needed is not None and not after.value >= needed:
+        return f"pt2qa.reconfigure(pair, batches, target={needed:g}), which searches combinations of fallbacks"
+    if not rows:
+        return ""
+    if state.made_of_edits and (state.requantizes or state.floats):
+        parts = []
+        if state.options:
+            parts.append("options " + ", ".join(f"{name}={value}" for name, value in state.options))
+        if state.edits or state.floats:
+            parts.append("overrides=diagnosis.plan")
+        if state.data is not None:
+            parts.append(f"calibration on {state.data.name}")
+        return f"quantize with {', '.join(parts)}; diagnosis.pair is that pair"
+    return rows[0].remedy
+
+
+def _value(found: Figures, unit: str) -> str:
+    return f"{decibel(found.value) if unit == 'dB' else number(found.value)} {unit}"
+
+
+def _quality(found: Figures, unit: str) -> str:
+    """``12.3 dB, worst sample 3 at 8.1 dB, 85 % of labels kept``."""
+    output, sqnr = found.worst
+    parts = [f"{_value(found, unit)}"]
+    if unit != "dB":
+        parts.append(f"{decibel(sqnr)} dB")
+    if len(found.outputs) > 1:
+        parts[-1] += f" at {output}, the worst of {len(found.outputs)} outputs"
+    if found.worst_sample >= 0:
+        parts.append(f"worst sample {found.worst_sample} at {decibel(found.worst_sample_sqnr)} dB")
+    if not math.isnan(found.labels):
+        parts.append(f"{share(found.labels)} % of {found.samples} labels kept")
+    return ", ".join(parts)
+
+
+def _spread(case: Case) -> str:
+    """Over how many sites the noise is spread."""
+    noises = sorted((case.noise(site.index) for site in case.pair.sites), reverse=True)
+    total, held, count = sum(noises), 0.0, 0
+    while held < MOST_NOISE * total:
+        held += noises[count]
+        count += 1
+    return f", spread over {counted(count, 'site')}" if count else ""

@@ -1,0 +1,149 @@
+"""``pt2qa.diagnose`` on small models with one planted fault each, and on healthy ones."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pt2qa
+from pt2qa.report import Diagnosis
+
+
+class Net(nn.Module):
+    """Three convolutions with batch norms, a residual sum, a classifier."""
+
+    def __init__(self, activation: Callable[[], nn.Module] = nn.ReLU, variance: float = 0.1) -> None:
+        super().__init__()
+        widths = (3, 16, 32, 32)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
+        self.acts = nn.ModuleList(activation() for _ in range(3))
+        self.fc = nn.Linear(32, 10)
+        for norm in self.norms:
+            norm.running_mean.normal_(0, 0.1)
+            norm.running_var.uniform_(variance / 2, variance * 2)
+
+    def forward(self, x: Tensor) -> Any:
+        for number in range(2):
+            x = self.acts[number](self.norms[number](self.convs[number](x)))
+        x = x + self.acts[2](self.norms[2](self.convs[2](x)))
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[list[Tensor], list[Tensor]]:
+    """Calibration and other batches."""
+    torch.manual_seed(1)
+    return [torch.rand(8, 3, 12, 12) for _ in range(4)], [torch.rand(8, 3, 12, 12) for _ in range(2)]
+
+
+def diagnosed(
+    model: nn.Module, calibration: Any, batches: Any, quantizer: Any = "xnnpack", **options: Any
+) -> Diagnosis:
+    pair = pt2qa.quantize(pt2qa.capture(model.eval(), batches[0]), quantizer, calibration, progress=False)
+    return pt2qa.diagnose(pair, batches, progress=False, **options)
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_a_healthy_model_has_nothing_to_do(net: nn.Module, data: Any, quantizer: str) -> None:
+    found = diagnosed(net, *data, quantizer)
+    assert found.rows == ()
+    assert found.verdict.startswith("Nothing to do: ")
+    assert found.next_command == ""
+    assert found.sqnr > 30
+
+
+@pytest.mark.parametrize(
+    ("cause", "calibrated"),
+    [
+        ("narrow-calibration", lambda own: [batch * 0.3 for batch in own]),
+        ("wide-calibration", lambda own: [batch * 10 for batch in own]),
+        ("calibration-outlier", lambda own: [*own, own[0] * 30]),
+    ],
+)
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_calibration_data_that_does_not_fit(
+    net: nn.Module, data: Any, quantizer: str, cause: str, calibrated: Callable[[list[Tensor]], list[Tensor]]
+) -> None:
+    found = diagnosed(net, calibrated(data[0]), data[1], quantizer)
+    assert found.rows[0].cause == cause
+    assert found.rows[0].how == "quantized again"
+    # What it promises is what quantizing with its pair gives.
+    [now, after] = (next(row for row in found.figures if row.name == name) for name in ("now", "after"))
+    assert after.sqnr - now.sqnr > 10
+    outputs = [found.pair.quantized(batch) for batch in data[1]]
+    reference = [net(batch) for batch in data[1]]
+    assert pt2qa.sqnr(torch.cat(reference), torch.cat(outputs)) == pytest.approx(after.sqnr, abs=0.01)
+
+
+def test_unfused_activations(data: Any) -> None:
+    torch.manual_seed(0)
+    found = diagnosed(Net(nn.ReLU6, variance=0.001), *data)
+    assert found.rows[0].cause == "unfused-activation"
+    assert {edit.kind for edit in found.plan.edits} == {"fuse"}
+    assert found.rows[0].gain_in_sequence == pytest.approx(found.sqnr_after - found.sqnr, abs=0.01)
+
+
+def test_an_outlier_channel(net: nn.Module, data: Any) -> None:
+    broken = copy.deepcopy(net)
+    with torch.no_grad():
+        broken.norms[0].weight[5] *= 300
+        broken.norms[0].bias[5] = 300
+        broken.convs[1].weight[:, 5] /= 300
+    found = diagnosed(broken, *data)
+    row = found.rows[0]
+    assert (row.cause, row.name) == ("outlier-channel", "acts.0/relu")
+    assert "channel 5" in row.evidence
+    assert row.gain > 15
+    assert row.cost > 0
+
+
+def test_a_report_says_all_of_it(net: nn.Module, data: Any, tmp_path: Any) -> None:
+    found = diagnosed(net, [batch * 0.3 for batch in data[0]], data[1])
+    text = str(found)
+    for part in ("narrow-calibration", "Evidence:", "Remedy:", "Measured (quantized again)", "Next: "):
+        assert part in text
+    found.save(tmp_path / "diagnosis.safetensors")
+    loaded = pt2qa.load(tmp_path / "diagnosis.safetensors")
+    assert str(loaded) == text
+    columns = ("rank", "cause", "name", "module", "evidence", "remedy", "gain", "gain_in_sequence", "cost")
+    assert tuple(loaded.to_pandas().columns) == columns
+    with pytest.raises(pt2qa.ReportError, match="holds no pair"):
+        loaded.pair  # noqa: B018
+
+
+def test_a_target_decides(net: nn.Module, data: Any) -> None:
+    narrow = [batch * 0.3 for batch in data[0]]
+    met = diagnosed(net, narrow, data[1], target=1.0)
+    assert (met.met, met.rows) == (1, ())
+    missed = diagnosed(net, data[0], data[1], target=200.0)
+    assert missed.met == 0
+    assert "reconfigure(pair, batches, target=200)" in missed.next_command
+
+
+def test_a_metric_decides(net: nn.Module, data: Any) -> None:
+    labels = [net(batch).argmax(1) for batch in data[1]]
+
+    def top1(model: Any) -> float:
+        right = sum(int((model(batch).argmax(1) == own).sum()) for batch, own in zip(data[1], labels, strict=True))
+        return right / 16
+
+    found = diagnosed(net, [batch * 0.02 for batch in data[0]], data[1], metric=top1)
+    assert found.unit == "top1"
+    assert found.figures[0].value < 1.0
+    assert found.rows[0].cause == "narrow-calibration"
+    assert found.rows[0].quality == 1.0
+    assert not math.isnan(found.sqnr)
