@@ -154,8 +154,11 @@ def test_show_writes_csv(run, report, tmp_path):
         (["show", "REPORT", "--limit", "-1"], r"Invalid value for '--limit': -1 is not .* \(see pt2qa show --help\)"),
         (["show", "REPORT", "--csv", "gone/x.csv"], r"cannot write gone/x\.csv: the folder .* does not exist; .*"),
         (["show", __file__], r".*test_cli\.py: damaged, or not a report file: .*"),
-        (["shw"], r"No such command 'shw'.* \(see pt2qa --help\)"),
-        (["--frob"], r"No such option '?--frob'?.* \(see pt2qa --help\)"),
+        (["shw"], r"No such command 'shw'; did you mean 'show'\? \(see pt2qa --help\)"),
+        (["analyse", "--help"], r"No such command 'analyse'; did you mean 'analyze'\? \(see pt2qa --help\)"),
+        (["zzz"], r"No such command 'zzz'; expected analyze, check, .* show \(see pt2qa --help\)"),
+        (["--frob"], r"No such option '--frob'\. \(see pt2qa --help\)"),
+        (["show", "--sotr", "x"], r"No such option '--sotr'; did you mean '--sort'\? \(see pt2qa show --help\)"),
         (["analyze", "flow.py:flow"], r"Missing option '-o'\. \(see pt2qa analyze --help\)"),
     ],
 )  # fmt: skip

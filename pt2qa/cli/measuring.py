@@ -35,6 +35,11 @@ from pt2qa.errors import FlowError
     type=click.Path(file_okay=False, path_type=Path),
     help="With --side deployed, folder of the lowered program; it is written if it does not exist.",
 )
+@click.option(
+    "--backend",
+    metavar="SPEC",
+    help="With --side deployed, what lowers and runs it: NAME, or NAME:option=value,...  [default: the quantizer's]",
+)
 @file_option
 @click.option(
     "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."
@@ -45,6 +50,7 @@ def profile(
     spec: str | None,
     side: Any,
     program: Path | None,
+    backend: str | None,
     file: Path | None,
     histograms: bool,
     printing: Printing,
@@ -64,14 +70,15 @@ def profile(
 
     if side is not None and spec is None:
         raise click.UsageError("--side chooses a graph of a quantized model: give -q too")
-    if program is not None and side != "deployed":
-        raise click.UsageError("--program is that of --side deployed")
+    for option, value in (("--program", program), ("--backend", backend)):
+        if value is not None and side != "deployed":
+            raise click.UsageError(f"{option} is that of --side deployed")
     given = load_flow(flow)
     subject: Any = given.capture()
     if spec is not None:
         subject = pt2qa.quantize(subject, spec, given.batches)
     batches = given.evaluation if spec is None else measured_on(given)
-    report = pt2qa.profile(subject, batches, side=side, histograms=histograms, program=program)
+    report = pt2qa.profile(subject, batches, side=side, histograms=histograms, program=program, backend=backend)
     printing.deliver(report, file)
 
 

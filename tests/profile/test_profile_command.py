@@ -59,6 +59,16 @@ def test_the_deployed_side_is_profiled_and_its_program_kept(run: Any) -> None:
     assert "Profile of Sequential, deployed, quantized by xnnpack" in result.output
     assert load("d.safetensors").side == "deployed"
     assert Path("lowered/model.pte").is_file()
-    refused = run("-q", "xnnpack", "--program", "lowered")
+
+
+@pytest.mark.parametrize("option", ["--program", "--backend"])
+def test_options_of_the_deployed_side_are_refused_for_others(run: Any, option: str) -> None:
+    refused = run("-q", "xnnpack", option, "xnnpack")
     assert refused.exit_code == 2
-    assert "--program is that of --side deployed" in refused.output
+    assert f"{option} is that of --side deployed" in refused.output
+
+
+def test_the_deployed_side_takes_a_backend_with_options(run: Any) -> None:
+    result = run("-q", "xnnpack", "--side", "deployed", "--backend", "x86:isa=mmx")
+    assert result.exit_code == 2
+    assert "isa: got 'mmx', expected" in result.output
