@@ -13,25 +13,28 @@ from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
 from pt2qa._sensitivity.exact import walk_places, whole_model
+from pt2qa._sensitivity.faults import fault_of
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import Ledger, covered, make_rows, resumed
-from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, paired_leaves, signal_of
+from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import ALIKE, FEWEST, needed, reached_by_most
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
 from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._sensitivity.survey import Survey, survey
-from pt2qa._simulator.accumulate import accumulate, empty_batch, first_fault
+from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
-from pt2qa._simulator.nonfinite import unlike
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import BatchError, SelectionError
 
 Method = Literal["auto", "projection", "exact"]
 METHODS = ("auto", "projection", "exact")
+QUANTIZED = "quantized"
+"""The one variant of each site: quantized as the pair quantizes it."""
 
 
 def sensitivity(
@@ -194,7 +197,9 @@ class _Analysis:
         paths = plan_paths(program)
         seen = survey(self.pair.simulator, values, {path.end.out for path in paths})
         if self.method != "exact":
-            self.projection = Projection(self.pair, self.post_process, paths)
+            simulator = self.pair.simulator
+            variants = {site.index: {QUANTIZED: Variant(own_rounding(simulator, site))} for site in program.sites}
+            self.projection = Projection(self.pair, self.post_process, paths, variants)
         if self.method == "auto" and self.metric.name != "sqnr":
             self._take_exact(f"the projection estimates sqnr alone, not {self.metric.name}")
         elif self.method == "auto":
@@ -258,7 +263,7 @@ class _Analysis:
         """Noise and its variance by place, from as many vectors as needed; None if that costs more than exact."""
         started.project(FEWEST if self.projections is None else self.projections)
         while True:
-            found = {place: started.noise(self.places[place].sites) for place in missing}
+            found = {place: started.noise((site, QUANTIZED) for site in self.places[place].sites) for place in missing}
             if self.projections is not None:
                 return found
             wanted = needed(
@@ -277,15 +282,10 @@ class _Analysis:
 
     def _counts(self, number: int, values: list[Any], known: SensitivityBatch, reference: Any, quantized: Any) -> bool:
         """Whether the outputs of both models give numbers; if not, the batch is set apart."""
-        pairs = paired_leaves(reference, quantized)
-        broken = next(filter(None, (unlike(ref, quant) for ref, quant in pairs)), None)
-        if broken is not None:
-            fault = first_fault(self.pair.simulator, values, number, known.samples)
-            what, side, _ = broken
-            self._set_apart(number, known, fault or SetApart(number, known.samples, -1, side, what, "post_process"))
-        elif not pairs:
-            self._set_apart(number, known, replace(empty_batch(number), samples=known.samples))
-        return bool(pairs) and broken is None
+        fault = fault_of(self.pair.simulator, values, number, known.samples, reference, quantized)
+        if fault is not None:
+            self._set_apart(number, known, fault)
+        return fault is None
 
     def _set_apart(self, number: int, known: SensitivityBatch, apart: SetApart) -> None:
         self.ledger.data.append(known)
@@ -346,13 +346,7 @@ class _Analysis:
             if not self.pair.program.may_share:
                 return ["in-place ops write to values that others share, so every row was a run of the whole model"]
             return []
-        notes = self._precision_notes()
-        if self.projection.dependent:
-            names = few(list(self.projection.dependent), 3)
-            notes.append(f"no axis of independent samples at {names}: projected for the whole batch at once")
-        if self.projection.cleaned:
-            names = few(list(self.projection.cleaned), 3)
-            notes.append(f"errors that are not finite count as zero at {names}")
+        notes = [*self._precision_notes(), *self.projection.notes]
         if self.reached:
             silent = [place.name for place in self.places if not self.reached.intersection(place.sites)]
             if silent:

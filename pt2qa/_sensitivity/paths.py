@@ -8,6 +8,7 @@ to the second op that does arithmetic, and projected behind the last nonlinear o
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from pt2qa._graph.handles import op_of
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.layouts import laid_out_inputs
+from pt2qa._sensitivity.roundings import Rounding, Variant
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS
@@ -94,16 +96,43 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
     return tuple(found[:kept])
 
 
-def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> list[Tensor]:
-    """How each floating-point tensor at the end of a path changes when the site is quantized; values are by slot."""
+def errors_at_end(
+    path: Path, simulator: Simulator, reference: list[Any], variants: Mapping[str, Variant]
+) -> Iterator[tuple[str, list[Tensor] | None]]:
+    """How each floating-point tensor at the end of a path changes in each variant of its site; None if none does.
+
+    ``reference`` has the values by slot.
+    """
+    before = reference[path.start.reads[0] if path.constant is None else path.constant]
+    unchanged = float_tensors(reference[path.end.out]), False
+    ends: dict[Rounding | None, tuple[list[Tensor], bool]] = {None: unchanged}
+    last = {each: name for name, variant in variants.items() for each in (variant.start, variant.end)}
+    for name, variant in variants.items():
+        for each in (variant.start, variant.end):
+            if each is not None and each not in ends:
+                value = each(before)
+                ends[each] = unchanged if value is before else _followed(path, simulator, reference, value)
+        (old, _), (new, own) = ends[variant.start], ends[variant.end]
+        own = own and last[variant.end] == name
+        if new is old:
+            yield name, None
+        else:
+            yield name, [a.sub_(b) if own else a - b for a, b in zip(new, old, strict=True)]
+        for each in (variant.start, variant.end):
+            if each is not None and last[each] == name:
+                ends.pop(each, None)
+
+
+def _followed(path: Path, simulator: Simulator, reference: list[Any], changed: Any) -> tuple[list[Tensor], bool]:
+    """The tensors at the end of a path with the site's value changed, and whether they own their memory."""
     step = path.start
-    if path.constant is None:
-        changed = simulator.site_function(step)(reference[step.reads[0]], out=None)
-    else:
+    own = True
+    if path.constant is not None:
         env = {slot: reference[slot] for slot in (*step.reads, *step.constants)}
-        env[path.constant] = simulator.on[path.constant]
+        env[path.constant] = changed
         changed = simulator.call(step, laid_out_inputs(step, env), False)
-    own, slot = path.constant is None or op_rules.allocates(step.function), step.out
+        own = op_rules.allocates(step.function)
+    slot = step.out
     for step in path.steps:
         if step.site is None:
             env = {read: reference[read] for read in (*step.reads, *step.constants)}
@@ -113,5 +142,4 @@ def errors_at_end(path: Path, simulator: Simulator, reference: list[Any]) -> lis
             changed = simulator.call(step, laid_out_inputs(step, env), reuse)
             own = own or op_rules.allocates(step.function)
         slot = step.out
-    pairs = zip(float_tensors(changed), float_tensors(reference[slot]), strict=True)
-    return [new.sub_(old) if own and isinstance(changed, Tensor) else new - old for new, old in pairs]
+    return float_tensors(changed), own and isinstance(changed, Tensor)

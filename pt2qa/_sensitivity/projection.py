@@ -2,9 +2,9 @@
 
 For a small error d at a site the output changes by J d, with J the derivative of the output.  For a random vector v of
 ±1, E[(v·J d)²] = |J d|², the squared output error, and v·J d = (Jᵀv)·d is the dot product of d with the gradient of
-v·output: one backward pass gives it for every site.  A site's d is its actual error on the reference's values, followed
-exactly through the first nonlinear ops behind it (:mod:`pt2qa._sensitivity.paths`); for a weight it begins as the
-change of the output of the op that reads it.
+v·output: one backward pass gives it for every site.  A site's d is its actual error on the reference's values, or that
+of any other :class:`Variant` of it, followed exactly through the first nonlinear ops behind it
+(:mod:`pt2qa._sensitivity.paths`); for a weight it begins as the change of the output of the op that reads it.
 
 Samples of a batch do not depend on each other in most models; then each sample is a measurement of its own, with less
 variance than one for the whole batch (:mod:`pt2qa._sensitivity.survey`).
@@ -16,7 +16,7 @@ Source:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +25,12 @@ from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.prose import few
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
 from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, errors_at_end
+from pt2qa._sensitivity.roundings import Variant
 from pt2qa._sensitivity.survey import Survey, is_independent, marks
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
@@ -36,6 +38,9 @@ from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import bind
 from pt2qa.errors import SelectionError
+
+Key = tuple[int, str]
+"""A site's index, and the name of a variant."""
 
 
 class PostProcessWithoutGradient(SelectionError):
@@ -48,7 +53,7 @@ class PostProcessWithoutGradient(SelectionError):
 
 @dataclass(slots=True)
 class Projection:
-    """The method on one pair; what it learns from the first batch is used for the others.
+    """The method on one pair and variants by site; what it learns from the first batch is used for the others.
 
     At ``independent`` slots each sample's error reaches only that sample's output (None before the first batch);
     ``dependent`` names the ops where paths end and this does not hold, none for batches of one sample.  ``cleaned``
@@ -58,6 +63,7 @@ class Projection:
     pair: QuantizedPair
     post_process: PostProcess | None
     paths: tuple[Path, ...]
+    variants: Mapping[int, Mapping[str, Variant]]
     independent: frozenset[int] | None = None
     dependent: tuple[str, ...] = ()
     cleaned: dict[str, None] = field(default_factory=dict)
@@ -68,6 +74,18 @@ class Projection:
         if self.independent is None:
             self._compare_samples(started, seen)
         return started
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the numbers must know."""
+        notes = []
+        if self.dependent:
+            names = few(list(self.dependent), 3)
+            notes.append(f"no axis of independent samples at {names}: projected for the whole batch at once")
+        if self.cleaned:
+            names = few(list(self.cleaned), 3)
+            notes.append(f"errors that are not finite count as zero at {names}")
+        return notes
 
     def _compare_samples(self, started: ProjectedBatch, seen: Survey) -> None:
         samples, env = started.samples, started.run.env
@@ -98,7 +116,7 @@ class ProjectedBatch:
         self.projection, self.values, self.batch = projection, values, batch
         self.samples = count_samples(list(values))
         self.projections = 0
-        self._dots: dict[int, list[Tensor]] = defaultdict(list)
+        self._dots: dict[Key, list[Tensor]] = defaultdict(list)
         self._fresh = True
         self._forward()
 
@@ -135,19 +153,19 @@ class ProjectedBatch:
         self._fresh = False
         meter = _Meter(self)
         self.run.backward(self._vectors(count), meter.visit)
-        for site, dots in meter.dots.items():
-            self._dots[site].append(dots)
+        for key, dots in meter.dots.items():
+            self._dots[key].append(dots)
         self.projections += count
 
-    def noise(self, sites: Sequence[int]) -> tuple[float, float]:
-        """The squared output error of sites, summed, and its variance; zero for sites that no gradient reached."""
-        found = [self._estimate(torch.cat(self._dots[site])) for site in sites if site in self._dots]
+    def noise(self, keys: Iterable[Key]) -> tuple[float, float]:
+        """The squared output error of variants, summed, and its variance; zero for sites that no gradient reached."""
+        found = [self._estimate(torch.cat(self._dots[key])) for key in keys if key in self._dots]
         return sum(noise for noise, _ in found), sum(variance for _, variance in found)
 
     @property
     def reached(self) -> set[int]:
         """The sites that a gradient reached."""
-        return set(self._dots)
+        return {site for site, _ in self._dots}
 
     def _vectors(self, count: int) -> dict[int, Gradients]:
         """The gradients of v·output at the slots of the graph's outputs."""
@@ -176,32 +194,40 @@ class _Meter:
     def __init__(self, batch: ProjectedBatch) -> None:
         self.projection, self.run, self.samples = batch.projection, batch.run, batch.samples
         self.independent = batch.projection.independent or frozenset()
-        self.dots: dict[int, Tensor] = {}
+        self.dots: dict[Key, Tensor] = {}
         self.paths: dict[int, list[Path]] = defaultdict(list)
         for path in self.projection.paths:
             self.paths[path.end.index].append(path)
 
     def visit(self, step: Step, gradients: Gradients) -> None:
         """Projects the errors whose paths end at a step."""
+        simulator = self.projection.pair.simulator
         with torch.no_grad():
             for path in self.paths.get(step.index, ()):
-                self._add(path, gradients, errors_at_end(path, self.projection.pair.simulator, self.run.env))
+                variants = self.projection.variants[path.site]
+                for name, errors in errors_at_end(path, simulator, self.run.env, variants):
+                    self._add(path, name, gradients, errors)
 
-    def _add(self, path: Path, gradients: Gradients, errors: list[Tensor]) -> None:
+    def _add(self, path: Path, name: str, gradients: Gradients, errors: list[Tensor] | None) -> None:
         """Adds dot products: float64 of shape (projections, samples or 1)."""
         rows = self.samples if path.end.out in self.independent else 1
-        for leaf, error in zip(gradients, errors, strict=True):
+        key = path.site, name
+        for number, leaf in enumerate(gradients):
             if leaf is None:
                 continue
+            if errors is None:
+                self.dots.setdefault(key, torch.zeros(len(leaf), rows, dtype=torch.float64))
+                continue
+            error = errors[number]
             dots = _dots(leaf, error, rows)
             if not bool(dots.isfinite().all()):
                 self.projection.cleaned[path.start.name] = None
                 finite = error.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
                 dots = _dots(leaf, finite, rows).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            known = self.dots.get(path.site)
+            known = self.dots.get(key)
             if known is not None and known.shape != dots.shape:
                 known, dots = known.sum(1, keepdim=True), dots.sum(1, keepdim=True)
-            self.dots[path.site] = dots if known is None else known + dots
+            self.dots[key] = dots if known is None else known + dots
 
 
 def _dots(gradients: Sequence[Tensor], error: Tensor, rows: int) -> Tensor:

@@ -1,0 +1,258 @@
+"""The output noise of any changes of any sites, each alone: all in one forward and one set of backward passes.
+
+This is the projection of :mod:`pt2qa._sensitivity.projection`, which has one change for each site, with as many as are
+wanted.  Where an op has no gradient, the reference runs with each change alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any, Literal
+
+from pt2qa._diagnosis.alone import outputs_with
+from pt2qa._metrics import error_sums
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.prose import few
+from pt2qa._report.set_apart import SetApart, about_faults
+from pt2qa._sensitivity.faults import fault_of
+from pt2qa._sensitivity.gradients import WithoutGradient
+from pt2qa._sensitivity.metrics import detached, paired_leaves, signal_of
+from pt2qa._sensitivity.outputs import finished, float_names
+from pt2qa._sensitivity.paths import Path, plan_paths
+from pt2qa._sensitivity.precision import FEWEST
+from pt2qa._sensitivity.projection import Key, Projection
+from pt2qa._sensitivity.roundings import Rounding, Variant
+from pt2qa._sensitivity.survey import Survey, survey
+from pt2qa._simulator.accumulate import accumulate, empty_batch
+from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.program import Site
+from pt2qa._simulator.verification import Outputs, Verification
+from pt2qa.errors import BatchError, SelectionError
+
+Method = Literal["auto", "projection", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteNoises:
+    """The squared output error of each variant of each site alone, summed over the data.
+
+    Args:
+        noise: by site index and name of the variant.  A value that is quantized twice alike is one site, the first.
+        variance: of ``noise``, due to the random projections; 0 for the exact method.
+        signal: sum of the squared reference outputs.
+        measured: squared output error of the fully quantized model.
+        outputs: names of the outputs.
+        method: ``projection`` or ``exact``; the latter as soon as a batch has an op without a gradient.
+        projections: random projections per batch; 0 for the exact method.
+        batches, samples: how much was measured; batches that are set apart do not count.
+        notes: what else the reader must know.
+        set_apart: batches excluded from all numbers.
+    """
+
+    noise: Mapping[Key, float]
+    variance: Mapping[Key, float]
+    signal: float
+    measured: float
+    outputs: tuple[str, ...]
+    method: Literal["projection", "exact"]
+    projections: int
+    batches: int
+    samples: int
+    notes: tuple[str, ...]
+    set_apart: tuple[SetApart, ...]
+
+
+def site_noises(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    variants: Callable[[Site], Mapping[str, Variant]],
+    *,
+    method: Method = "auto",
+    projections: int = FEWEST,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> SiteNoises:
+    """Estimates the output noise of every variant of every site, each alone on the reference's values.
+
+    Let F be the model's outputs as a function of one site's value x, all else as in the reference::
+
+        noise = sum((F(end(x)) - F(start(x)))**2)
+
+    Args:
+        pair: it is not changed.
+        batches: iterable of batches, consumed once.
+        variants: the variants of a site by name; it is called once for each site, and may return none.  The functions
+            get a whole tensor: a batch's value of an activation, or the float value of a constant.
+        method: ``projection`` estimates all at once, to first order behind the nonlinear ops that a change is followed
+            through; ``exact`` runs the model for each rounding of each site; ``auto`` projects where there are
+            gradients.
+        projections: random projections per batch.  Estimates have no sampling error if there are at least as many as
+            the outputs of a sample have elements.
+        inputs_of: maps an item of ``batches`` to a batch.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
+
+    Raises:
+        BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
+        SelectionError: ``projections`` is not positive, or no output is floating-point.
+        SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
+    """
+    if projections < 1:
+        raise SelectionError(f"projections is {projections}; expected 1 or more.")
+    paths = plan_paths(pair.program)
+    sites = {path.site for path in paths}
+    wanted = {site.index: dict(variants(site)) for site in pair.sites if site.index in sites}
+    noises = _Noises(
+        pair=pair,
+        variants=wanted,
+        paths=tuple(path for path in paths if wanted[path.site]),
+        method=method,
+        projections=projections,
+        verification=Verification(pair.graphs),
+        notes=[*pair.notes, *pair.program.notes],
+    )
+    noises.notes += accumulate(
+        noises, batches, title="site noises", purpose="measure on", inputs_of=inputs_of, progress=progress
+    )
+    return noises.result()
+
+
+@dataclass(slots=True)
+class _Noises:
+    """Sums over the batches so far; ``projection`` is None before the first batch and for the exact method."""
+
+    pair: QuantizedPair
+    variants: Mapping[int, Mapping[str, Variant]]
+    paths: tuple[Path, ...]
+    method: Method
+    projections: int
+    verification: Verification
+    notes: list[str]
+    seen: Survey | None = None
+    projection: Projection | None = None
+    noise: dict[Key, float] = field(default_factory=dict)
+    variance: dict[Key, float] = field(default_factory=dict)
+    signal: float = 0.0
+    measured: float = 0.0
+    samples: int = 0
+    batches: int = 0
+    outputs: tuple[str, ...] = ()
+    reached: set[int] = field(default_factory=set)
+    set_apart: list[SetApart] = field(default_factory=list)
+
+    def add(self, batch: Batch) -> None:
+        """Measures a batch."""
+        values = self.pair.values(batch)
+        samples = count_samples(values)
+        if not samples:
+            self._set_apart(empty_batch(self.batches))
+            return
+        if self.seen is None:
+            self.seen = survey(self.pair.simulator, values, {path.end.out for path in self.paths})
+            if self.method != "exact":
+                self.projection = Projection(self.pair, None, self.paths, self.variants)
+        if self.projection is not None:
+            try:
+                self._projected(self.projection, values, samples, self.seen)
+                return
+            except WithoutGradient as error:
+                if self.method == "projection":
+                    raise
+                self.projection = None
+                self.notes.append(f"each change was a run of the whole model: {error.reason}")
+        self._exact(values, samples)
+
+    def _projected(self, projection: Projection, values: Sequence[Any], samples: int, seen: Survey) -> None:
+        started = projection.start(values, self.batches, seen)
+        # Gradients are computed on the reference, in its own memory layouts.
+        returned = self.verification.run(
+            lambda: Outputs(started.returned, self.pair.simulator.run(values, on=True)), values
+        )
+        quantized = finished(self.pair, returned.quantized, None)
+        if self._counts(values, samples, started.reference, quantized):
+            started.project(self.projections)
+            found = {key: started.noise([key]) for key in self._keys()}
+            self.reached |= started.reached
+            self._add(samples, started.reference, quantized, found)
+
+    def _exact(self, values: Sequence[Any], samples: int) -> None:
+        simulator = self.pair.simulator
+
+        def engine() -> Outputs:
+            runs = (detached(simulator.run(values, on=on)) for on in (False, True))
+            return Outputs(*runs)
+
+        returned = self.verification.run(engine, values)
+        reference, quantized = (finished(self.pair, each, None) for each in (returned.reference, returned.quantized))
+        if self._counts(values, samples, reference, quantized):
+            found: dict[Key, tuple[float, float]] = {}
+            for site, variants in self.variants.items():
+                outputs: dict[Rounding | None, Any] = {None: reference}
+                for name, variant in variants.items():
+                    for each in (variant.start, variant.end):
+                        if each is not None and each not in outputs:
+                            outputs[each] = self._with(values, site, each, reference)
+                    found[site, name] = _noise(outputs[variant.start], outputs[variant.end]), 0.0
+            self._add(samples, reference, quantized, found)
+
+    def _with(self, values: Sequence[Any], site: int, rounding: Rounding, reference: Any) -> Any:
+        """The outputs with one site's value rounded."""
+        outputs = outputs_with(self.pair.simulator, values, self.pair.sites[site], rounding)
+        return reference if outputs is None else detached(finished(self.pair, outputs, None))
+
+    def _counts(self, values: Sequence[Any], samples: int, reference: Any, quantized: Any) -> bool:
+        """Whether the outputs of both models give numbers; if not, the batch is set apart."""
+        fault = fault_of(self.pair.simulator, values, self.batches, samples, reference, quantized)
+        if fault is not None:
+            self._set_apart(fault)
+        return fault is None
+
+    def _set_apart(self, apart: SetApart) -> None:
+        self.set_apart.append(apart)
+        self.batches += 1
+
+    def _add(self, samples: int, reference: Any, quantized: Any, found: Mapping[Key, tuple[float, float]]) -> None:
+        for key, (noise, variance) in found.items():
+            self.noise[key] = self.noise.get(key, 0.0) + noise
+            self.variance[key] = self.variance.get(key, 0.0) + variance
+        self.outputs = float_names(reference)
+        self.signal += signal_of(reference)
+        self.measured += _noise(reference, quantized)
+        self.samples += samples
+        self.batches += 1
+
+    def _keys(self) -> list[Key]:
+        return [(site, name) for site, variants in self.variants.items() for name in variants]
+
+    def result(self) -> SiteNoises:
+        """The sums of all batches."""
+        counted = self.batches - len(self.set_apart)
+        if not counted:
+            faults = " ".join(about_faults(self.set_apart, self.batches))
+            raise BatchError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
+        notes = [*self.notes, *self.verification.notes]
+        if self.projection is not None:
+            notes += self.projection.notes
+            silent = [self.pair.sites[site].name for site in self.variants if site not in self.reached]
+            if silent:
+                notes.append(f"no gradient leads from {few(silent, 3)} to a floating-point output: without noise")
+        return SiteNoises(
+            noise=self.noise,
+            variance=self.variance,
+            signal=self.signal,
+            measured=self.measured,
+            outputs=self.outputs,
+            method="exact" if self.projection is None else "projection",
+            projections=0 if self.projection is None else self.projections,
+            batches=counted,
+            samples=self.samples,
+            notes=tuple(dict.fromkeys(notes)),
+            set_apart=tuple(self.set_apart),
+        )
+
+
+def _noise(start: Any, end: Any) -> float:
+    """The squared difference of outputs; nan if it is not finite."""
+    sums = [error_sums(left, right) for left, right in paired_leaves(start, end)]
+    return nan if any(each.nonfinite for each in sums) else sum(each.noise for each in sums)

@@ -1,0 +1,98 @@
+"""Roundings of a site's value, and variants: changes from one rounding to another whose effect is projected."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2qa._metrics import value_range
+from pt2qa._simulator.fused import is_exact, quantize_dequantize
+from pt2qa._simulator.program import QuantParams, Site
+from pt2qa._simulator.simulator import Simulator
+
+Rounding = Callable[[Tensor], Tensor]
+"""Maps a site's value to a fresh one of its shape; to the value itself if that does not change."""
+
+HALF = 0.501
+"""Steps outside a range up to which an error is rounding: half a step, and some for the error of floats, since the
+largest value of a symmetric range, ``scale = largest / 127.5``, lies there exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One change of a site's value x: from ``start(x)``, or from x itself, to ``end(x)``.
+
+    Variants of a site that share a rounding (the same object) compute it once.
+    """
+
+    end: Rounding
+    start: Rounding | None = None
+
+
+def own_rounding(simulator: Simulator, site: Site) -> Rounding:
+    """What the quantized model has in place of a site's value: the very op that the simulator runs, or its constant."""
+    producer = simulator.program.producers.get(site.result)
+    if producer is None:
+        return lambda value: simulator.on[site.source]
+    step = simulator.program.steps[producer]
+    # Looked up at each call, because verification may switch fused ops off.
+    return lambda value: simulator.site_function(step)(value, out=None)
+
+
+def clamping(params: QuantParams) -> Rounding:
+    """The clamp of a site without its rounding.
+
+    x becomes the end of the range, ``(quant_max - zero_point) * scale`` or ``(quant_min - zero_point) * scale``, if it
+    is more than half a scale outside, and stays x elsewhere.  So each element's error is either clamping or rounding:
+    what rounding then adds is zero where it clamps, and at most half a scale elsewhere.  Scales that are computed from
+    each batch clamp nothing.
+    """
+    if params.scale is None or params.zero_point is None:
+        return lambda value: value
+
+    def clamp(value: Tensor) -> Tensor:
+        scale, low, high = _limits(params, value)
+        lowest, highest = (low - HALF) * scale, (high + HALF) * scale
+        if not isinstance(scale, Tensor) and value.numel():
+            smallest, largest = value_range(value)
+            if lowest <= smallest and largest <= highest:
+                return value
+        above, below = value > highest, value < lowest
+        if not (above.any() or below.any()):
+            return value
+        return torch.where(above, high * scale, torch.where(below, low * scale, value)).to(value.dtype)
+
+    return clamp
+
+
+def rounding(params: QuantParams) -> Rounding:
+    """Quantize-dequantize with one scale and zero point, or one per channel, as a converted graph does it."""
+    if params.scale is None or params.zero_point is None:
+        raise ValueError("the parameters have no scale or zero point")
+
+    def quantize(value: Tensor) -> Tensor:
+        scale, low, high = _limits(params, value)
+        steps = value.mul(1.0 / scale).round_()
+        # + 0.0, because integers have no negative zero.
+        return steps.clamp_(low, high).mul_(scale).add_(0.0)
+
+    scale, zero_point, low, high = params.scale, params.zero_point, params.quant_min, params.quant_max
+    if isinstance(scale, float) and isinstance(zero_point, int) and is_exact(low, high, zero_point):
+        return functools.partial(quantize_dequantize, scale=scale, zero_point=zero_point, quant_min=low, quant_max=high)
+    return quantize
+
+
+def _limits(params: QuantParams, value: Tensor) -> tuple[Any, Any, Any]:
+    """Scale, and the lowest and highest step from zero; numbers, or tensors that broadcast against the value."""
+    scale: Any = params.scale
+    zero_point: Any = params.zero_point
+    if params.axis is not None:
+        shape = [1] * value.dim()
+        shape[params.axis] = -1
+        scale, zero_point = (each.reshape(shape) if isinstance(each, Tensor) else each for each in (scale, zero_point))
+    return scale, params.quant_min - zero_point, params.quant_max - zero_point
