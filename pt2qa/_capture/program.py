@@ -43,6 +43,8 @@ class Capture:
             shares all parameters with ``program``.
         stateful: names of the buffers that forward changes without affecting its outputs.
         eager: the model itself; it is run where its outputs are compared with those of later stages, and not changed.
+        dynamic_shapes: which dimensions may vary, as given.
+        decompose: the kinds of ops that were decomposed.
     """
 
     program: ExportedProgram
@@ -54,6 +56,8 @@ class Capture:
     stateful: tuple[str, ...] = ()
     plain: ExportedProgram | None = field(default=None, repr=False)
     eager: nn.Module | None = field(default=None, repr=False)
+    dynamic_shapes: Any = field(default=None, repr=False)
+    decompose: tuple[str, ...] = ()
 
     def module(self) -> GraphModule:
         """A new graph to run or to prepare.
@@ -164,7 +168,17 @@ def capture(
         assign_handles(program)
         program.validate()
         captured = Capture(
-            program, args, kwargs, strict, type(model).__name__, changes, stateful, plain if changes else None, model
+            program,
+            args,
+            kwargs,
+            strict,
+            type(model).__name__,
+            changes,
+            stateful,
+            plain if changes else None,
+            model,
+            dynamic_shapes,
+            kinds,
         )
         check_agreement(model, state, eager, captured.module(), args, kwargs)
     return captured

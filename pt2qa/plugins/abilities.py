@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -78,18 +79,21 @@ def backend_of(plugin: Any) -> Backend | None:
     return getattr(plugin, "backend", None)
 
 
-def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule) -> str:
+def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: bool = False) -> str:
     """A plan as Python source for an export flow without pt2qa.
 
     Args:
         plugin: the plug-in; if it writes no code, the result is a quantizer that edits another one's annotations.
         plan: the edits.
         graph: the captured float graph, with handles.
+        qat: for ``prepare_qat_pt2e``; a plug-in whose own method does not take it counts as one that writes no code.
 
     Raises:
         SelectionError: the plan names an op that the graph does not have.
     """
     own = own_method(plugin, "quantizer_code")
-    if own is not None:
+    if own is not None and not qat:
         return str(own(plan, graph))
+    if own is not None and "qat" in inspect.signature(own).parameters:
+        return str(own(plan, graph, qat=True))
     return edited_quantizer_code(plan, graph, Base((), "quantizer", "quantizer is the one that you configured"))

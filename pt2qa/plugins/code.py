@@ -95,8 +95,8 @@ def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) ->
     ]
     if not lines:
         return "\n".join([*head, *base.imports, *([""] if base.imports else []), f"quantizer = {base.expression}", ""])
-    body = _needed(SOURCE.replace("{edits}", "\n".join(lines)))
-    imports = _needed_imports(body)
+    body = needed(SOURCE.replace("{edits}", "\n".join(lines)), ("Edited",))
+    imports = needed_imports(IMPORTS, body)
     return "\n".join([*head, *imports, *base.imports, "", *body, "", f"quantizer = Edited({base.expression})", ""])
 
 
@@ -159,11 +159,15 @@ def _call(edit: Edit, known: dict[str, NamedOp]) -> str:
     return f"{function}(graph, [{joined}])"
 
 
-def _needed(source: str) -> list[str]:
-    """The source without the functions that nothing in it calls."""
-    tree = ast.parse(source)
-    parts = {part.name: part for part in tree.body if isinstance(part, ast.FunctionDef | ast.ClassDef)}
-    wanted, open_names = set[str](), ["Edited"]
+def needed(source: str, roots: Collection[str]) -> list[str]:
+    """The lines of a source without the functions, classes and constants that nothing in it calls.
+
+    Args:
+        source: definitions and assignments of constants.
+        roots: the names from which the others are called.
+    """
+    parts = {_name_of(part): part for part in ast.parse(source).body}
+    wanted, open_names = set[str](), list(roots)
     while open_names:
         name = open_names.pop()
         if name not in wanted:
@@ -174,13 +178,21 @@ def _needed(source: str) -> list[str]:
     return [line for part in kept for line in ("", *part, "")][1:]
 
 
-def _needed_imports(body: list[str]) -> list[str]:
-    """The imports that a source needs, without unused names."""
+def _name_of(part: ast.stmt) -> str:
+    if isinstance(part, ast.FunctionDef | ast.ClassDef):
+        return part.name
+    assert isinstance(part, ast.Assign)
+    assert isinstance(part.targets[0], ast.Name)
+    return part.targets[0].id
+
+
+def needed_imports(imports: Collection[str], body: Collection[str]) -> list[str]:
+    """The imports that a source needs, without unused names; those of the standard library come first."""
     used = _names_in(ast.parse("\n".join(body)))
     kept = []
-    for part in ast.parse("\n".join(IMPORTS)).body:
+    for part in ast.parse("\n".join(imports)).body:
         assert isinstance(part, ast.Import | ast.ImportFrom)
-        part.names = [alias for alias in part.names if alias.name in used]
+        part.names = [alias for alias in part.names if (alias.asname or alias.name.partition(".")[0]) in used]
         if part.names:
             kept.append(ast.unparse(part))
     return kept

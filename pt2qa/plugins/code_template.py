@@ -19,7 +19,7 @@ IMPORTS: Final = (
     "from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer, SharedQuantizationSpec",
 )
 
-SOURCE: Final = '''
+OPS_BY_NAME: Final = '''
 def ops_by_name(graph):
     """The ops of a graph by module path, op and ordinal, such as layer1.0.conv1/conv2d."""
     used, found = {}, {}
@@ -35,7 +35,11 @@ def ops_by_name(graph):
         used[stem] = ordinal = used.get(stem, -1) + 1
         found[f"{stem}_{ordinal}" if ordinal else stem] = node
     return found
+'''
 
+SOURCE: Final = (
+    OPS_BY_NAME
+    + '''
 
 def specs_of(graph):
     """Every annotated output (a node) and input (producer and reader) with its spec."""
@@ -183,4 +187,5 @@ class Edited(Quantizer):
     def prepare_obs_or_fq_callback(self, model, observers):
         self.quantizer.prepare_obs_or_fq_callback(model, observers)
 '''
+)
 """Everything that an edited quantizer may need; unused parts are removed."""

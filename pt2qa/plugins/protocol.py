@@ -32,7 +32,8 @@ class QuantizerPlugin(Protocol):
       model has none.
     - ``unsupported_reason(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``);
       empty if it can. ``node`` is a node of the graph that is being annotated.
-    - ``quantizer_code(plan, graph) -> str``: Python source that applies a plan in an export flow without pt2qa.
+    - ``quantizer_code(plan, graph, *, qat=False) -> str``: Python source that sets ``quantizer`` to one with a plan's
+      edits, for an export flow without pt2qa; if it reads that name first, it is the one that the user configured.
     - ``rules() -> tuple[Rule, ...]``: additional rules of the structure check for this backend.
     - ``backend: ClassVar[Backend]``: lowers converted graphs and runs them, for :func:`pt2qa.compare_deployed`; see
       :class:`pt2qa.plugins.Backend`.

@@ -18,25 +18,37 @@ if TYPE_CHECKING:
 _MODULE = "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer"
 
 
-def quantizer_code(plugin: X86, plan: OverridePlan, graph: GraphModule) -> str:
+def quantizer_code(plugin: X86, plan: OverridePlan, graph: GraphModule, qat: bool) -> str:
     """A plan as Python source; see :class:`pt2qa.plugins.QuantizerPlugin`."""
-    base = _base(plugin)
+    base = _base(plugin, qat)
     paths = modules_in_float(plan, graph, ("conv1d", "conv2d", "linear"), QUANTIZED_OPS)
-    if not paths or base.remark:
+    # In QAT, torchao fails on a convolution that its settings leave in float.
+    if not paths or base.remark or qat:
         return edited_quantizer_code(plan, graph, base)
     calls = [f"quantizer.set_module_name_qconfig({path!r}, None)" for path in paths]
     return "\n".join([*base.imports, "", f"quantizer = {base.expression}", *calls, ""])
 
 
-def _base(plugin: X86) -> Base:
-    if plugin.modules or plugin.op_types or plugin.mode != "static":
+def _base(plugin: X86, qat: bool) -> Base:
+    if plugin.modules or plugin.op_types:
         return Base(
             (),
             "quantizer",
-            "quantizer is what pt2qa.quantizer('x86', ...).build(graph, qat=False) gives for its options",
+            f"quantizer is what pt2qa.quantizer('x86', ...).build(graph, qat={qat}) gives for its options",
         )
-    option = "reduce_range=True" if plugin.reduce_range else ""
+    if plugin.mode == "weight_only":
+        config = "get_x86_inductor_linear_dynamic_fp16_config()"
+    else:
+        options = [
+            *(["is_qat=True"] if qat else []),
+            *(["is_dynamic=True"] if plugin.mode == "dynamic" else []),
+            *(["reduce_range=True"] if plugin.reduce_range else []),
+        ]
+        config = f"get_default_x86_inductor_quantization_config({', '.join(options)})"
+    imports = f"from {_MODULE} import X86InductorQuantizer, {config.partition('(')[0]}"
+    if plugin.mode == "static":
+        return Base((imports,), f"X86InductorQuantizer().set_global({config})")
     return Base(
-        (f"from {_MODULE} import X86InductorQuantizer, get_default_x86_inductor_quantization_config",),
-        f"X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config({option}))",
+        ("import torch", imports),
+        f"X86InductorQuantizer().set_function_type_qconfig(torch.nn.functional.linear, {config})",
     )

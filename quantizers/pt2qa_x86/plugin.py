@@ -102,11 +102,11 @@ class X86:
             return "Inductor computes scales for each input of linear only"
         return ""
 
-    def quantizer_code(self, plan: OverridePlan, graph: GraphModule) -> str:
+    def quantizer_code(self, plan: OverridePlan, graph: GraphModule, *, qat: bool = False) -> str:
         """The plan as calls of torchao's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         from pt2qa_x86.code import quantizer_code
 
-        return quantizer_code(self, plan, graph)
+        return quantizer_code(self, plan, graph, qat)
 
     def rules(self) -> tuple[Rule, ...]:
         """Checks that only these CPUs need; see :class:`pt2qa.plugins.QuantizerPlugin`."""

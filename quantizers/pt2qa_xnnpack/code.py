@@ -20,9 +20,9 @@ _ASKED = frozenset(QUANTIZED_OPS) - {"cat", "adaptive_avg_pool2d"}
 """Ops for which the quantizer calls its filter, and whose annotation does not depend on the preceding op's."""
 
 
-def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule) -> str:
+def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule, qat: bool) -> str:
     """A plan as Python source; see :class:`pt2qa.plugins.QuantizerPlugin`."""
-    base = _base(plugin)
+    base = _base(plugin, qat)
     paths = modules_in_float(plan, graph, _ASKED, (*QUANTIZED_OPS, "relu"))
     if not paths or base.remark:
         return edited_quantizer_code(plan, graph, base)
@@ -39,15 +39,19 @@ def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule) -> s
     )
 
 
-def _base(plugin: XNNPACK) -> Base:
+def _base(plugin: XNNPACK, qat: bool) -> Base:
     if plugin.modules or plugin.op_types:
         return Base(
             (),
             "quantizer",
-            "quantizer is what pt2qa.quantizer('xnnpack', ...).build(graph, qat=False) gives: the options modules and "
+            f"quantizer is what pt2qa.quantizer('xnnpack', ...).build(graph, qat={qat}) gives: the options modules and "
             "op_types are pt2qa's own, and ExecuTorch's quantizer has no calls for them",
         )
-    options = [f"is_per_channel={plugin.per_channel}", *(["is_dynamic=True"] if plugin.mode == "dynamic" else [])]
+    options = [
+        f"is_per_channel={plugin.per_channel}",
+        *(["is_qat=True"] if qat else []),
+        *(["is_dynamic=True"] if plugin.mode == "dynamic" else []),
+    ]
     return Base(
         (f"from {_MODULE} import XNNPACKQuantizer, get_symmetric_quantization_config",),
         f"XNNPACKQuantizer().set_global(get_symmetric_quantization_config({', '.join(options)}))",

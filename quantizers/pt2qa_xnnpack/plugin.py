@@ -123,11 +123,11 @@ class XNNPACK:
 
         return RULES
 
-    def quantizer_code(self, plan: OverridePlan, graph: GraphModule) -> str:
+    def quantizer_code(self, plan: OverridePlan, graph: GraphModule, *, qat: bool = False) -> str:
         """The plan as calls of ExecuTorch's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         from pt2qa_xnnpack.code import quantizer_code
 
-        return quantizer_code(self, plan, graph)
+        return quantizer_code(self, plan, graph, qat)
 
 
 def dynamic_axes(node: Node) -> tuple[int, ...]:

@@ -1,0 +1,198 @@
+"""The Python module that quantizes a model as a pair was quantized: ``quantizer.py``."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import sys
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pt2qa._capture.program import Capture
+from pt2qa._quantize.pairing import Recipe
+from pt2qa._quantize.rewriting import IMPORTS, rewriting_code
+from pt2qa._report.rows import Environment
+from pt2qa.errors import PluginError
+from pt2qa.overrides.plan import OverridePlan
+from pt2qa.plugins import quantizer
+from pt2qa.plugins.abilities import quantizer_code
+from pt2qa.plugins.code import needed, needed_imports
+from pt2qa.plugins.code_template import OPS_BY_NAME
+
+_TORCHAO: Final = (
+    "import torch",
+    "from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train",
+    "from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowText:
+    """A module with the functions ``make_quantizer`` and ``quantize``.
+
+    Attributes:
+        text: the module.
+        asks: whether both take the quantizer that the user configured, because no code can make it.
+    """
+
+    text: str
+    asks: bool
+
+
+def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[str]) -> FlowText:
+    """The flow without pt2qa, with the part of capture's rewriting that ``rules`` name."""
+    code = quantizer_code(recipe.plugin, OverridePlan(recipe.edits), capture.module(), qat=recipe.qat)
+    lines, parts = code.splitlines(), ast.parse(code).body
+    imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
+    defined = [part for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+    calls = [part for part in parts if part not in imports and part not in defined]
+    remarks = [line for line in lines if line.startswith("#")]
+    asks = _is_read_first(calls, "quantizer")
+    export = [f"graph_module = torch.export.export({{call}}, strict={capture.strict}).module()"]
+    return _text(
+        about,
+        imports=[*IMPORTS, *map(ast.unparse, imports)],
+        definitions=f"{rewriting_code(capture, rules)}\n{OPS_BY_NAME}\n" + _lines_of(defined, lines),
+        making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
+        export=[*export, *(["rewrite(graph_module)"] if rules else [])],
+        needs="It needs torch and the quantizer, and runs without pt2qa",
+        capture=capture,
+        qat=recipe.qat,
+        asks=asks,
+    )
+
+
+def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
+    """The flow with pt2qa, which captures the model and applies the plan."""
+    made, qat = _plugin_code(recipe.plugin), ", qat=True" if recipe.qat else ""
+    edits = "".join(f"    pt2qa.{edit!r},\n" for edit in recipe.edits)
+    decompose = f", decompose={capture.decompose!r}" if capture.decompose else ""
+    return _text(
+        about,
+        imports=["import pt2qa"],
+        definitions=f"EDITS = (\n{edits})\n",
+        making=[f"return pt2qa.OverridePlan(EDITS).apply_to({made or 'quantizer'}{qat})"],
+        export=[f"graph_module = pt2qa.capture({{call}}, strict={capture.strict}{decompose}).module()"],
+        needs="It needs torch, the quantizer and pt2qa",
+        capture=capture,
+        qat=recipe.qat,
+        asks=not made,
+    )
+
+
+def _text(
+    about: str,
+    *,
+    imports: Sequence[str],
+    definitions: str,
+    making: Sequence[str],
+    export: Sequence[str],
+    needs: str,
+    capture: Capture,
+    qat: bool,
+    asks: bool,
+) -> FlowText:
+    inputs = "args, kwargs" if capture.kwargs else "args"
+    extra = [*(["train=None"] if qat else []), *(["quantizer"] if asks else [])]
+    options = ", ".join([*extra[::-1], "dynamic_shapes=None"])
+    call = f"model, {inputs}, dynamic_shapes=dynamic_shapes"
+    batch = "args, kwargs" if capture.kwargs else "batch"
+    given = "*args, **kwargs" if capture.kwargs else "*batch"
+    what = (
+        "Example inputs are args, a tuple, and kwargs, a dict; calibration has pairs of these."
+        if capture.kwargs
+        else "Example inputs are args, a tuple; calibration has tuples like it."
+    )
+    prepare = "prepare_qat_pt2e" if qat else "prepare_pt2e"
+    steps = [
+        *(line.replace("{call}", call) for line in export),
+        f"prepared = {prepare}(graph_module, make_quantizer({'quantizer' if asks else ''}))",
+        *(_TRAINING if qat else ()),
+        "with torch.no_grad():",
+        f"    for {batch} in calibration:",
+        f"        prepared({given})",
+        "return convert_pt2e(prepared)",
+    ]
+    source = (
+        f"{definitions}\n"
+        f"def make_quantizer({'quantizer' if asks else ''}):\n"
+        f'    """{"The quantizer that you configured, with the edits." if asks else "The configured quantizer."}"""\n'
+        f"{_indented(making)}\n"
+        f"def quantize(model, {inputs}, calibration, *, {options}):\n"
+        f'    """Exports, prepares, calibrates and converts a model in eval mode; returns the quantized graph.\n\n'
+        f'    {what}\n    """\n'
+        f"{_indented(steps)}"
+    )
+    body = needed(source, ("make_quantizer", "quantize"))
+    used = needed_imports([*imports, *_TORCHAO], body)
+    here = Environment.here("")
+    versions = f"torch {here.torch}, torchao {here.torchao} and executorch {here.executorch}"
+    named = "quantizer=quantizer" if asks else ""
+    head = [
+        f'"""{about}',
+        "",
+        *textwrap.wrap(f"Written by pt2qa {here.pt2qa} for {versions}. {needs}. Call it as:", 100),
+        "",
+        "    from quantizer import quantize",
+        "",
+        f"    quantized = quantize({', '.join(filter(None, ('model', inputs, 'calibration', named)))})",
+        '"""',
+        "",
+    ]
+    foot = ["", 'if __name__ == "__main__":', "    print(__doc__)", ""]
+    return FlowText("\n".join([*head, *_sorted(used), "", *body, *foot]), asks)
+
+
+_TRAINING: Final = (
+    "if train is not None:",
+    "    move_exported_model_to_train(prepared)",
+    "    train(prepared)",
+    "move_exported_model_to_eval(prepared)",
+)
+
+
+def _lines_of(parts: Sequence[ast.stmt], lines: Sequence[str]) -> str:
+    """The source of some statements as it is, decorators too."""
+    first = [min([part.lineno, *(each.lineno for each in getattr(part, "decorator_list", ()))]) for part in parts]
+    spans = zip(first, (part.end_lineno for part in parts), strict=True)
+    return "\n".join("\n".join(lines[start - 1 : end]) for start, end in spans)
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "".join(f"    {line}\n" if line else "\n" for line in lines)
+
+
+def _is_read_first(statements: Sequence[ast.stmt], name: str) -> bool:
+    """Whether statements read a name that none of them has set by then."""
+    for statement in statements:
+        uses = [node.ctx for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == name]
+        if uses:
+            return any(isinstance(use, ast.Load) for use in uses)
+    return False
+
+
+def _sorted(imports: Sequence[str]) -> list[str]:
+    """Import statements, those of the standard library first."""
+
+    def is_third_party(line: str) -> bool:
+        return line.split()[1].partition(".")[0] not in sys.stdlib_module_names
+
+    unique = sorted(dict.fromkeys(imports), key=lambda line: (is_third_party(line), line.startswith("from"), line))
+    own = [line for line in unique if not is_third_party(line)]
+    return [*own, *([""] if own else []), *unique[len(own) :]]
+
+
+def _plugin_code(plugin: Any) -> str:
+    """A call that makes a plug-in; empty if it is not an installed one."""
+    try:
+        installed: Any = quantizer(plugin.name)
+    except PluginError:
+        return ""
+    if type(installed) is not type(plugin):
+        return ""
+    fields = [field.name for field in dataclasses.fields(plugin) if field.init]
+    changed = [name for name in fields if getattr(plugin, name) != getattr(installed, name)]
+    options = "".join(f", {name}={getattr(plugin, name)!r}" for name in changed)
+    return f"pt2qa.quantizer({plugin.name!r}{options})" if options else repr(plugin.name)
