@@ -136,6 +136,14 @@ def test_show_prints_the_report(run, report):
     assert run("show", report, "--limit", "0").stdout == LAYERS.text(limit=None, width=100) + "\n"
 
 
+@pytest.mark.parametrize("typed", ["isolated dB", "Isolated", "isolated_sqnr"])
+def test_rows_are_sorted_by_what_stands_above_a_column(run, report, typed):
+    assert run("show", report, "--sort", typed).stdout == LAYERS.text(sort="isolated_sqnr", width=100) + "\n"
+    found = run("diff", report, report, "--by", f"outputs.{typed}")
+    assert found.stdout == run("diff", report, report, "--by", "outputs.isolated_sqnr").stdout
+    assert found.exit_code == 0
+
+
 def test_show_writes_csv(run, report, tmp_path):
     result = run("show", report, "--csv", tmp_path / "layers.csv")
     assert result.stdout == LAYERS.text(width=100) + "\n"

@@ -14,6 +14,7 @@ from pt2qa._printable import clean, clean_lines
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.columns import (
     Column,
+    column_called,
     columns_of,
     custom_column,
     custom_names,
@@ -25,7 +26,7 @@ from pt2qa._report.columns import (
 from pt2qa._report.events import Event
 from pt2qa._report.export import csv_text, frame
 from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
-from pt2qa._report.ranking import ranked
+from pt2qa._report.ranking import check_column, ranked
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart, apart_entries, failures
 from pt2qa._report.storage import save
@@ -119,14 +120,14 @@ class Report:
         """The whole report as ``print`` shows it: header, tables, and finally what to look at.
 
         Args:
-            sort: ``worst``, ``graph``, ``name`` or a column.
+            sort: ``worst``, ``graph``, ``name`` or a column, by its name or its header.
             limit: rows a table shows; None for all.
             width: of the screen, in characters; None: the terminal's, or 100 without one.
 
         Raises:
             ReportError: there is no such column, or the limit is negative.
         """
-        columns = screen_width(width)
+        sort, columns = self.order(sort), screen_width(width)
         return clean_lines(
             sections(
                 [
@@ -148,7 +149,7 @@ class Report:
         Raises:
             ReportError: there is no such column, or the limit is negative.
         """
-        return clean_lines(self._table(sort, limit, screen_width(width)))
+        return clean_lines(self._table(self.order(sort), limit, screen_width(width)))
 
     def summary(self) -> str:
         """What to look at, in sentences that state their thresholds."""
@@ -204,6 +205,18 @@ class Report:
         tables = tables_of(cls)
         check_name(f"{cls.__name__} has no table", part, tables)
         return tables[part]
+
+    def order(self, sort: str) -> str:
+        """``sort`` for rows of this report, with the name of a column that is given by its header.
+
+        Raises:
+            ReportError: rows cannot be sorted so.
+        """
+        if sort in ORDERS:
+            return sort
+        called = column_called(sort, self.columns())
+        check_column(self.columns(), called)
+        return called
 
     def columns(self, part: str = "rows") -> tuple[Column, ...]:
         """The columns of a table as they apply to this report, the user's metrics last."""
@@ -331,7 +344,7 @@ class Report:
             ReportError: there is no such column.
         """
         columns = self.columns(part)
-        return ranked(self.row_type(part), rows, by, ties=self.ties, custom=columns)
+        return ranked(self.row_type(part), rows, column_called(by, columns), ties=self.ties, custom=columns)
 
     def _ordered(self, sort: str) -> tuple[Sequence[Any], str | None]:
         """The sorted rows, and the column they are sorted by; None for graph order."""

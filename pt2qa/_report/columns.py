@@ -206,6 +206,20 @@ def shown_columns(row_type: type[Any]) -> tuple[Column, ...]:
     return tuple(known[name] for name in names)
 
 
+def column_called(text: str, columns: Iterable[Column]) -> str:
+    """The name of the column that a user means: its name, or what the screen shows above it, unit or not.
+
+    Other text is returned as it is.
+
+    >>> from pt2qa.report import LayerRow
+    >>> [column_called(text, columns_of(LayerRow)) for text in ("isolated dB", "Isolated", "sqnr", "worst")]
+    ['isolated_sqnr', 'isolated_sqnr', 'sqnr', 'worst']
+    """
+    spelled = [((each.name, each.title, each.header.partition("\n")[0]), each.name) for each in columns]
+    plain = " ".join(text.split()).casefold()
+    return next((name for way in range(3) for ways, name in spelled if ways[way].casefold() == plain), text)
+
+
 def history_of(each: Field[Any], hint: Any) -> tuple[int, str]:
     """The schema that introduced a field, and its former name, or empty.
 

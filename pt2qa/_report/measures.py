@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from pt2qa._report.base import Report, check_name
-from pt2qa._report.columns import Column, cell, columns_of, tables_of
+from pt2qa._report.columns import Column, cell, column_called, columns_of, tables_of
 from pt2qa._report.formats import shape
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
@@ -152,10 +152,10 @@ def _written(reports: Sequence[Report], by: str) -> Measure:
     # The name of a user's metric may contain dots.
     if by in names_in(reports, "rows"):
         return Measure("rows", by)
-    table, _, column = by.partition(".")
-    measure = Measure(table, column) if column else Measure("rows", by)
-    check_name(f"{first.__name__} has no table", measure.table, tables_of(first))
-    check_name(f"{first.__name__}.{measure.table} has no column", measure.column, names_in(reports, measure.table))
+    table, column = by.split(".", 1) if "." in by else ("rows", by)
+    check_name(f"{first.__name__} has no table", table, tables_of(first))
+    measure = Measure(table, column_called(column, reports[0].columns(table)))
+    check_name(f"{first.__name__}.{table} has no column", measure.column, names_in(reports, table))
     return measure
 
 

@@ -308,8 +308,8 @@ def test_a_diff_is_a_report_like_any_other(layers, newer, tmp_path):
     ("by", "message"),
     [
         (
-            "isolated",
-            r"LayerReport\.rows has no column 'isolated': did you mean 'isolated_sqnr'\? expected handle, name,",
+            "isolatd",
+            r"LayerReport\.rows has no column 'isolatd': did you mean 'isolated_sqnr'\? expected handle, name,",
         ),
         (
             "output.sqnr",
