@@ -11,6 +11,7 @@ import torch
 
 from pt2qa._check.analysis import check
 from pt2qa._check.report import Findings
+from pt2qa._deployed.report import DeployedReport
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.figures import Figures
@@ -59,7 +60,7 @@ def diagnose(
     evaluation: Iterable[Any] | None = None,
     metric: Callable[[Callable[..., Any]], float] | None = None,
     target: Target | float | str | None = None,
-    deployed: bool | str | Backend = False,
+    deployed: bool | str | Backend | DeployedReport = False,
     findings: Findings | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
@@ -80,7 +81,7 @@ def diagnose(
         target: what is enough, in dB or in the unit of ``metric``, or a :class:`pt2qa.Target`; None: what 8 bits can
             give with ranges that fit.
         deployed: whether to lower the model and look at the kernels, too; a backend as for
-            :func:`pt2qa.compare_deployed`, True for the plug-in's own.
+            :func:`pt2qa.compare_deployed`, True for the plug-in's own; or its report for this pair.
         findings: of :func:`pt2qa.check` for this pair; None: it runs here.
         inputs_of: maps an item of ``batches`` and ``evaluation`` to a batch.
         progress: whether to show progress; None: if stderr is a terminal.
@@ -193,7 +194,8 @@ class _Search:
         always = [*stages.changed(case), *stages.nonfinite(case)]
         if not self._enough(case.now):
             self._bound()
-            self._take([*always, *configuration.unfused(case), *configuration.dynamic_by_row(case), *self._ranges()])
+            own = (configuration.unfused, configuration.dynamic_by_row, calibration.bad_sample)
+            self._take([*always, *(each for find in own for each in find(case)), *self._ranges()])
             if self.quality.worst[1] < POOR if self.needed is None else not self._enough(self.quality):
                 self._take(list(precision.needed(self._treated())))
         else:
@@ -269,37 +271,32 @@ class _Search:
         return Case(pair, self.case.trials, self.case.data, self.quality, self.case.progress, self.state)
 
     def _take(self, hypotheses: Sequence[Hypothesis]) -> None:
-        """Measures each remedy alone, then adds them, the best first, as long as they help."""
-        measured = [(each, self._alone(each)) for each in _distinct(hypotheses)]
-        left = [(each, gain) for each, gain in measured if gain >= self._least(each)]
-        for each, gain in measured:
-            if not gain >= self._least(each):
-                reason = "could not be measured" if math.isnan(gain) else "it helps too little"
-                self._reject(each, gain, reason)
+        """Measures each remedy after those taken before, then adds them, the best first, as long as they help."""
+        start, before = self.state, self.quality
+        left = []
+        for each in _distinct(hypotheses):
+            gain = self._gain(each, start, before)
+            if gain >= self._least(each):
+                left.append((each, gain))
+            else:
+                self._reject(each, gain, "could not be measured" if math.isnan(gain) else "it helps too little")
         while left:
             each, gain = _best(left)
             left.remove((each, gain))
             if self._enough(self.quality):
                 self._reject(each, gain, "the target is met without it")
-                continue
-            self._add(each, gain)
+            else:
+                self._add(each)
 
-    def _add(self, each: Hypothesis, gain: float) -> None:
-        trials = self.case.trials
-        if each.gain is not None:
-            found, in_sequence = self.quality, each.gain
-        else:
-            together = self.state.then(each.treatment)
-            try:
-                found = trials.quality(together)
-            except Pt2qaError as error:
-                self._reject(each, gain, f"not possible with the remedies above: {error}")
-                return
-            in_sequence = found.gain_over(self.quality)
-            if not in_sequence >= self._least(each):
-                self._reject(each, gain, "it adds nothing to the remedies above")
-                return
-            self.state, self.quality = together, found
+    def _add(self, each: Hypothesis) -> None:
+        alone = self._gain(each, Treatment(), self.case.now)
+        in_sequence = self._gain(each, self.state, self.quality)
+        if not in_sequence >= self._least(each):
+            self._reject(each, alone, "it adds nothing to the remedies above")
+            return
+        if each.gain is None:
+            self.state = self.state.then(each.treatment)
+            self.quality = self.case.trials.quality(self.state)
         self.rows.append(
             CauseRow(
                 rank=len(self.rows) + 1,
@@ -308,22 +305,23 @@ class _Search:
                 module=each.name.rpartition("/")[0],
                 evidence=each.evidence,
                 remedy=each.remedy,
-                gain=gain,
+                gain=alone,
                 gain_in_sequence=in_sequence,
                 cost=each.cost,
                 sentence=each.in_words,
                 others=", ".join(each.others),
                 source=_source(self.case.pair, each.name),
-                quality=found.value,
+                quality=self.quality.value,
                 how="quantized again" if each.treatment.requantizes else "simulated",
             )
         )
 
-    def _alone(self, each: Hypothesis) -> float:
+    def _gain(self, each: Hypothesis, state: Treatment, quality: Figures) -> float:
+        """What a remedy gives a treated model; nan if it cannot be tried there."""
         if each.gain is not None:
             return each.gain
         try:
-            return self.case.trials.quality(each.treatment).gain_over(self.case.now)
+            return self.case.trials.quality(state.then(each.treatment)).gain_over(quality)
         except Pt2qaError as error:
             self.case.notes.append(f"{each.cause}: {each.remedy}: cannot be tried: {error}")
             return math.nan

@@ -14,6 +14,7 @@ CAUSES: Final = {
     "per-tensor-weights": "one scale serves all channels of a weight, whose ranges differ",
     "weight-scheme": "weights are rounded more coarsely than the kernels need",
     "activation-scheme": "activations have fewer integer steps than their type holds",
+    "bad-sample": "one sample makes most of the error",
     "calibration-outlier": "one calibration batch sets the ranges that all others do not need",
     "narrow-calibration": "values exceed the ranges that calibration saw, and are clamped",
     "wide-calibration": "calibration saw larger values than the model gets, so few integer steps are used",

@@ -28,6 +28,7 @@ class Figures:
         worst_sample: index of the one with the lowest SQNR; -1 if outputs have no axis of samples.
         worst_sample_sqnr: its SQNR in dB.
         worst_sample_share: its share of the noise of all samples, 0..1.
+        without_worst: SQNR in dB over all samples but that one.
         labels: share of samples whose largest score is at the same class as in the float model; nan without classes.
     """
 
@@ -37,6 +38,7 @@ class Figures:
     worst_sample: int = -1
     worst_sample_sqnr: float = math.nan
     worst_sample_share: float = math.nan
+    without_worst: float = math.nan
     labels: float = math.nan
 
     @property
@@ -95,10 +97,10 @@ def figures_of(reference: Reference, run: Callable[[Item], Any], metric: Callabl
     found_outputs = tuple((name, each.sqnr) for name, each in zip(reference.names, sums, strict=True))
     missing = any(math.isnan(value) for _, value in found_outputs)
     least = math.nan if missing else min((value for _, value in found_outputs), default=math.nan)
-    position, sqnr, share = _worst_sample(by_sample) if apart and len(by_sample) > 1 else (-1, math.nan, math.nan)
+    worst = _worst_sample(by_sample) if apart and len(by_sample) > 1 else (-1, math.nan, math.nan, math.nan)
     value = least if metric is None else float(metric())
     labels = same / counted if counted else math.nan
-    return Figures(value, found_outputs, samples, position, sqnr, share, labels)
+    return Figures(value, found_outputs, samples, *worst, labels)
 
 
 def _by_sample(refs: Iterable[Tensor], quants: Iterable[Tensor], count: int) -> list[tuple[float, float]]:
@@ -111,12 +113,14 @@ def _by_sample(refs: Iterable[Tensor], quants: Iterable[Tensor], count: int) -> 
     return list(zip(signal.tolist(), noise.tolist(), strict=True))
 
 
-def _worst_sample(sums: list[tuple[float, float]]) -> tuple[int, float, float]:
-    """Position, SQNR and share of the noise of the worst sample."""
-    total = sum(noise for _, noise in sums)
+def _worst_sample(sums: list[tuple[float, float]]) -> tuple[int, float, float, float]:
+    """Position, SQNR and share of the noise of the worst sample, and the SQNR of all others together."""
     known = [(decibels(signal, noise), number) for number, (signal, noise) in enumerate(sums)]
     known = [each for each in known if not math.isnan(each[0])]
     if not known:
-        return -1, math.nan, math.nan
+        return -1, math.nan, math.nan, math.nan
     sqnr, number = min(known)
-    return number, sqnr, sums[number][1] / total if total else math.nan
+    signal, noise = (sum(each[part] for each in sums) for part in (0, 1))
+    own_signal, own_noise = sums[number]
+    share = own_noise / noise if noise else math.nan
+    return number, sqnr, share, decibels(signal - own_signal, noise - own_noise)

@@ -11,7 +11,7 @@ from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow, signe
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
 from pt2qa._report.columns import column, derived
 from pt2qa._report.formats import share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
@@ -164,7 +164,7 @@ class Diagnosis(Report):
 def explained(row: CauseRow, unit: str) -> list[str]:
     """A cause in words: what, where, why, what to do, what it gives."""
     where = f" at {row.name}{f' ({row.source})' if row.source else ''}" if row.name else ""
-    others = f" Also at {row.others}." if row.others else ""
+    others = f" Also at {few(row.others.split(', '), 3)}." if row.others else ""
     gains = _gained(row.gain, unit)
     if not isnan(row.gain_in_sequence) and row.rank > 1:
         gains += f" alone, {_gained(row.gain_in_sequence, unit)} after the remedies above"

@@ -118,7 +118,13 @@ class Trials:
         self._known: dict[Treatment, Figures] = {}
         self._batches = sum(1 for _ in reference)
         hidden = None if progress is None else not progress
-        self.bar = tqdm(desc="diagnose", unit="trial", disable=hidden, leave=False)
+        # Measured on MobileNetV2 and EfficientNet-Lite0; what is needed depends on what is found.
+        self.bar = tqdm(
+            desc="diagnose: about 40 runs of the model, a quantization for each free remedy",
+            unit="trial",
+            disable=hidden,
+            leave=False,
+        )
 
     @property
     def recipe(self) -> Recipe | None:

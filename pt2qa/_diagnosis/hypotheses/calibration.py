@@ -9,10 +9,14 @@ from typing import Any
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.ranges import Observed, observe, use_of
 from pt2qa._diagnosis.trials import Data, Treatment
-from pt2qa._report.formats import number, share
+from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import read_batches
 from pt2qa._simulator.verification import digest_of
+
+FEWEST_SAMPLES = 4
+HALF = 0.5
+"""The share of the noise that one of so many samples must make."""
 
 ALONE = 0.5
 """The share of a range that is left without one batch, from which on that batch is an outlier."""
@@ -50,6 +54,23 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
         remedy="calibrate on data like that which the model gets, prepared in the same way: "
         f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
         treatment=Treatment(data=case.data),
+    )
+
+
+def bad_sample(case: Case) -> Iterator[Hypothesis]:
+    """One sample of the evaluation data that makes most of the error."""
+    now = case.now
+    if now.samples < FEWEST_SAMPLES or not now.worst_sample_share >= HALF:
+        return
+    yield Hypothesis(
+        cause="bad-sample",
+        name="",
+        evidence=f"sample {now.worst_sample} makes {share(now.worst_sample_share)} % of the noise of {now.samples} samples"
+        f" and has {decibel(now.worst_sample_sqnr)} dB; the others together have {decibel(now.without_worst)} dB",
+        remedy="see whether it was prepared like the others; if the model gets such data, calibrate with it: "
+        "pt2qa.find_bad_cases(pair, batches) keeps its inputs",
+        treatment=Treatment(),
+        gain=now.without_worst - now.worst[1],
     )
 
 

@@ -9,6 +9,7 @@ from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.trials import Treatment
+from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import few
 from pt2qa.plugins.options import options_of
@@ -19,10 +20,15 @@ LOST = 1.0
 
 def kernels(case: Case, backend: Any) -> tuple[DeployedReport, Iterator[Hypothesis]]:
     """The comparison with the deployed program, and what its kernels cost."""
-    report = compare_deployed(
-        case.pair, case.data.batches, backend=backend, inputs_of=case.data.inputs_of, progress=case.progress
-    )
+    if isinstance(backend, DeployedReport):
+        return backend, _costly(case, None, backend)
+    report = _compared(case, backend, case.pair)
     return report, _costly(case, backend, report)
+
+
+def _compared(case: Case, backend: Any, pair: QuantizedPair) -> DeployedReport:
+    data = case.data
+    return compare_deployed(pair, data.batches, backend=backend, inputs_of=data.inputs_of, progress=case.progress)
 
 
 def _costly(case: Case, backend: Any, report: DeployedReport) -> Iterator[Hypothesis]:
@@ -60,10 +66,7 @@ def _narrower(
     if options.get("reduce_range") is not False:
         return
     treatment = Treatment(options=(("reduce_range", True),))
-    pair = case.trials.pair_with(treatment)
-    report = compare_deployed(
-        pair, case.data.batches, backend=backend, inputs_of=case.data.inputs_of, progress=case.progress
-    )
+    report = _compared(case, backend, case.trials.pair_with(treatment))
     yield Hypothesis(
         cause="saturation",
         name=name,
