@@ -12,12 +12,13 @@ from torch import Tensor
 
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.figures import Figures
-from pt2qa._diagnosis.noises import SiteNoises, Variant, site_noises
-from pt2qa._diagnosis.played import INTEGERS, fitted, rounded_weight, rounding, rounding_by_channel
+from pt2qa._diagnosis.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
+from pt2qa._diagnosis.projected import SiteNoises, site_noises
 from pt2qa._diagnosis.ranges import Observed, observe
 from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.costs import Costs, costs_of
+from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.program import Constant, Site
 from pt2qa.overrides.annotations import Annotations
@@ -128,25 +129,9 @@ class Case:
         )
 
     def _variants(self, site: Site) -> dict[str, Variant]:
-        if site.kind == "activation":
-            found = {"quantized": Variant(self.rounding_at[site.index])}
-            instead = {"fitted": self.fitted.get(site.index), "by channel": self.by_channel.get(site.index)}
-            return found | {name: Variant(each.value) for name, each in instead.items() if each is not None}
-        constant = self.constant(site)
-        if constant is None:
-            return {}
-        found = {"quantized": Variant(lambda _: constant.quantized)}
-        if site.index in self.fitted_weights:
-            value = self.fitted_weights[site.index].value
-            found["fitted"] = Variant(lambda _: value)
-        return found
-
-    @functools.cached_property
-    def rounding_at(self) -> dict[int, Callable[..., Tensor]]:
-        """By site of an activation, what rounds it."""
-        simulator = self.pair.simulator
-        steps = {step.site: step for step in self.pair.program.steps if step.site is not None}
-        return {site: simulator.site_function(step) for site, step in steps.items()}
+        instead = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": self.by_channel}
+        own = {"quantized": Variant(own_rounding(self.pair.simulator, site))}
+        return own | {name: Variant(each[site.index].value) for name, each in instead.items() if site.index in each}
 
     def noise(self, site: int, variant: str = "quantized") -> float:
         """The output noise of a site, as a share of the signal; as it is where it has no such variant."""
@@ -183,8 +168,8 @@ class Case:
                 low, high = observed.channel_lowest, observed.channel_highest
                 assert low is not None, "an axis comes with ranges"
                 assert high is not None, "an axis comes with ranges"
-                played = rounding_by_channel(low, high, observed.axis, *self.levels(site))
-                found[site.index] = Played(played)
+                params = fitted_by_channel(low, high, observed.axis, *self.levels(site))
+                found[site.index] = Played(rounding(params))
         return found
 
     @functools.cached_property
@@ -194,7 +179,7 @@ class Case:
         for site in self.pair.sites:
             constant = self.constant(site)
             if site.kind == "weight" and constant is not None and site.params.dtype in ("int8", "uint8"):
-                found[site.index] = Played(rounded_weight(constant.reference, weight_axis(constant)))
+                found[site.index] = Played(rounding(fitted_weight(constant.reference, weight_axis(constant))))
         return found
 
     @functools.cached_property

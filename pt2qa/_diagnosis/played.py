@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pt2qa._simulator.fused import quantize_dequantize
+from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Program, QuantParams
 from pt2qa._simulator.site_functions import SiteFunction
-from pt2qa._simulator.strides import after_rounding
 
 EPSILON = torch.finfo(torch.float32).eps
 """The smallest scale, as in torchao's observers."""
@@ -21,70 +20,57 @@ INTEGERS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
 """The whole range of a dtype."""
 
 
-def with_parameters(
-    program: Program, activations: Mapping[int, SiteFunction], constants: Mapping[int, Tensor]
-) -> Program:
+def with_roundings(program: Program, roundings: Mapping[int, Rounding]) -> Program:
     """A program in which some sites round otherwise.
 
     Args:
         program: what to start from; it is not changed.
-        activations: by site, the function that rounds it.
-        constants: by site of a weight or bias, its rounded value.
+        roundings: by site; of a constant, what rounds its float value.
     """
     steps = tuple(
-        replace(step, function=activations[step.site], converted=None, duplicate_of=None)
-        if step.site is not None and step.site in activations
+        replace(step, function=_site_function(roundings[step.site]), converted=None, duplicate_of=None)
+        if step.site is not None and step.site in roundings
         else step
         for step in program.steps
     )
-    held = tuple(
-        replace(constant, quantized=constants[constant.site])
-        if constant.site is not None and constant.site in constants
+    constants = tuple(
+        replace(constant, quantized=roundings[constant.site](constant.reference))
+        if constant.site is not None and constant.site in roundings
         else constant
         for constant in program.constants
     )
-    return replace(program, steps=steps, constants=held)
+    return replace(program, steps=steps, constants=constants)
 
 
 def fitted(lowest: float, highest: float, low: int, high: int) -> QuantParams:
     """Parameters per tensor that cover a range and 0: ``scale = (highest - lowest) / (high - low)``."""
-    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
-    scale = max((highest - lowest) / (high - low), EPSILON)
-    zero_point = min(max(low - round(lowest / scale), low), high)
-    return QuantParams("", float(torch.tensor(scale)), zero_point, low, high)
+    by_channel = fitted_by_channel(torch.tensor([lowest]), torch.tensor([highest]), None, low, high)
+    scale, zero_point = by_channel.scale, by_channel.zero_point
+    assert isinstance(scale, Tensor)
+    assert isinstance(zero_point, Tensor)
+    return replace(by_channel, scale=float(scale), zero_point=int(zero_point))
 
 
-def rounding(params: QuantParams) -> SiteFunction:
-    """The function of parameters per tensor."""
-    assert isinstance(params.scale, float)
-    assert isinstance(params.zero_point, int)
-    return functools.partial(_round, params.scale, params.zero_point, params.quant_min, params.quant_max)
-
-
-def rounding_by_channel(lowest: Tensor, highest: Tensor, axis: int, low: int, high: int) -> SiteFunction:
-    """The same with parameters for each channel, which no kernel has: what the channels' ranges cost."""
+def fitted_by_channel(lowest: Tensor, highest: Tensor, axis: int | None, low: int, high: int) -> QuantParams:
+    """The same for each channel, which no kernel has for activations: it shows what their unequal ranges cost."""
     lowest, highest = lowest.clamp(max=0.0), highest.clamp(min=0.0)
     scale = ((highest - lowest) / (high - low)).clamp_(min=EPSILON)
     zero_point = (low - torch.round(lowest / scale)).clamp_(low, high)
-    return functools.partial(_round_by_channel, scale, zero_point, axis, low, high)
+    return QuantParams("", scale, zero_point, low, high, axis)
 
 
-def rounded_weight(value: Tensor, axis: int | None) -> Tensor:
-    """int8 weights as kernels like them best: symmetric, -127..127, one scale for each output channel."""
-    axes = [each for each in range(value.dim()) if each != axis]
-    largest = value.abs().amax(axes, keepdim=True) if axis is not None and axes else value.abs().amax()
+def fitted_weight(value: Tensor, axis: int | None) -> QuantParams:
+    """int8 as kernels take weights: symmetric, -127..127, one scale for each output channel."""
+    others = [each for each in range(value.dim()) if each != axis]
+    largest = value.abs().amax(others) if axis is not None and others else value.abs().amax().reshape(1)
     scale = (largest / 127.0).clamp_(min=EPSILON)
-    return torch.round(value / scale).clamp_(-127, 127).mul_(scale)
+    if axis is None:
+        return QuantParams("", float(scale), 0, -127, 127)
+    return QuantParams("", scale, torch.zeros_like(scale), -127, 127, axis)
 
 
-def _round(scale: float, zero_point: int, low: int, high: int, x: Tensor, **options: object) -> Tensor:
-    return quantize_dequantize(x, scale, zero_point, low, high, **options)  # type: ignore[arg-type]
+def _site_function(rounding: Rounding) -> SiteFunction:
+    def rounded(x: Tensor, *, out: Tensor | None = None, stats: Any = None) -> Tensor:
+        return rounding(x)
 
-
-def _round_by_channel(
-    scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int, x: Tensor, **options: object
-) -> Tensor:
-    shape = [-1 if each == axis % x.dim() else 1 for each in range(x.dim())]
-    steps, zero = scale.view(shape), zero_point.view(shape)
-    out = x.new_empty_strided(x.shape, after_rounding(x))
-    return out.copy_((torch.round(x / steps) + zero).clamp_(low, high).sub_(zero).mul_(steps))
+    return rounded

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
 from tqdm import tqdm
 
 from pt2qa._diagnosis.figures import Figures, figures_of
-from pt2qa._diagnosis.played import with_parameters
+from pt2qa._diagnosis.played import with_roundings
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize
 from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._reconfigure.scoring import SimulatedModel
 from pt2qa._reconfigure.target import Target
+from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.site_functions import SiteFunction
 from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import Pt2qaError
 from pt2qa.overrides.annotations import Annotations
@@ -54,9 +53,9 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What rounds at a place instead: a function, or the rounded weight."""
+    """What rounds at a place instead."""
 
-    value: Any = field(repr=False)
+    value: Rounding = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -236,11 +235,6 @@ class Trials:
 def _played(pair: QuantizedPair, treatment: Treatment) -> Simulator:
     if not treatment.played:
         return pair.simulator
-    instead: Mapping[Place, Played] = dict(treatment.played)
-    activations: dict[int, SiteFunction] = {}
-    constants: dict[int, Tensor] = {}
-    for index, place in places_of(pair).items():
-        if place in instead:
-            into: dict[int, Any] = activations if pair.sites[index].kind == "activation" else constants
-            into[index] = instead[place].value
-    return Simulator(with_parameters(pair.program, activations, constants), fused=pair.simulator.fused)
+    instead = dict(treatment.played)
+    roundings = {index: instead[place].value for index, place in places_of(pair).items() if place in instead}
+    return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)

@@ -65,8 +65,8 @@ def bad_sample(case: Case) -> Iterator[Hypothesis]:
     yield Hypothesis(
         cause="bad-sample",
         name="",
-        evidence=f"sample {now.worst_sample} makes {share(now.worst_sample_share)} % of the noise of {now.samples} samples"
-        f" and has {decibel(now.worst_sample_sqnr)} dB; the others together have {decibel(now.without_worst)} dB",
+        evidence=f"sample {now.worst_sample} makes {share(now.worst_sample_share)} % of the noise of {now.samples} "
+        f"samples and has {decibel(now.worst_sample_sqnr)} dB; the others have {decibel(now.without_worst)} dB",
         remedy="see whether it was prepared like the others; if the model gets such data, calibrate with it: "
         "pt2qa.find_bad_cases(pair, batches) keeps its inputs",
         treatment=Treatment(),

@@ -47,7 +47,7 @@ def _is_coarse(case: Case, index: int) -> bool:
     constant = case.constants[index]
     own, fitted = (
         float((value - constant.reference).double().square().sum())
-        for value in (constant.quantized, case.fitted_weights[index].value)
+        for value in (constant.quantized, case.fitted_weights[index].value(constant.reference))
     )
     return own > COARSE * fitted
 
