@@ -40,6 +40,7 @@ REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "deployed", "sensi
 """What a folder may contain, in session order."""
 
 PLAN: Final = "plan.json"
+CODE: Final = "quantizer.py"
 CONTENTS: Final = "quant-analysis.json"
 """Lists the files that were written here, so that no other file is ever overwritten or removed."""
 
@@ -53,7 +54,7 @@ def _files_of(what: str) -> tuple[str, str]:
     return f"{what}.safetensors", f"{what}.txt"
 
 
-_FILES: Final = frozenset({*(name for what in REPORTS for name in _files_of(what)), PLAN})
+_FILES: Final = frozenset({*(name for what in REPORTS for name in _files_of(what)), PLAN, CODE})
 
 
 class QuantAnalysis:
@@ -260,7 +261,8 @@ class QuantAnalysis:
     def reconfigure(self, *, target: Target | float | str | None = None, **options: Any) -> Reconfiguration:
         """Searches for a configuration that meets a target on all batches: :func:`pt2qa.reconfigure`.
 
-        The plan is written too, as ``plan.json``; the new pair is ``report.pair``.
+        The plan is written too, as ``plan.json``, and the code that quantizes so, as ``quantizer.py``; the new pair is
+        ``report.pair``.
 
         Args:
             target: dB such as ``30``, ``"sqnr>=30"``, or a :class:`pt2qa.Target`.
@@ -269,10 +271,11 @@ class QuantAnalysis:
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        self._claim(PLAN)
+        self._claim(PLAN, CODE)
         report = self._written("reconfiguration", reconfigure, **self._every_batch(), target=target, **options)
-        with self._noted(PLAN):
+        with self._noted(PLAN, CODE):
             report.plan.save(self.out_dir / PLAN)
+            report.save_code(self.out_dir / CODE)
         return report
 
     # -- the folder ----------------------------------------------------------------------------------------------

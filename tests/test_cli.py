@@ -192,6 +192,15 @@ def test_show_prints_every_kind_of_report(run, tmp_path):
     assert (tmp_path / "cases.csv").read_text().splitlines()[1] == "sqnr,output,1,8.25,0,1,1,"
 
 
+def test_show_prints_the_code_of_a_reconfiguration_alone(run, report, tmp_path):
+    searched = replace(load(Path(__file__).parent / "report/schema1/reconfiguration.safetensors"), code="x = 1\n")
+    searched.save(tmp_path / "reconfiguration.safetensors")
+    assert run("show", tmp_path / "reconfiguration.safetensors", "--code").stdout == "x = 1\n"
+    result = run("show", report, "--code")
+    assert result.exit_code == 2
+    assert "--code is for reconfigurations; this is a report of layers" in result.stderr
+
+
 def test_show_needs_no_torch(report):
     code = (
         "import sys; from pt2qa.cli import main\n"
@@ -354,6 +363,9 @@ class Searched:
     def save(self, path):
         path.write_text("reconfiguration")
 
+    def save_code(self, path):
+        path.write_text("code")
+
 
 @pytest.fixture
 def searches(monkeypatch):
@@ -380,7 +392,7 @@ def test_analyze_writes_what_its_options_ask_for(run, library, searches, flow, t
     result = run("analyze", flow, "-q", "x86", "-o", tmp_path / "reports", *options)
     assert result.exit_code == 0, result.output
     ends = ("layers", "weights", "bad-cases", "sensitivity", "reconfiguration")
-    names = [*(f"x86-{end}.safetensors" for end in ends), "x86-plan.json"]
+    names = [*(f"x86-{end}.safetensors" for end in ends), "x86-plan.json", "x86-quantizer.py"]
     assert result.stderr.splitlines() == [f"wrote {tmp_path / 'reports' / name}" for name in names]
     assert all((tmp_path / "reports" / name).exists() for name in names)
     assert isinstance(load(tmp_path / "reports" / "x86-bad-cases.safetensors"), BadCases)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +23,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 
 import pt2qa
-from pt2qa import Edit, OverridePlan
+from pt2qa import Edit, OverridePlan, SelectionError
 from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from pt2qa._quantize.rewriting import FUNCTIONS, IMPORTS, rewriting_code
 from pt2qa.plugins.code_template import OPS_BY_NAME
@@ -282,3 +290,82 @@ def test_what_only_pt2qa_can_do_is_done_with_pt2qa(case: str) -> None:
     flow = flow_of(model, example, quantizer, *edits, **options)
     assert flow.verified.startswith("equal, with pt2qa; without it: "), flow.verified
     assert "import pt2qa" in flow.code
+
+
+def test_the_code_runs_where_pt2qa_is_not_imported(tmp_path: Path) -> None:
+    """A process of its own quantizes a saved model, and the outputs are those of the pair."""
+    model, batch = Nested().eval(), images()
+    pair = pt2qa.quantize(pt2qa.capture(model, batch), "x86", [batch], progress=False)
+    (tmp_path / "quantizer.py").write_text(plain_flow(pair, progress=False).code)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    torch.save({"batch": batch, "expected": pair.quantized(batch)}, tmp_path / "data.pt")
+    source = inspect.getsource(Nested)
+    script = f"""
+import sys
+import torch
+from torch import Tensor, nn
+import quantizer
+{source}
+model = Nested().eval()
+model.load_state_dict(torch.load("weights.pt"))
+data = torch.load("data.pt")
+quantized = quantizer.quantize(model, (data["batch"],), [(data["batch"],)])
+assert torch.equal(quantized(data["batch"]), data["expected"])
+assert not [name for name in sys.modules if name.startswith("pt2qa")]
+"""
+    (tmp_path / "script.py").write_text(script)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for file in ("script.py", "quantizer.py"):
+        done = subprocess.run(
+            [sys.executable, file], cwd=tmp_path, env=bare, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Nested, quantized by x86.")
+
+
+class Shuffled:
+    """A loader that gives other batches each time."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.randn(2, 3, 8, 8)
+
+
+def test_what_cannot_be_compared_is_not_run_and_says_why() -> None:
+    batch = images()
+    capture = pt2qa.capture(Twice().eval(), batch)
+
+    def told(calibration: Any, **options: Any) -> str:
+        pair = pt2qa.quantize(capture, "x86", calibration, progress=False, **options)
+        flow = plain_flow(pair, progress=False)
+        assert not flow.equal
+        assert "def rewrite" in flow.code  # all that capture rewrote, as nothing shows that it is not needed
+        return flow.verified
+
+    assert told(iter([batch])) == "not run: the calibration batches were an iterator, which is used up"
+    assert told(Shuffled()).startswith("not run: the calibration batches change from one reading to the next")
+    trained = told([batch], qat=True, train=lambda graph: None)
+    assert trained == "not run: the pair was trained, which is not repeated"
+    pair = pt2qa.quantize(capture, "x86", [batch], progress=False)
+    assert plain_flow(pair, verify=False).verified == "not run: verification is switched off"
+    with pytest.raises(SelectionError, match=r"was not made by pt2qa\.quantize"):
+        plain_flow(replace(pair, recipe=None))
+
+
+def test_a_model_that_was_changed_since_gives_a_difference_and_its_first_op() -> None:
+    model = Nested().eval()
+    pair = pt2qa.quantize(pt2qa.capture(copy.deepcopy(model), images()), "x86", [images()], progress=False)
+    with torch.no_grad():
+        model.features[1].weight.mul_(1.5)
+    assert pair.capture is not None
+    flow = plain_flow(replace(pair, capture=replace(pair.capture, eager=model)), progress=False)
+    assert re.fullmatch(
+        r"differs: outputs agree to -?\d+\.\d dB, first at features\.1/conv2d; "
+        r"with capture's rewriting as code: outputs agree to .*; with pt2qa: .*",
+        flow.verified,
+    )
+
+
+def test_names_cannot_break_out_of_the_docstring() -> None:
+    pair = pt2qa.quantize(pt2qa.capture(Twice().eval(), images()), "x86", [images()], progress=False)
+    flow = plain_flow(pair, about='"""\nraise ValueError\\', progress=False)
+    assert flow.equal, flow.verified

@@ -129,6 +129,7 @@ def test_a_reconfiguration_is_written_with_its_plan(session: Session) -> None:
     assert pt2qa.OverridePlan.load(analysis.out_dir / "plan.json") == report.plan
     assert list(analysis.reports()) == ["reconfiguration"]
     assert (analysis.out_dir / "reconfiguration.txt").exists()
+    assert (analysis.out_dir / "quantizer.py").read_text() == report.code
     assert not [file for file in analysis.clean() if file.exists()]
     assert files(analysis) == []
 

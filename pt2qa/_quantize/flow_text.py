@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pt2qa._capture.program import Capture
+from pt2qa._printable import clean_lines
 from pt2qa._quantize.pairing import Recipe
 from pt2qa._quantize.rewriting import IMPORTS, rewriting_code
 from pt2qa._report.rows import Environment
@@ -130,10 +131,12 @@ def _text(
     here = Environment.here("")
     versions = f"torch {here.torch}, torchao {here.torchao} and executorch {here.executorch}"
     named = "quantizer=quantizer" if asks else ""
+    told = f"{about}\n\nWritten by pt2qa {here.pt2qa} for {versions}. {needs}. Saved as quantizer.py, it is called so:"
     head = [
-        f'"""{about}',
-        "",
-        *textwrap.wrap(f"Written by pt2qa {here.pt2qa} for {versions}. {needs}. Call it as:", 100),
+        '"""'
+        + "\n\n".join(textwrap.fill(part, 100) for part in clean_lines(told).split("\n\n"))
+        .replace("\\", "\\\\")
+        .replace('"', "'"),
         "",
         "    from quantizer import quantize",
         "",

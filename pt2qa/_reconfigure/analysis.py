@@ -9,6 +9,7 @@ from typing import Any
 
 from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from pt2qa._quantize.quantization import quantize
 from pt2qa._reconfigure.baseline import Baseline, with_free_edits
 from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
@@ -21,13 +22,14 @@ from pt2qa._reconfigure.report import Reconfiguration, Stage
 from pt2qa._reconfigure.scoring import Scorer, Tally
 from pt2qa._reconfigure.search import Search, Selection
 from pt2qa._reconfigure.target import Budget, Target, read_target
+from pt2qa._report.prose import counted
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import annotations_of
 from pt2qa.overrides.plan import OBSERVERS, Edit
-from pt2qa.plugins.abilities import levels_of, quantizer_code
+from pt2qa.plugins.abilities import levels_of
 
 
 def reconfigure(
@@ -42,6 +44,7 @@ def reconfigure(
     sensitivity: SensitivityReport | None = None,
     calibration: Iterable[Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    verify_code: bool = True,
     progress: bool | None = None,
 ) -> Reconfiguration:
     """Finds the cheapest quantizer configuration that meets a target, applies it, and measures it.
@@ -65,6 +68,9 @@ def reconfigure(
         sensitivity: an ungrouped report of :func:`pt2qa.sensitivity` for this pair; used if there is no free edit.
         calibration: batches for recalibration; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
+        verify_code: whether to execute the code of the result, ``report.code``, in an export flow of its own and to
+            compare its outputs: an export, prepare, calibration and convert, a few times where capture rewrote what
+            the quantizer needs.
         progress: whether to show progress bars; None: if stderr is a terminal.
 
     Returns:
@@ -158,6 +164,9 @@ def reconfigure(
     tally.bar.close()
     stay, names = search.on(final.chosen), reference.names
     simulated = base.scorer.quality(stay)
+    said = verdict(aim, needed, limits, result, pair.quantizer, names)
+    about = f"{pair.model}, quantized by {pair.quantizer} with {counted(result.edits, 'edit')}.\n\n{said}"
+    flow, interrupted = _code_of(final.pair, about, verify_code, progress)
     return Reconfiguration(
         rows=(*free_rows(pair, base), *edit_rows(final.chosen, search)),
         curve=tuple(curve(base, found, search)),
@@ -168,15 +177,25 @@ def reconfigure(
         ),
         target=target_text(aim, needed, limits),
         met=int(result.met),
-        verdict=verdict(aim, needed, limits, result, pair.quantizer, names),
+        verdict=said,
         evaluations=tally.count,
         plan_json=final.plan.to_json(),
-        code=quantizer_code(recipe.plugin, final.plan, capture.module()),
-        notes=tuple(dict.fromkeys(notes)),
+        code=flow.code,
+        notes=tuple(dict.fromkeys([*notes, *interrupted])),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
+        code_verified=flow.verified,
     ).with_pair(final.pair)
+
+
+def _code_of(pair: QuantizedPair, about: str, verify: bool, progress: bool | None) -> tuple[PlainFlow, list[str]]:
+    """The code of a pair, and a note where Ctrl-C stopped its verification: the search is not lost."""
+    try:
+        return plain_flow(pair, about=about, verify=verify, progress=progress), []
+    except KeyboardInterrupt:
+        code = plain_flow(pair, about=about, verify=False).code
+        return PlainFlow(code, "not run: interrupted"), ["interrupted: the code was not verified"]
 
 
 def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:

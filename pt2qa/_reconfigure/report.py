@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import Block, Grade, Report, Table
 from pt2qa._report.columns import column
 from pt2qa._report.formats import share
@@ -87,7 +89,7 @@ _CURVE_POINTS: Final = 12
 """Number of curve points that a text shows."""
 
 
-@register("reconfiguration", schema=1)
+@register("reconfiguration", schema=2, oldest=1)
 @dataclass(frozen=True, repr=False)
 class Reconfiguration(Report):
     """A quantizer configuration that was searched, applied and measured.
@@ -101,11 +103,13 @@ class Reconfiguration(Report):
         verdict: one sentence.
         evaluations: configurations that were scored.
         plan_json: the override plan.
-        code: the plan in the quantizer's own calls.
+        code: a Python module that quantizes the model so, ``quantizer.py``.
         notes: what else the reader must know.
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
+        code_verified: what came of executing ``code`` and comparing its outputs with the new pair's: ``equal``;
+            ``equal, with ...`` and why that is needed; ``differs: ...``; ``not run: ...``.  Empty in files of schema 1.
     """
 
     heading: ClassVar = "Reconfiguration"
@@ -125,6 +129,7 @@ class Reconfiguration(Report):
     quantizer: str
     model: str
     environment: Environment
+    code_verified: Annotated[str, column(since=2)] = ""
 
     @property
     def plan(self) -> OverridePlan:
@@ -147,6 +152,14 @@ class Reconfiguration(Report):
                 "pt2qa.quantize(capture, quantizer, calibration, overrides=report.plan)."
             )
         return pair
+
+    def save_code(self, path: str | os.PathLike[str]) -> None:
+        """Write :attr:`code` to a UTF-8 file atomically.
+
+        Raises:
+            ReportError: the folder does not exist, or the disk refuses.
+        """
+        write_atomic(path, self.code.encode("utf-8", "backslashreplace"))
 
     def with_pair(self, pair: Any) -> Reconfiguration:
         """The same report with the new pair attached; files do not store it."""
@@ -201,7 +214,12 @@ class Reconfiguration(Report):
         yield f"{counted(self.evaluations, 'configuration')} scored."
 
     def _summary(self) -> Sequence[str]:
-        return [self.verdict]
+        verified = self.code_verified
+        if not verified:
+            return [self.verdict]
+        executed = not verified.startswith("not run: ")
+        how = "executed, and its outputs compared bit for bit" if executed else "not executed"
+        return [self.verdict, f"report.code (quantizer.py) was {how}: {verified.removeprefix('not run: ')}."]
 
 
 def _thinned(curve: tuple[CurvePoint, ...], edits: int) -> tuple[CurvePoint, ...]:

@@ -82,10 +82,11 @@ def analyze(
 
     For each quantizer, the command writes DIR/<quantizer>-layers.safetensors and -weights.safetensors. --bad-cases adds
     -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, --deployed adds
-    -deployed.safetensors (see pt2qa deploy), and --target adds -reconfiguration.safetensors and -plan.json, the edits
-    that pt2qa.quantize takes as overrides. If a target is not met, the best configuration found is written, stderr says
-    so, and the exit code is 1. It is also 1 if quantization gives NaN or infinities, or if no batch has a number. After
-    Ctrl-C it is 130, and the reports of finished work are written.
+    -deployed.safetensors (see pt2qa deploy), and --target adds -reconfiguration.safetensors, -plan.json, the edits that
+    pt2qa.quantize takes as overrides, and -quantizer.py, code that quantizes so in any export flow. If a target is not
+    met, the best configuration found is written, stderr says so, and the exit code is 1. It is also 1 if quantization
+    gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of finished
+    work are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.cli.flow import load_flow
 
@@ -179,6 +180,9 @@ def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
         plan = folder / f"{stem}-plan.json"
         report.plan.save(plan)
         say_wrote(plan)
+        code = folder / f"{stem}-quantizer.py"
+        report.save_code(code)
+        say_wrote(code)
     if what != "weights":
         click.echo(f"{report}\n")
     stop_if_interrupted(report)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from pt2qa._printable import clean_lines
 from pt2qa.cli.group import InputFile, OutputFile, file_option, main, say_wrote, width_option
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import ReportError
@@ -15,19 +16,27 @@ from pt2qa.errors import ReportError
 @main.command()
 @click.argument("report", type=InputFile(path_type=Path))
 @click.option("--open", "opened", multiple=True, metavar="OP", help="Show the steps of a recurrent op; repeatable.")
+@click.option("--code", "prints_code", is_flag=True, help="Print the code of a reconfiguration, and nothing else.")
 @prints_report
-def show(report: Path, opened: Sequence[str], printing: Printing) -> None:
+def show(report: Path, opened: Sequence[str], prints_code: bool, printing: Printing) -> None:
     """Print a report file.
 
     \b
       pt2qa show reports/xnnpack-layers.safetensors
       pt2qa show reports/xnnpack-layers.safetensors --sort saturation --limit 5
       pt2qa show reports/xnnpack-weights.safetensors --csv weights.csv
+      pt2qa show reports/xnnpack-reconfiguration.safetensors --code > quantizer.py
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa._layers.report import LayerReport
+    from pt2qa._reconfigure.report import Reconfiguration
     from pt2qa.report import load
 
     loaded = load(report)
+    if prints_code:
+        if not isinstance(loaded, Reconfiguration):
+            raise ReportError(f"{report}: --code is for reconfigurations; this is a report of {loaded.kind}")
+        click.echo(clean_lines(loaded.code), nl=False)
+        return
     for name in opened:
         if not isinstance(loaded, LayerReport):
             raise ReportError(f"{report}: --open is for layer reports, whose recurrent ops have steps")

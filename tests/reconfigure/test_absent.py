@@ -36,12 +36,12 @@ def test_an_output_that_is_nan_once_quantized_meets_no_target() -> None:
     with torch.no_grad():
         assert not pair.reference(x)[1].isnan().any()
         assert pair.quantized(x)[1].isnan().any()
-    fixed = pt2qa.reconfigure(pair, [x], target=1.0, progress=False)
+    fixed = pt2qa.reconfigure(pair, [x], target=1.0, verify_code=False, progress=False)
     assert fixed.met  # by leaving in float what is divided by zero
     with torch.no_grad():
         assert not fixed.pair.quantized(x)[1].isnan().any()
     for target in (1.0, None):
-        stuck = pt2qa.reconfigure(pair, [x], target=target, budget={"macs": 0.0}, progress=False)
+        stuck = pt2qa.reconfigure(pair, [x], target=target, budget={"macs": 0.0}, verify_code=False, progress=False)
         assert not stuck.met
         assert math.isnan(stuck.stages[0].quality)
         assert "output[1] has no SQNR: 2 values are NaN or infinite in one of the two only" in stuck.verdict
@@ -50,14 +50,14 @@ def test_an_output_that_is_nan_once_quantized_meets_no_target() -> None:
 def test_a_batch_on_which_the_float_model_is_nan_is_left_out_and_no_target_met() -> None:
     pair = residual_pair("x86")
     broken = images(seed=1).index_fill(0, torch.tensor([1]), math.nan)
-    whole = pt2qa.reconfigure(pair, [images()], target=1.0, progress=False)
-    fixed = pt2qa.reconfigure(pair, [images(), broken], target=1.0, progress=False)
+    whole = pt2qa.reconfigure(pair, [images()], target=1.0, verify_code=False, progress=False)
+    fixed = pt2qa.reconfigure(pair, [images(), broken], target=1.0, verify_code=False, progress=False)
     assert whole.met
     assert not fixed.met
     assert fixed.stages[0].quality == pytest.approx(whole.stages[0].quality)
     assert "the float model itself returns NaN on 1 batch (batch 1, output)" in fixed.verdict
     with pytest.raises(pt2qa.BatchError, match="returns NaN on every batch"):
-        pt2qa.reconfigure(pair, [broken], target=1.0, progress=False)
+        pt2qa.reconfigure(pair, [broken], target=1.0, verify_code=False, progress=False)
 
 
 def test_a_metric_that_is_nan_meets_no_target() -> None:
@@ -70,7 +70,7 @@ def test_a_metric_that_is_nan_meets_no_target() -> None:
     assert fixed.verdict.startswith("The target is not met: top-1 is nan;")
     share = pt2qa.Target(0.5, metric(math.nan), "top-1", of_float=True)
     with pytest.raises(pt2qa.SelectionError, match="top-1 of the float model is nan"):
-        pt2qa.reconfigure(pair, data(), target=share, progress=False)
+        pt2qa.reconfigure(pair, data(), target=share, verify_code=False, progress=False)
 
 
 def test_a_model_without_a_floating_point_output_needs_a_metric() -> None:

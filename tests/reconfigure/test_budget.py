@@ -25,7 +25,7 @@ def half_float() -> pt2qa.QuantizedPair:
 @pytest.mark.parametrize("target", [None, 20.0], ids=["the best", "a target"])
 def test_a_budget_below_what_stays_in_float_anyway_is_said_to_be_so(target: float | None) -> None:
     pair = half_float()
-    fixed = pt2qa.reconfigure(pair, [BATCH], target=target, budget={"macs": 0.1}, progress=False)
+    fixed = pt2qa.reconfigure(pair, [BATCH], target=target, budget={"macs": 0.1}, verify_code=False, progress=False)
     assert not fixed.met
     assert fixed.plan.edits == ()
     assert fixed.pair is pair
@@ -37,14 +37,14 @@ def test_a_budget_below_what_stays_in_float_anyway_is_said_to_be_so(target: floa
 
 
 def test_a_budget_of_bytes_counts_what_stays_in_float_anyway() -> None:
-    fixed = pt2qa.reconfigure(half_float(), [BATCH], budget={"bytes": 0.01}, progress=False)
+    fixed = pt2qa.reconfigure(half_float(), [BATCH], budget={"bytes": 0.01}, verify_code=False, progress=False)
     assert "by itself leaves 2.49 % of the weights' bytes in float" in fixed.verdict
     assert fixed.curve[0].bytes == pytest.approx(216 / 8664)
 
 
 def test_no_plan_exceeds_its_budget_and_all_choices_are_tried() -> None:
     pair = half_float()
-    fixed = pt2qa.reconfigure(pair, [BATCH], target=200.0, budget={"macs": 0.5}, progress=False)
+    fixed = pt2qa.reconfigure(pair, [BATCH], target=200.0, budget={"macs": 0.5}, verify_code=False, progress=False)
     assert fixed.verdict.startswith(
         "The target cannot be met within the budget: every choice of edits was scored. The best found: "
     )

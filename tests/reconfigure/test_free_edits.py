@@ -23,7 +23,9 @@ def test_of_several_observers_the_one_that_measures_best_is_kept(quantizer: str,
     pair = detector_pair(quantizer)
 
     def fixed(*observers: str) -> pt2qa.Reconfiguration:
-        return pt2qa.reconfigure(pair, data(), budget={"macs": 0.0}, observers=observers, progress=False)
+        return pt2qa.reconfigure(
+            pair, data(), budget={"macs": 0.0}, observers=observers, verify_code=False, progress=False
+        )
 
     alone = [min(measured(fixed(observer).pair).values()) for observer in choices]
     together = fixed(*choices)
@@ -34,4 +36,6 @@ def test_of_several_observers_the_one_that_measures_best_is_kept(quantizer: str,
 def test_an_observer_that_is_not_there_is_refused() -> None:
     for observers in (["minmax", "percentile"], "minmax"):
         with pytest.raises(pt2qa.SelectionError, match=r"observers: got .*expected a list of minmax, hist"):
-            pt2qa.reconfigure(residual_pair(), [images()], target=1.0, observers=observers, progress=False)
+            pt2qa.reconfigure(
+                residual_pair(), [images()], target=1.0, observers=observers, verify_code=False, progress=False
+            )

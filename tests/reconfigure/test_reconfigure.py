@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pt2qa
+from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import images, residual
 from tests.reconfigure.planted import HOSTILE, planted, planted_pair
@@ -26,7 +27,7 @@ def test_a_planted_layer_is_found_and_left_in_float_alone(quantizer: str) -> Non
     made, pair = planted(), planted_pair(quantizer)
     before = made.accuracy(pair.quantized)
     assert before < made.accuracy(made.model) - 0.05
-    fixed = pt2qa.reconfigure(pair, made.batches, target=25.0, progress=False)
+    fixed = pt2qa.reconfigure(pair, made.batches, target=25.0, verify_code=False, progress=False)
     assert fixed.met
     assert HOSTILE in fixed.plan.edits[0].ops
     assert len(fixed.plan.edits) == 1
@@ -48,7 +49,7 @@ def test_the_planted_layer_is_the_most_sensitive_by_both_methods(method: str) ->
 def test_what_is_reported_is_what_the_converted_graph_does() -> None:
     pair, batches = residual_pair(), [images()]
     before = measured(pair, batches)
-    fixed = pt2qa.reconfigure(pair, batches, target=before + 3, progress=False)
+    fixed = pt2qa.reconfigure(pair, batches, target=before + 3, verify_code=False, progress=False)
     assert fixed.met
     stages = {stage.name: stage for stage in fixed.stages}
     assert stages["before"].quality == pytest.approx(before, abs=1e-4)
@@ -59,7 +60,7 @@ def test_what_is_reported_is_what_the_converted_graph_does() -> None:
 
 def test_a_target_that_is_met_changes_nothing() -> None:
     pair = residual_pair()
-    fixed = pt2qa.reconfigure(pair, [images()], target="sqnr>=1", progress=False)
+    fixed = pt2qa.reconfigure(pair, [images()], target="sqnr>=1", verify_code=False, progress=False)
     assert fixed.met
     assert fixed.plan.edits == ()
     assert fixed.pair is pair
@@ -67,7 +68,9 @@ def test_a_target_that_is_met_changes_nothing() -> None:
 
 
 def test_a_target_out_of_reach_gives_the_best_and_says_so() -> None:
-    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=60.0, budget={"macs": 0.2}, progress=False)
+    fixed = pt2qa.reconfigure(
+        residual_pair(), [images()], target=60.0, budget={"macs": 0.2}, verify_code=False, progress=False
+    )
     assert not fixed.met
     assert "cannot be met within the budget" in fixed.verdict
     stages = {stage.name: stage for stage in fixed.stages}
@@ -78,7 +81,7 @@ def test_a_target_out_of_reach_gives_the_best_and_says_so() -> None:
 def test_a_model_is_never_left_in_float_as_a_whole() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 4))
     batch = torch.randn(2, 3, 8, 8)
-    fixed = pt2qa.reconfigure(quantized_pair(model, batch), [batch], target=1000, progress=False)
+    fixed = pt2qa.reconfigure(quantized_pair(model, batch), [batch], target=1000, verify_code=False, progress=False)
     assert not fixed.met
     assert fixed.verdict.startswith("The target cannot be met")
     assert fixed.pair.sites
@@ -93,7 +96,7 @@ def test_a_function_of_the_user_is_a_target() -> None:
         return made.accuracy(model)
 
     target = pt2qa.Target(0.985, metric=top1, name="top-1", of_float=True)
-    fixed = pt2qa.reconfigure(pair, made.batches, target=target, progress=False)
+    fixed = pt2qa.reconfigure(pair, made.batches, target=target, verify_code=False, progress=False)
     assert fixed.met
     assert made.accuracy(fixed.pair.quantized) >= 0.985 * made.accuracy(made.model)
     assert "top-1" in fixed.verdict
@@ -102,7 +105,7 @@ def test_a_function_of_the_user_is_a_target() -> None:
 
 def test_the_plan_does_the_same_on_a_model_that_was_captured_again(tmp_path: Any) -> None:
     made = planted()
-    fixed = pt2qa.reconfigure(planted_pair(), made.batches, target=25.0, progress=False)
+    fixed = pt2qa.reconfigure(planted_pair(), made.batches, target=25.0, verify_code=False, progress=False)
     fixed.plan.save(tmp_path / "plan.json")
     again = pt2qa.capture(made.model, (made.batches[0],))
     plan = pt2qa.OverridePlan.load(tmp_path / "plan.json")
@@ -112,7 +115,7 @@ def test_the_plan_does_the_same_on_a_model_that_was_captured_again(tmp_path: Any
 
 
 def test_the_report_survives_a_file_without_its_pair(tmp_path: Any) -> None:
-    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=40.0, progress=False)
+    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=40.0, verify_code=False, progress=False)
     fixed.save(tmp_path / "fixed.safetensors")
     loaded = pt2qa.load(tmp_path / "fixed.safetensors")
     assert isinstance(loaded, pt2qa.Reconfiguration)
@@ -125,7 +128,7 @@ def test_the_report_survives_a_file_without_its_pair(tmp_path: Any) -> None:
 
 
 def test_the_curve_goes_from_no_edit_to_every_edit() -> None:
-    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=60.0, progress=False)
+    fixed = pt2qa.reconfigure(residual_pair(), [images()], target=60.0, verify_code=False, progress=False)
     curve = fixed.to_pandas(part="curve")
     assert list(curve.columns) == ["name", "edits", "macs", "bytes", "predicted", "measured"]
     assert curve.macs.is_monotonic_increasing
@@ -148,4 +151,30 @@ def test_an_iterator_of_calibration_batches_cannot_be_used_again() -> None:
     pair = quantized_pair(residual(), images(), batches=iter([images()]))
     with pytest.raises(pt2qa.SelectionError, match="which is used up"):
         pt2qa.reconfigure(pair, [images()], target=40)
-    assert pt2qa.reconfigure(pair, [images()], target=40, calibration=[images()], progress=False).met
+    assert pt2qa.reconfigure(pair, [images()], target=40, calibration=[images()], verify_code=False, progress=False).met
+
+
+def test_the_code_is_verified_at_the_end_or_says_that_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, batches = residual_pair("x86"), [images()]
+    fixed = pt2qa.reconfigure(pair, batches, target=40.0, progress=False)
+    assert fixed.code_verified.startswith("equal, with capture's rewriting (shared module); without it: ")
+    assert "report.code (quantizer.py) was executed, and its outputs compared bit for bit: equal, with" in str(fixed)
+    names: dict[str, Any] = {"__name__": "quantizer"}
+    exec(fixed.code, names)
+    assert pair.capture is not None
+    again = names["quantize"](pair.capture.eager, (images(),), batches)
+    assert torch.equal(again(images()), fixed.pair.quantized(images()))
+    assert fixed.verdict in " ".join(names["__doc__"].split())
+    off = pt2qa.reconfigure(pair, batches, target=40.0, verify_code=False, progress=False)
+    assert off.code_verified == "not run: verification is switched off"
+    assert "report.code (quantizer.py) was not executed: verification is switched off." in str(off)
+
+    def interrupted(pair: pt2qa.QuantizedPair, *, verify: bool = True, **options: Any) -> PlainFlow:
+        if verify:
+            raise KeyboardInterrupt
+        return plain_flow(pair, verify=False, **options)
+
+    monkeypatch.setattr("pt2qa._reconfigure.analysis.plain_flow", interrupted)
+    stopped = pt2qa.reconfigure(pair, batches, target=40.0, progress=False)
+    assert stopped.code_verified == "not run: interrupted"
+    assert "interrupted: the code was not verified" in stopped.notes

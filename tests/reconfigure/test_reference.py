@@ -32,7 +32,7 @@ def float_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_float_model_is_not_run_again_for_each_configuration(float_runs: list[int]) -> None:
-    fixed = pt2qa.reconfigure(detector_pair("x86"), data(), target=100.0, progress=False)
+    fixed = pt2qa.reconfigure(detector_pair("x86"), data(), target=100.0, verify_code=False, progress=False)
     assert fixed.evaluations > 20
     # Once on each batch, a few times for the sensitivity of each output and for verification.
     assert len(float_runs) < 12
@@ -59,7 +59,7 @@ def test_batches_in_another_order_each_time_are_compared_with_their_own_outputs(
             return iter(data()[:: 1 if self.order % 2 else -1])
 
     pair = detector_pair("x86")
-    fixed = pt2qa.reconfigure(pair, Shuffled(), target=1.0, progress=False)
+    fixed = pt2qa.reconfigure(pair, Shuffled(), target=1.0, verify_code=False, progress=False)
     assert fixed.stages[0].quality == pytest.approx(min(measured(pair).values()), abs=1e-3)
 
 
@@ -73,7 +73,7 @@ def test_the_last_number_is_measured_on_the_converted_graph_itself(monkeypatch: 
 
     monkeypatch.setattr(scoring, "graph_outputs", watched)
     pair = detector_pair("x86")
-    fixed = pt2qa.reconfigure(pair, data(), target=5.0, progress=False)
+    fixed = pt2qa.reconfigure(pair, data(), target=5.0, verify_code=False, progress=False)
     assert fixed.pair.quantized in graphs
     assert not fixed.met  # a converted graph that returns the double
     assert fixed.stages[-1].quality == pytest.approx(0.0, abs=0.5)

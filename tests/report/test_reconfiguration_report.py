@@ -82,3 +82,15 @@ def test_round_trip(report: Reconfiguration, tmp_path: Path) -> None:
     assert str(again) == str(report)
     with pytest.raises(ReportError, match="holds no pair: it was loaded from a file"):
         again.pair  # noqa: B018
+
+
+def test_the_code_can_be_saved_and_what_came_of_it_is_said(report: Reconfiguration, tmp_path: Path) -> None:
+    report.save_code(tmp_path / "quantizer.py")
+    assert (tmp_path / "quantizer.py").read_text() == "quantizer = ..."
+    assert report.code_verified == ""
+    assert "quantizer.py" not in str(report)
+    differs = replace(report, code_verified="differs: outputs agree to 49.4 dB, first at a/linear")
+    assert differs.summary().splitlines()[-1] == (
+        "report.code (quantizer.py) was executed, and its outputs compared bit for bit: differs: outputs agree to "
+        "49.4 dB, first at a/linear."
+    )
