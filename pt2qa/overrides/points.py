@@ -62,6 +62,8 @@ class GraphNode:
         dtype: as :func:`dtype_of` gives it.
         inputs: its positional inputs, with the number of the argument.
         reads: every value that it reads, including keyword arguments and repeats, after the number of the argument.
+        readers: the nodes that read it.
+        returned: whether the graph returns it.
     """
 
     key: str
@@ -76,6 +78,7 @@ class GraphNode:
     inputs: Mapping[str, int]
     reads: tuple[tuple[int, str], ...]
     readers: tuple[str, ...]
+    returned: bool
 
 
 def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[str, GraphNode]:
@@ -119,6 +122,7 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
             inputs=inputs,
             reads=reads,
             readers=tuple(user.name for user in node.users if user.op != "output"),
+            returned=any(user.op == "output" for user in node.users),
         )
     return nodes
 

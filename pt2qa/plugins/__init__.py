@@ -10,8 +10,17 @@ import warnings
 from typing import TYPE_CHECKING
 
 from pt2qa.overrides.plan import Edit, OverridePlan
-from pt2qa.plugins.abilities import backend_of, fusable_of, levels_of, quantizer_code, rules_of, unsupported_reason
+from pt2qa.plugins.abilities import (
+    backend_of,
+    fusable_of,
+    levels_of,
+    quantizer_code,
+    rules_of,
+    spec_of,
+    unsupported_reason,
+)
 from pt2qa.plugins.backend import Backend, DeployedProgram, Ran
+from pt2qa.plugins.backend_spec import BackendSpec, OpSpec, SpecLine, TensorSpec
 from pt2qa.plugins.code import Base, NamedOp, edited_quantizer_code, modules_in_float, ops_by_name
 from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import Option, check_options, describe, options_of
@@ -40,6 +49,12 @@ __all__ = [
     "DeployedProgram",
     "Ran",
     "backend_of",
+    # what a backend takes
+    "BackendSpec",
+    "OpSpec",
+    "SpecLine",
+    "TensorSpec",
+    "spec_of",
     # settings for single modules and op types
     "Overrides",
     "Scope",

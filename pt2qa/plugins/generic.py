@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pt2qa.errors import PluginError
+from pt2qa.plugins.backend_spec import BackendSpec
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -58,6 +59,12 @@ class GenericPlugin:
     def name(self) -> str:
         """The quantizer's class name."""
         return type(self.quantizer).__name__
+
+    @property
+    def spec(self) -> BackendSpec | None:
+        """What the backend takes, if the quantizer has an attribute ``spec`` that states it."""
+        spec = getattr(self.quantizer, "spec", None)
+        return spec if isinstance(spec, BackendSpec) else None
 
     @property
     def summary(self) -> str:

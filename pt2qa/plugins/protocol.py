@@ -35,6 +35,8 @@ class QuantizerPlugin(Protocol):
     - ``quantizer_code(plan, graph, *, qat=False) -> str``: Python source that sets ``quantizer`` to one with a plan's
       edits, for an export flow without pt2qa; if it reads that name first, it is the one that the user configured.
     - ``rules() -> tuple[Rule, ...]``: additional rules of the structure check for this backend.
+    - ``spec: ClassVar[BackendSpec]``: what the backend's kernels take, as data, for the check and the conformance kit;
+      see :class:`pt2qa.plugins.BackendSpec`.
     - ``backend: ClassVar[Backend]``: lowers converted graphs and runs them, for :func:`pt2qa.compare_deployed`; see
       :class:`pt2qa.plugins.Backend`.
 

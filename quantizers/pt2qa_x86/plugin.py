@@ -7,8 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
-from pt2qa.plugins import OverridePlan, Rule, Scope, check_options, check_overrides, modules_of, op_type, scopes_in
+from pt2qa.plugins import (
+    BackendSpec,
+    OverridePlan,
+    Rule,
+    Scope,
+    check_options,
+    check_overrides,
+    modules_of,
+    op_type,
+    scopes_in,
+)
 from pt2qa_x86.backend import X86Backend
+from pt2qa_x86.spec import SPEC
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -59,6 +70,7 @@ class X86:
     # The quantizer already annotates a convolution or linear together with the activation after it.
     fusable: ClassVar[tuple[tuple[str, str], ...]] = ()
     int32_bias: ClassVar[bool] = False
+    spec: ClassVar[BackendSpec] = SPEC
 
     mode: Literal["static", "dynamic", "weight_only"] = field(
         default="static", metadata={"help": "how activations are quantized; weight_only: float16 linear weights"}

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pt2qa.errors import PluginError
-from pt2qa.plugins import OverridePlan, Rule, Scope, check_options, check_overrides, op_type, scopes_in
+from pt2qa.plugins import BackendSpec, OverridePlan, Rule, Scope, check_options, check_overrides, op_type, scopes_in
 from pt2qa_xnnpack.backend import XNNPACKBackend
 from pt2qa_xnnpack.internals import shape_of
+from pt2qa_xnnpack.spec import SPEC
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -71,6 +72,7 @@ class XNNPACK:
     fusable: ClassVar[tuple[tuple[str, str], ...]] = FUSABLE
     backend: ClassVar[XNNPACKBackend] = XNNPACKBackend()
     int32_bias: ClassVar[bool] = True
+    spec: ClassVar[BackendSpec] = SPEC
 
     mode: Literal["static", "dynamic"] = field(default="static", metadata={"help": "how activation scales are found"})
     per_channel: bool = field(default=True, metadata={"help": "one weight scale per output channel, not per tensor"})

@@ -1,0 +1,168 @@
+"""Holds annotations against the spec of a backend: which of its lines they break, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from pt2qa._simulator.products import WEIGHTED
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.edits import BATCH_NORMS
+from pt2qa.overrides.points import GraphNode, Point, spec_facts
+from pt2qa.overrides.sharing import root_of, rounds_at
+from pt2qa.plugins.backend_spec import BackendSpec, OpSpec, Part, SpecLine, TensorSpec
+
+_ARGUMENTS: Final[dict[int, Part]] = {1: "weight", 2: "bias"}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLine:
+    """A line of a spec that the annotation of an op breaks.
+
+    Attributes:
+        name: of the op, as reports show it.
+        line: the line.
+        differs: in what: ``dtype``, ``scheme``, ``axis``, ``range`` or ``dynamic``; ``sharing``; ``fusion``.
+        found: what is annotated, as the beginning of a sentence.
+        backend: whose spec it is.
+    """
+
+    name: str
+    line: SpecLine
+    differs: tuple[str, ...]
+    found: str
+    backend: str
+
+    def __str__(self) -> str:
+        return f'{self.found}; the spec of {self.backend} says "{self.line}"'
+
+
+def broken_lines(annotations: Annotations, spec: BackendSpec) -> tuple[BrokenLine, ...]:
+    """The lines that annotations break, in graph order.
+
+    Of an op with several kernels, those of the kernel that takes its input, and of these the one with the fewest.
+
+    >>> import pt2qa
+    >>> import torch
+    >>> from pt2qa.plugins.abilities import spec_of
+    >>> plugin = pt2qa.quantizer("xnnpack")
+    >>> annotations = pt2qa.overrides.annotations_of(pt2qa.capture(torch.nn.Linear(4, 2), torch.randn(1, 4)), plugin)
+    >>> broken_lines(annotations, spec_of(plugin))
+    ()
+    """
+    found: list[BrokenLine] = []
+    for node in annotations.ground.nodes.values():
+        rows = () if node.constant else spec.rows(node.op)
+        if rows:
+            by_row = [list(_Op(annotations, node, row, spec.name).broken()) for row in rows]
+            nearest: list[BrokenLine] = min(by_row, key=_distance)
+            found += nearest
+    return tuple(found)
+
+
+def _distance(lines: list[BrokenLine]) -> tuple[bool, bool, int]:
+    """How far an annotation is from a kernel: the input decides, first of all whether its scale is dynamic."""
+    inputs = [one.differs for one in lines if one.line.part == "input"]
+    return any("dynamic" in differs for differs in inputs), bool(inputs), len(lines)
+
+
+def tensor_spec(spec: Any) -> TensorSpec:
+    """torchao's spec in the words of :class:`TensorSpec`; without a range of its own, it has that of its dtype."""
+    facts = spec_facts(spec)
+    dtype = getattr(torch, facts.dtype)
+    if dtype.is_floating_point:
+        return TensorSpec(facts.dtype)
+    limits = torch.iinfo(dtype)
+    return TensorSpec(
+        facts.dtype,
+        "symmetric" if "symmetric" in facts.scheme else "affine",
+        facts.axis if facts.scheme.startswith("per_channel") else None,
+        limits.min if facts.quant_min is None else facts.quant_min,
+        limits.max if facts.quant_max is None else facts.quant_max,
+        facts.dynamic,
+    )
+
+
+@dataclass(frozen=True)
+class _Op:
+    """An op, and one of the kernels that it may have."""
+
+    annotations: Annotations
+    node: GraphNode
+    row: OpSpec
+    backend: str
+
+    def broken(self) -> Iterator[BrokenLine]:
+        inputs = [point for key in self.node.inputs if (point := self._read(key)) is not None]
+        for point in inputs:
+            argument = self.node.inputs[point[0]]
+            part: Part = _ARGUMENTS.get(argument, "input") if self.node.op in WEIGHTED else "input"
+            named = f" {self._name(point)}" if part == "input" and len(self.node.inputs) > 1 else ""
+            yield from self._tensor(part, point, f"its {part}{named}")
+        between, last = self._chain()
+        if between is not None and (line := self.row.line(self.node.op, "fused")):
+            yield self._line(line, ("fusion",), f"it is rounded before the {between}")
+        if self._rounds((last, "")):
+            after = "" if last == self.node.key else f" after the {self.annotations.ground.nodes[last].op}"
+            yield from self._tensor("output", (last, ""), f"its output{after}")
+        yield from self._shared(inputs)
+
+    def _tensor(self, part: Part, point: Point, what: str) -> Iterator[BrokenLine]:
+        """The line of one tensor, if none of what it may be fits; in what the nearest differs."""
+        line = self.row.line(self.node.op, part)
+        root = root_of(self.annotations.specs, point)
+        if line is not None and root is not None:
+            asked = tensor_spec(self.annotations.specs[root])
+            differs = min((taken.differing(asked) for taken in line.takes), key=len)
+            if differs:
+                yield self._line(line, differs, f"{what} is {asked}")
+
+    def _shared(self, inputs: list[Point]) -> Iterator[BrokenLine]:
+        line = self.row.line(self.node.op, "scales")
+        own = (self.node.key, "")
+        points = [*inputs, *([own] if self._rounds(own) else [])]
+        groups = self.annotations.groups
+        if line is None or len({groups[point] for point in points}) < 2:
+            return
+        first, *others = points
+        names = [
+            "its output" if point == own else f"its input {self._name(point)}"
+            for point in others
+            if groups[point] != groups[first]
+        ]
+        scales = "scales of their own" if len(names) > 1 else "a scale of its own"
+        verb = "have" if len(names) > 1 else "has"
+        text = f"{' and '.join(names)} {verb} {scales}, not that of its input {self._name(first)}"
+        yield self._line(line, ("sharing",), text)
+
+    def _chain(self) -> tuple[str | None, str]:
+        """What is rounded though it is fused with this op's kernel, if anything; and whose output is the kernel's.
+
+        Returns:
+            The op type before which a value is rounded that must not be; and the fx name of the last op.
+        """
+        nodes, last = self.annotations.ground.nodes, self.node
+        while not last.returned and len(last.readers) == 1:
+            reader = nodes[last.readers[0]]
+            if reader.op not in (*self.row.fused, *self.row.fusable, *BATCH_NORMS):
+                break
+            if self._rounds((last.key, "")) or self._rounds((last.key, reader.key)):
+                return reader.op if reader.op in self.row.fused else None, last.key
+            last = reader
+        return None, last.key
+
+    def _read(self, source: str) -> Point | None:
+        """The point that says how the op reads a value: its own or, as of a weight, that of what it reads."""
+        return next((p for p in ((source, self.node.key), (source, "")) if self._rounds(p)), None)
+
+    def _rounds(self, point: Point) -> bool:
+        return rounds_at(self.annotations.specs, point, self.annotations.ground.nodes)
+
+    def _name(self, point: Point) -> str:
+        return self.annotations.ground.nodes[point[0]].name
+
+    def _line(self, line: SpecLine, differs: tuple[str, ...], found: str) -> BrokenLine:
+        return BrokenLine(self.node.name, line, differs, found, self.backend)
