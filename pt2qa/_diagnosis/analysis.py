@@ -23,6 +23,7 @@ from pt2qa._diagnosis.trials import Data, Treatment, Trials
 from pt2qa._diagnosis.verdict import next_command, verdict_of
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.plain_flow import plain_flow
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._report.base import Report
@@ -62,6 +63,7 @@ def diagnose(
     target: Target | float | str | None = None,
     deployed: bool | str | Backend | DeployedReport = False,
     findings: Findings | None = None,
+    verify_code: bool = True,
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
 ) -> Diagnosis:
@@ -83,6 +85,7 @@ def diagnose(
         deployed: whether to lower the model and look at the kernels, too; a backend as for
             :func:`pt2qa.compare_deployed`, True for the plug-in's own; or its report for this pair.
         findings: of :func:`pt2qa.check` for this pair; None: it runs here.
+        verify_code: whether to execute ``diagnosis.code``, the pair with all remedies as code for a plain export flow.
         inputs_of: maps an item of ``batches`` and ``evaluation`` to a batch.
         progress: whether to show progress; None: if stderr is a terminal.
 
@@ -125,6 +128,8 @@ def diagnose(
     trials.bar.close()
     final, after = search.final()
     plan = trials.plan(search.state)
+    about = f"{pair.model}, quantized by {pair.quantizer} with the remedies of a diagnosis."
+    flow = None if final is None else plain_flow(final, about=about, verify=verify_code, progress=False)
     diagnosis = Diagnosis(
         rows=tuple(search.rows),
         tried=tuple(search.tried),
@@ -136,6 +141,8 @@ def diagnose(
         target="" if search.needed is None else f"at least {search.needed:g}",
         met=-1 if search.needed is None else int(now.value >= search.needed),
         plan_json="" if plan is None else plan.to_json(),
+        code="" if flow is None else flow.code,
+        code_verified="" if flow is None else flow.verified,
         forwards=trials.forwards,
         quantizations=trials.quantizations,
         batches=sum(1 for _ in reference),
@@ -194,10 +201,12 @@ class _Search:
         always = [*stages.changed(case), *stages.nonfinite(case)]
         if not self._enough(case.now):
             self._bound()
-            own = (configuration.unfused, configuration.dynamic_by_row, calibration.bad_sample)
+            own = (configuration.unfused, configuration.dynamic_by_row)
             self._take([*always, *(each for find in own for each in find(case)), *self._ranges()])
             if self.quality.worst[1] < POOR if self.needed is None else not self._enough(self.quality):
                 self._take(list(precision.needed(self._treated())))
+            # Last, because what hurts all samples may hurt one most.
+            self._take(list(calibration.bad_sample(self.quality)))
         else:
             self._take(always)
 

@@ -37,6 +37,8 @@ class Diagnosis(Report):
         target: the target in words; empty without one.
         met: 1 if the model reaches the target now, 0 if not, -1 without a target.
         plan_json: the override plan of all remedies that are edits; empty without any.
+        code: what quantizes the model with all remedies in an export flow without pt2qa; empty if none can be applied.
+        code_verified: what came of executing it: ``equal``, ``equal, with ...``, ``differs: ...`` or ``not run: ...``.
         forwards: runs of the model on a batch that it took.
         quantizations: how often the model was quantized again.
         batches, samples: the evaluation data.
@@ -61,6 +63,8 @@ class Diagnosis(Report):
     target: str
     met: Annotated[int, column(worse="smaller")]
     plan_json: str
+    code: str
+    code_verified: str
     forwards: int
     quantizations: int
     batches: int
@@ -153,8 +157,9 @@ class Diagnosis(Report):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
+        code = f"The code of all remedies, in a plain export flow: {self.code_verified}."
         took = f"{counted(self.forwards, 'run')} of the model, {counted(self.quantizations, 'quantization')}."
-        return [took, *([f"Next: {self.next_command}"] if self.next_command else [])]
+        return [*([code] if self.code else []), took, *([f"Next: {self.next_command}"] if self.next_command else [])]
 
     def lines(self) -> Sequence[str]:
         """The verdict, and what to do."""

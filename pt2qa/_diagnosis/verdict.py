@@ -50,6 +50,8 @@ def verdict_of(
             f"{now}. The model itself amplifies rounding: even with a range for each channel that fits the data, 8 "
             f"bits give {decibel(best)} dB{found}."
         )
+    if case.now.worst[1] < LOW:
+        return f"No single cause: {now}{found}."
     return f"Nothing to do: {now}{found}."
 
 
@@ -62,7 +64,8 @@ def next_command(case: Case, rows: Sequence[CauseRow], state: Treatment, after: 
     if needed is not None and not after.value >= needed:
         return f"pt2qa.reconfigure(pair, batches, target={needed:g}), which searches combinations of fallbacks"
     if not rows:
-        return ""
+        more = math.ceil(case.now.worst[1]) + 3 if case.now.worst[1] < LOW else None
+        return "" if more is None else f"pt2qa.reconfigure(pair, batches, target={more}), which searches combinations"
     if state.made_of_edits and (state.requantizes or state.floats):
         parts = []
         if state.options:

@@ -25,7 +25,7 @@ def summary_of(
 ) -> list[str]:
     """What the rows prove, in sentences that state their thresholds.
 
-    No row can prove what its error costs the output, so the summary refers to sensitivity and reconfigure for that.
+    No row can prove what its error costs the output, so the summary refers to diagnose for that.
     Layers are named only if an output is low, their relative noise is at least half the output's, and they cause the
     drop in SQNR there. The lowest isolated SQNR alone says nothing: in EfficientNet-Lite0 and MobileNetV2 it belongs to
     layers that cost the output less than 0.3 dB.
@@ -151,8 +151,8 @@ def _advice(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], found: Sequen
         return f"Look at {failed[0].name} first: quantization makes values there that are not finite."
     if output_sqnr(outputs) < LOW_SQNR:
         return (
-            "What each layer costs the output is not measured here: pt2qa.sensitivity ranks them by it, and "
-            "pt2qa.reconfigure finds what to change."
+            "What each layer costs the output is not measured here: pt2qa.diagnose finds the causes, and measures what "
+            "their remedies give."
         )
     measured = ranked_by(rows)
     missing = [*without_number(outputs, "sqnr"), *without_number(rows, measured)]

@@ -94,6 +94,7 @@ def test_unfused_activations(data: Any) -> None:
     found = diagnosed(Net(nn.ReLU6, variance=0.001), *data)
     assert found.rows[0].cause == "unfused-activation"
     assert {edit.kind for edit in found.plan.edits} == {"fuse"}
+    assert found.code_verified == "equal"
     assert found.rows[0].gain_in_sequence == pytest.approx(found.sqnr_after - found.sqnr, abs=0.01)
 
 

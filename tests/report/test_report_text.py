@@ -159,8 +159,8 @@ def test_the_summary_of_a_bad_model_states_what_its_rows_prove(clamped):
         "Counts: 1 value with most of the error from clamping, 1 row without a number, 2 unpaired, 1 note."
     )
     assert advice == (
-        "What each layer costs the output is not measured here: pt2qa.sensitivity ranks them by it, and "
-        "pt2qa.reconfigure finds what to change."
+        "What each layer costs the output is not measured here: pt2qa.diagnose finds the causes, and measures "
+        "what their remedies give."
     )
 
 

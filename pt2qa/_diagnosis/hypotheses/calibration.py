@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.figures import Figures
 from pt2qa._diagnosis.ranges import Observed, observe, use_of
 from pt2qa._diagnosis.trials import Data, Treatment
 from pt2qa._report.formats import decibel, number, share
@@ -57,9 +58,8 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     )
 
 
-def bad_sample(case: Case) -> Iterator[Hypothesis]:
+def bad_sample(now: Figures) -> Iterator[Hypothesis]:
     """One sample of the evaluation data that makes most of the error."""
-    now = case.now
     if now.samples < FEWEST_SAMPLES or not now.worst_sample_share >= HALF:
         return
     yield Hypothesis(
