@@ -1,0 +1,97 @@
+"""``python -m tests.diagnosis``: plants every fault in every model, and counts how often a diagnosis is right."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from tabulate import tabulate
+
+from tests.diagnosis.bench import Bench, Outcome, append, read, score
+from tests.diagnosis.faults import Fault, every_fault
+from tests.diagnosis.models import NETS
+from tests.diagnosis.subject import QUANTIZERS
+
+BARS = {"right": 0.95, "brought_back": 0.9, "false_alarms": 0}
+
+
+def main() -> int:
+    faults = every_fault()
+    parser = argparse.ArgumentParser(prog="python -m tests.diagnosis", description=__doc__)
+    parser.add_argument(
+        "--fault", action="append", choices=[*faults, "none"], help="these alone; none: untouched models"
+    )
+    parser.add_argument("--model", action="append", choices=[*NETS], help="these alone")
+    parser.add_argument("--quantizer", action="append", choices=QUANTIZERS, help="these alone")
+    parser.add_argument("--list", action="store_true", help="print the kinds of fault and stop")
+    parser.add_argument("--csv", type=Path, help="write each outcome there as it comes; a later run goes on behind it")
+    arguments = parser.parse_args()
+    if arguments.list:
+        rows = [
+            (each.id, each.sentence, ", ".join(each.causes) or each.finding or "an error") for each in faults.values()
+        ]
+        print(tabulate(rows, headers=["fault", "what is wrong", "right to say"], tablefmt="github"))
+        return 0
+    chosen: list[Fault | None] = [faults[name] for name in arguments.fault or faults if name != "none"]
+    if arguments.fault is None or "none" in arguments.fault:
+        chosen.append(None)
+    outcomes: list[Outcome] = []
+    try:
+        _run(chosen, arguments.model or [*NETS], arguments.quantizer or list(QUANTIZERS), arguments.csv, outcomes)
+    except KeyboardInterrupt:
+        print("interrupted: the figures are of what was done", file=sys.stderr)
+    return _summary(outcomes, faults)
+
+
+def _run(
+    faults: list[Fault | None], models: list[str], quantizers: list[str], path: Path | None, outcomes: list[Outcome]
+) -> None:
+    known = {(each.fault, each.model, each.quantizer): each for each in read(path)} if path and path.exists() else {}
+    bench, begun = Bench(), time.monotonic()
+    cases = [(fault, model, quantizer) for fault in faults for model in models for quantizer in quantizers]
+    for number, (fault, model, quantizer) in enumerate(cases):
+        name = "" if fault is None else fault.id
+        if (name, model, quantizer) in known:
+            outcomes.append(known[name, model, quantizer])
+            continue
+        found = bench.healthy(model, quantizer) if fault is None else bench.planted(fault, model, quantizer)
+        if found is None:
+            continue
+        outcomes.append(found)
+        if path is not None:
+            append(path, found)
+        mark = "right" if found.right else "WRONG"
+        lost = f"{found.untouched:5.1f} -> {found.planted:5.1f} dB"
+        said = f"{found.cause or 'nothing'} {found.name} {found.gain:+.1f} dB"
+        where = f"[{number + 1}/{len(cases)}, {time.monotonic() - begun:.0f} s]"
+        print(
+            f"{where} {mark} {name or 'untouched'} {model} {quantizer}: {lost}: {said} ({found.seconds:.1f} s)",
+            flush=True,
+        )
+
+
+def _summary(outcomes: list[Outcome], faults: dict[str, Fault]) -> int:
+    found = score(outcomes, faults)
+    rows = []
+    for name in dict.fromkeys(each.fault for each in outcomes if each.fault):
+        own = [each for each in outcomes if each.fault == name]
+        part = score(own, faults)
+        causes = ", ".join(dict.fromkeys(each.cause or "nothing" for each in own if not each.right_cause))
+        rows.append((name, len(own), f"{100 * part.right:.0f} %", f"{100 * part.brought_back:.0f} %", causes))
+    headers = ["fault", "models", "right", "dB brought back", "other causes named"]
+    print(tabulate(rows, headers=headers, tablefmt="github"))
+    print(
+        f"{found.diagnosed} planted: first cause and place right {100 * found.right:.1f} % (bar {100 * BARS['right']:.0f} %), "
+        f"median share of the lost dB brought back {100 * found.brought_back:.1f} % (bar {100 * BARS['brought_back']:.0f} %); "
+        f"{found.untouched} untouched: {found.false_alarms} false alarms (bar 0)"
+    )
+    for each in found.unplanted:
+        print(f"costs too little: {each}", file=sys.stderr)
+    failed = found.right < BARS["right"] or found.brought_back < BARS["brought_back"] or found.false_alarms
+    return 1 if failed or found.unplanted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""The bench of planted faults: what a diagnosis says of each, against what was planted."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import pt2qa
+from tests.diagnosis.faults import Fault
+from tests.diagnosis.subject import Planted, Subject
+
+LEAST_LOSS = 3.0
+"""dB that a fault must cost where it costs accuracy: half of what the planted model's noise is."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one fault in one model.
+
+    Attributes:
+        fault, model, quantizer: which; the fault is empty for untouched models.
+        untouched, planted: SQNR of the output in dB without and with the fault; nan where there is none.
+        cause, name: what the diagnosis names first; empty if nothing.
+        rows: how many causes it names.
+        right_cause, right_place: whether these are the planted ones; for what costs nothing, whether it is shown and no
+            cause is named.
+        share: of the lost dB, how much the first remedy brings back, 0..1; nan where nothing was lost.
+        gain: of the first remedy, in dB.
+        seconds: that the diagnosis took.
+        said: the verdict, or the error.
+    """
+
+    fault: str
+    model: str
+    quantizer: str
+    untouched: float
+    planted: float
+    cause: str
+    name: str
+    rows: int
+    right_cause: bool
+    right_place: bool
+    share: float
+    gain: float
+    seconds: float
+    said: str
+
+    @property
+    def right(self) -> bool:
+        """Whether both are."""
+        return self.right_cause and self.right_place
+
+
+def sqnr(model: Callable[..., Any], reference: Callable[..., Any], batches: Iterable[Any]) -> float:
+    """SQNR in dB of a model with one output, in float64."""
+    signal, noise = 0.0, 0.0
+    with torch.no_grad():
+        for batch in batches:
+            expected, got = reference(batch).double(), model(batch).double()
+            signal += float(expected.square().sum())
+            noise += float((expected - got).square().sum())
+    return 10 * math.log10(signal / noise) if noise else math.inf
+
+
+class Bench:
+    """Plants faults and has them diagnosed; what is measured of untouched models is kept."""
+
+    def __init__(self) -> None:
+        self._untouched: dict[tuple[str, str], float] = {}
+
+    def untouched(self, model: str, quantizer: str) -> float:
+        """SQNR of an untouched model."""
+        if (model, quantizer) not in self._untouched:
+            subject = Subject.healthy(model, quantizer)
+            pair = subject.pair()
+            self._untouched[model, quantizer] = sqnr(pair.quantized, pair.reference, subject.evaluation)
+        return self._untouched[model, quantizer]
+
+    def healthy(self, model: str, quantizer: str) -> Outcome:
+        """What a diagnosis says of an untouched model: nothing, if it is right."""
+        subject = Subject.healthy(model, quantizer)
+        planted = subject.planted()
+        before = self.untouched(model, quantizer)
+        found, seconds = _diagnosed(planted)
+        quiet = not found.rows
+        return _outcome("", model, quantizer, before, before, found, seconds, quiet, quiet)
+
+    def planted(self, fault: Fault, model: str, quantizer: str) -> Outcome | None:
+        """What it says of a fault; None where that cannot be planted."""
+        before = self.untouched(model, quantizer)
+        begun = time.monotonic()
+        try:
+            planted = fault.plant(Subject.healthy(model, quantizer))
+        except pt2qa.Pt2qaError as error:
+            if not fault.error:
+                raise
+            refused = re.search(fault.error, str(error)) is not None
+            seconds = time.monotonic() - begun
+            return Outcome(
+                fault.id,
+                model,
+                quantizer,
+                before,
+                math.nan,
+                "",
+                "",
+                0,
+                refused,
+                refused,
+                math.nan,
+                math.nan,
+                seconds,
+                str(error),
+            )
+        if planted is None:
+            return None
+        assert not fault.error, f"{fault.id} is planted without an error"
+        against = planted.pair.reference if planted.against is None else planted.against
+        after = sqnr(planted.pair.quantized, against, planted.evaluation)
+        found, seconds = _diagnosed(planted)
+        if not fault.costs:
+            shown = any(row.rule == fault.finding for row in found.asides) or (
+                fault.finding == "set-apart" and bool(found.set_apart)
+            )
+            return _outcome(fault.id, model, quantizer, before, after, found, seconds, shown, not found.rows)
+        first = found.rows[0] if found.rows else None
+        right = first is not None and first.cause in fault.causes
+        place = first is not None and planted.is_place(first.name)
+        return _outcome(fault.id, model, quantizer, before, after, found, seconds, right, place)
+
+
+def _diagnosed(planted: Planted) -> tuple[pt2qa.Diagnosis, float]:
+    begun = time.monotonic()
+    found = pt2qa.diagnose(planted.pair, planted.evaluation, deployed=planted.deployed, progress=False)
+    return found, time.monotonic() - begun
+
+
+def _outcome(
+    fault: str,
+    model: str,
+    quantizer: str,
+    before: float,
+    after: float,
+    found: pt2qa.Diagnosis,
+    seconds: float,
+    right_cause: bool,
+    right_place: bool,
+) -> Outcome:
+    first = found.rows[0] if found.rows else None
+    gain = math.nan if first is None else first.gain
+    lost = before - after
+    share = math.nan
+    if fault and not lost < LEAST_LOSS:
+        share = 0.0 if math.isnan(gain) else 1.0 if math.isinf(gain) else min(max(gain / lost, 0.0), 1.0)
+    return Outcome(
+        fault,
+        model,
+        quantizer,
+        before,
+        after,
+        "" if first is None else first.cause,
+        "" if first is None else first.name,
+        len(found.rows),
+        right_cause,
+        right_place,
+        share,
+        gain,
+        seconds,
+        found.verdict,
+    )
+
+
+@dataclass(frozen=True)
+class Score:
+    """The bench in three numbers.
+
+    Attributes:
+        diagnosed: how many planted faults were diagnosed.
+        right: share of them whose first cause and place are the planted ones, 0..1.
+        brought_back: median share of the lost dB that the first remedy brings back, 0..1.
+        untouched, false_alarms: how many untouched models, and for how many of them a cause is named.
+        unplanted: faults that cost too little to count, as ``fault model quantizer``.
+    """
+
+    diagnosed: int
+    right: float
+    brought_back: float
+    untouched: int
+    false_alarms: int
+    unplanted: tuple[str, ...]
+
+
+def score(outcomes: Sequence[Outcome], faults: dict[str, Fault]) -> Score:
+    """Adds up outcomes."""
+    planted = [each for each in outcomes if each.fault]
+    healthy = [each for each in outcomes if not each.fault]
+    costly = [each for each in planted if faults[each.fault].costs]
+    weak = [each for each in costly if each.untouched - each.planted < LEAST_LOSS]
+    shares = [each.share for each in costly if each not in weak]
+    return Score(
+        len(planted),
+        sum(each.right for each in planted) / len(planted) if planted else math.nan,
+        median(shares) if shares else math.nan,
+        len(healthy),
+        sum(not each.right for each in healthy),
+        tuple(f"{each.fault} {each.model} {each.quantizer}" for each in weak),
+    )
+
+
+COLUMNS = [field.name for field in fields(Outcome)]
+
+
+def append(path: Path, outcome: Outcome) -> None:
+    """Adds a line to a CSV file."""
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if new:
+            writer.writeheader()
+        writer.writerow(asdict(outcome))
+
+
+def read(path: Path) -> list[Outcome]:
+    """The outcomes in a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_outcome_of(row) for row in csv.DictReader(file)]
+
+
+def _outcome_of(row: dict[str, str]) -> Outcome:
+    kinds: dict[str, Callable[[str], Any]] = {
+        "str": str,
+        "float": float,
+        "int": int,
+        "bool": lambda text: text == "True",
+    }
+    return Outcome(**{field.name: kinds[str(field.type)](row[field.name]) for field in fields(Outcome)})
