@@ -126,7 +126,14 @@ class Bench:
         assert not fault.error, f"{fault.id} is planted without an error"
         against = planted.pair.reference if planted.against is None else planted.against
         after = sqnr(planted.pair.quantized, against, planted.evaluation)
-        found, seconds = _diagnosed(planted)
+        try:
+            found, seconds = _diagnosed(planted)
+        except Exception as error:  # counted as a wrong answer, and printed
+            said = f"{type(error).__name__}: {error}"
+            seconds = time.monotonic() - begun
+            return Outcome(
+                fault.id, model, quantizer, before, after, "an error", "", 0, False, False, 0.0, 0.0, seconds, said
+            )
         if not fault.costs:
             shown = any(row.rule == fault.finding for row in found.asides) or (
                 fault.finding == "set-apart" and bool(found.set_apart)

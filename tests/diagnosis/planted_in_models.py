@@ -141,7 +141,7 @@ def near_twins(subject: Subject) -> Planted | None:
     link = subject.net.links[0]
     if not link.scales:
         return None
-    product, norm, reader = modules(subject, link)
+    product, _, reader = modules(subject, link)
     before = product.weight.clone()
     twinned(subject, link)
     with torch.no_grad():
@@ -203,7 +203,12 @@ def massive_activation(subject: Subject) -> Planted | None:
     if subject.net.name != "transformer":
         return None
     with torch.no_grad():
-        subject.model().embed.bias[5] += 60
+        model = subject.model()
+        model.embed.bias[5] += 60
+        for part in ("attention.q", "attention.k", "attention.v", "up"):
+            for layer in model.layers:
+                layer.get_submodule(part).weight[:, 5] = 0
+        model.head.weight[:, 5] = 0
     stream = ["embed/linear"]
     for i in range(2):
         stream += [

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer, SharedQuantizationSpec
@@ -17,10 +16,9 @@ import pt2qa
 from pt2qa._graph.handles import handle_of
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.plugins import resolve
-from tests.diagnosis.models import NETS, Link, Net, model_of
+from tests.diagnosis.models import CALIBRATION, EVALUATION, NETS, Link, Net, model_of
 
 QUANTIZERS = ("xnnpack", "x86")
-CALIBRATION_SEED, EVALUATION_SEED = 1, 2
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Planted:
 @functools.cache
 def _capture(name: str) -> pt2qa.Capture:
     net = NETS[name]
-    return pt2qa.capture(model_of(name), (net.batches(CALIBRATION_SEED)[0],), decompose=net.decompose)
+    return pt2qa.capture(model_of(name), (net.batches(1, 1)[0],), decompose=net.decompose)
 
 
 @dataclass
@@ -78,7 +76,7 @@ class Subject:
         found = NETS[net]
         fuses = found.fuse if quantizer == "xnnpack" else ()
         plan = OverridePlan(tuple(Edit("fuse", pair) for pair in fuses)) if fuses else None
-        return cls(found, quantizer, found.batches(CALIBRATION_SEED), found.batches(EVALUATION_SEED), plan)
+        return cls(found, quantizer, found.batches(1, CALIBRATION), found.batches(2, EVALUATION), plan)
 
     @property
     def backend(self) -> str:
@@ -125,13 +123,6 @@ class Subject:
     def altered(self, edit: Callable[[Graph], None]) -> None:
         """Edits what the quantizer annotates."""
         self.quantizer = Altered(self.quantizer, self.capture(), edit)
-
-    def output_scale(self) -> float:
-        """Root mean square of the float outputs."""
-        with torch.no_grad():
-            return float(
-                torch.cat([model_of(self.net.name)(batch) for batch in self.calibration]).square().mean().sqrt()
-            )
 
     def places_at(self, link: Link) -> tuple[str, ...]:
         """Names of the ops at both ends of a link, and of those between."""
