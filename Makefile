@@ -22,7 +22,7 @@ ZOO := \
 	foolbox==3.3.4 \
 	torchvision==0.28.0
 
-.PHONY: help demo repair mend rules check format test zoo conformance bench soak sweep all clean
+.PHONY: help demo repair mend rules check format test zoo conformance bench soak sweep diagnosis all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench   measure against the bars of docs/design.md"
 	@echo "make soak    damage, kill, interrupt and race what pt2qa writes, for minutes"
 	@echo "make sweep   each kind of op on XNNPACK's kernels against the converted graph, for minutes"
+	@echo "make diagnosis  plant faults of every kind and count how often pt2qa.diagnose names them, for an hour"
 	@echo "make all     check, test and zoo"
 	@echo "make format  rewrite the files as 'make check' wants them"
 
@@ -78,6 +79,9 @@ soak: $(VENV)/.installed
 
 sweep: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore -m tests.sweep
+
+diagnosis: $(VENV)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.diagnosis
 
 all: check test zoo
 

@@ -200,11 +200,11 @@ def huge_mask(subject: Subject) -> Planted | None:
 
 @fault("one channel of a transformer's residual stream is massive", "outlier-channel")
 def massive_activation(subject: Subject) -> Planted | None:
-    if subject.net.name != "transformer":
-        return None
+    if subject.net.name != "transformer" or subject.backend != "xnnpack":
+        return None  # x86 rounds no sum of the stream
     with torch.no_grad():
         model = subject.model()
-        model.embed.bias[5] += 60
+        model.embed.bias[5] += 200
         for part in ("attention.q", "attention.k", "attention.v", "up"):
             for layer in model.layers:
                 layer.get_submodule(part).weight[:, 5] = 0

@@ -58,6 +58,16 @@ def value_spec(subject: Subject, change: Callable[[Any], Any]) -> Planted:
     return subject.planted(subject.places_at(link))
 
 
+def few_bits(bits: int) -> Callable[[Any], Any]:
+    """A spec with fewer integers, signed or not as before."""
+
+    def fewer(own: Any) -> Any:
+        lowest = -(2 ** (bits - 1)) if own.quant_min < 0 else 0
+        return replace(own, quant_min=lowest, quant_max=lowest + 2**bits - 1)
+
+    return fewer
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -95,13 +105,12 @@ def clipped_weight(subject: Subject) -> Planted:
 
 @fault("a value in four bits among values in eight", "activation-scheme")
 def four_bit_value(subject: Subject) -> Planted:
-    return value_spec(subject, lambda own: replace(own, quant_max=own.quant_min + 15))
+    return value_spec(subject, few_bits(4))
 
 
 @fault("all values in six bits", "activation-scheme")
 def six_bit_values(subject: Subject) -> Planted:
-    change: Callable[[Any], Any] = lambda own: replace(own, quant_max=own.quant_min + 63)  # noqa: E731
-    subject.altered(lambda graph: graph.everywhere(change, weights=False))
+    subject.altered(lambda graph: graph.everywhere(few_bits(6), weights=False))
     return subject.planted()
 
 
@@ -212,7 +221,7 @@ def stranger_shares(subject: Subject) -> Planted | None:
 def three_bit_input(subject: Subject) -> Planted:
     def edit(graph: Graph) -> None:
         value = next(node for node in graph.module.graph.nodes if node.op == "placeholder")
-        graph.at_value(value, lambda own: replace(own, quant_max=own.quant_min + 7))
+        graph.at_value(value, few_bits(3))
 
     subject.altered(edit)
     names = [name.name for name in subject.capture().names.values()]

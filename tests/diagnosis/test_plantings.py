@@ -1,0 +1,79 @@
+"""What is planted costs what it should, and does what its sentence says; untouched models are healthy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pt2qa
+from tests.diagnosis.bench import LEAST_LOSS, Bench, Outcome, append, read, score, sqnr
+from tests.diagnosis.faults import every_fault
+from tests.diagnosis.models import NETS
+from tests.diagnosis.subject import QUANTIZERS, Subject
+
+HEALTHY = 25.0
+FAULTS = every_fault()
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+@pytest.mark.parametrize("net", NETS)
+def test_an_untouched_model_is_healthy(bench: Bench, net: str, quantizer: str) -> None:
+    assert bench.untouched(net, quantizer) > HEALTHY
+
+
+def test_there_are_at_least_thirty_kinds_and_six_models() -> None:
+    assert len(FAULTS) >= 30
+    assert len(NETS) >= 6
+    assert all(fault.causes or fault.finding or fault.error for fault in FAULTS.values())
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+@pytest.mark.parametrize("fault", [name for name, each in FAULTS.items() if each.costs])
+def test_a_fault_costs_half_of_the_noise_budget(bench: Bench, fault: str, quantizer: str) -> None:
+    """In the first model that has a place for it; the bench itself tells of all others."""
+    for net in NETS:
+        subject = Subject.healthy(net, quantizer)
+        planted = FAULTS[fault].plant(subject)
+        if planted is None:
+            continue
+        against = planted.pair.reference if planted.against is None else planted.against
+        after = sqnr(planted.pair.quantized, against, planted.evaluation)
+        assert not bench.untouched(net, quantizer) - after < LEAST_LOSS
+        names = {name.name for name in planted.pair.names.values()}
+        assert planted.places is None or set(planted.places) & names
+        return
+    pytest.skip("no model has a place for it with this quantizer")
+
+
+@pytest.mark.parametrize("fault", [name for name, each in FAULTS.items() if each.error])
+def test_what_cannot_be_quantized_is_an_error_that_says_so(fault: str) -> None:
+    with pytest.raises(pt2qa.Pt2qaError, match=re.compile(FAULTS[fault].error)):
+        FAULTS[fault].plant(Subject.healthy("linears", "xnnpack"))
+
+
+def test_planting_leaves_the_untouched_model_as_it_is() -> None:
+    before = {
+        key: value.clone() for key, value in Subject.healthy("linears", "x86").capture().program.state_dict.items()
+    }
+    FAULTS["outlier-activation-channel"].plant(Subject.healthy("linears", "x86"))
+    after = Subject.healthy("linears", "x86").capture().program.state_dict
+    assert all(before[key].equal(after[key]) for key in before)
+
+
+def test_outcomes_are_kept_and_added_up(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.csv"
+    right = Outcome("offset", "a", "x86", 30.0, 10.0, "precision", "fc", 1, True, True, 0.9, 18.0, 1.0, "said, so")
+    wrong = Outcome("offset", "b", "x86", 30.0, 28.0, "observer", "fc", 1, False, True, float("nan"), 1.0, 1.0, "")
+    alarm = Outcome("", "b", "x86", 30.0, 30.0, "observer", "fc", 1, False, False, float("nan"), 2.0, 1.0, "")
+    for each in (right, wrong, alarm):
+        append(path, each)
+    found = score(read(path), FAULTS)
+    assert (found.diagnosed, found.right, found.brought_back) == (2, 0.5, 0.9)
+    assert (found.untouched, found.false_alarms, found.unplanted) == (1, 1, ("offset b x86",))
