@@ -243,7 +243,7 @@ def unfused(subject: Subject) -> Planted | None:
     with torch.no_grad():
         for path, norm in subject.model().named_modules():
             if isinstance(norm, nn.BatchNorm2d) and not path.startswith("blocks.0") and "project" not in path:
-                norm.weight[0], norm.bias[0] = 0.01, -30.0
+                norm.weight[0], norm.bias[0] = 0.01, -150.0
     places = [name for edit in subject.overrides.edits for name in edit.ops]
     subject.overrides = None
     return subject.planted(places)
