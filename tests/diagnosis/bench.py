@@ -68,6 +68,8 @@ def sqnr(model: Callable[..., Any], reference: Callable[..., Any], batches: Iter
             expected, got = reference(batch).double(), model(batch).double()
             signal += float(expected.square().sum())
             noise += float((expected - got).square().sum())
+    if math.isinf(noise):
+        return -math.inf
     return 10 * math.log10(signal / noise) if noise else math.inf
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-BATCH, CALIBRATION, EVALUATION = 8, 8, 4
+BATCH, CALIBRATION, EVALUATION = 8, 16, 4
 """Samples of a batch, batches that calibrate, batches that are evaluated."""
 
 
