@@ -52,16 +52,20 @@ class Net:
     decompose: tuple[str, ...] = ()
     fuse: tuple[tuple[str, str], ...] = ()
 
-    def batches(self, seed: int, count: int) -> list[Tensor]:
-        """Batches of samples; other seeds give other samples."""
-        return list(contrasts(self.shape, seed, count).split(BATCH))
+    def calibration(self) -> list[Tensor]:
+        """Batches that calibrate."""
+        return list(contrasts(self.shape, 1, CALIBRATION, 0.5).split(BATCH))
+
+    def evaluation(self) -> list[Tensor]:
+        """Other samples, of no more contrast than calibration has seen."""
+        return list(contrasts(self.shape, 2, EVALUATION, 0.3).split(BATCH))
 
 
-def contrasts(shape: tuple[int, ...], seed: int, batches: int) -> Tensor:
-    """Normal samples, each with a contrast of its own, 0.5..1.5."""
+def contrasts(shape: tuple[int, ...], seed: int, batches: int, spread: float) -> Tensor:
+    """Normal samples, each with a contrast of its own, up to ``spread`` more or less than 1."""
     generator = torch.Generator().manual_seed(seed)
     samples = torch.randn(BATCH * batches, *shape, generator=generator)
-    factors = torch.linspace(0.5, 1.5, len(samples))[torch.randperm(len(samples), generator=generator)]
+    factors = torch.linspace(1 - spread, 1 + spread, len(samples))[torch.randperm(len(samples), generator=generator)]
     return samples * factors.view(-1, *[1] * len(shape))
 
 
@@ -269,7 +273,7 @@ def _built(kind: type[nn.Module], shape: tuple[int, ...]) -> Callable[[], nn.Mod
             for module in model.modules():
                 if isinstance(module, nn.Linear):  # torch's own start is too small for the signal to get through
                     module.weight.normal_(0, 1.2 / module.in_features**0.5)
-        return settled(model, contrasts(shape, 1, CALIBRATION))
+        return settled(model, contrasts(shape, 1, CALIBRATION, 0.5))
 
     return build
 

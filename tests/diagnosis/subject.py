@@ -16,7 +16,7 @@ import pt2qa
 from pt2qa._graph.handles import handle_of
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.plugins import resolve
-from tests.diagnosis.models import CALIBRATION, EVALUATION, NETS, Link, Net, model_of
+from tests.diagnosis.models import NETS, Link, Net, model_of
 
 QUANTIZERS = ("xnnpack", "x86")
 
@@ -49,7 +49,7 @@ class Planted:
 @functools.cache
 def _capture(name: str) -> pt2qa.Capture:
     net = NETS[name]
-    return pt2qa.capture(model_of(name), (net.batches(1, 1)[0],), decompose=net.decompose)
+    return pt2qa.capture(model_of(name), (net.calibration()[0],), decompose=net.decompose)
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Subject:
         found = NETS[net]
         fuses = found.fuse if quantizer == "xnnpack" else ()
         plan = OverridePlan(tuple(Edit("fuse", pair) for pair in fuses)) if fuses else None
-        return cls(found, quantizer, found.batches(1, CALIBRATION), found.batches(2, EVALUATION), plan)
+        return cls(found, quantizer, found.calibration(), found.evaluation(), plan)
 
     @property
     def backend(self) -> str:
