@@ -32,9 +32,10 @@ from pt2qa._weights.report import WeightReport
 from pt2qa.errors import Pt2qaError
 from pt2qa.overrides import Annotations, annotations_of
 from pt2qa.overrides.annotations import read_annotations
+from pt2qa.overrides.broken_lines import BrokenLine, broken_lines
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import QuantizerPlugin, resolve
-from pt2qa.plugins.abilities import int32_bias_of
+from pt2qa.plugins.abilities import int32_bias_of, spec_of
 
 Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
 
@@ -175,6 +176,21 @@ class CheckContext:
         edits = self.value.recipe.edits if self.given == "pair" and self.value.recipe is not None else ()
         captured = self.capture
         return self._annotated(lambda: annotations_of(captured, plugin, edits, qat=self.qat))
+
+    @functools.cached_property
+    def broken_lines(self) -> tuple[BrokenLine, ...]:
+        """The lines of the backend's spec that the annotations break."""
+        spec = spec_of(self.plugin)
+        if spec is None:
+            raise UnavailableError("to quantizers without a spec of what their backend takes")
+        return broken_lines(self.annotations, spec)
+
+    @property
+    def unshared(self) -> frozenset[str]:
+        """The ops that the backend's spec wants one scale for, and that have several; empty without a spec."""
+        with contextlib.suppress(UnavailableError):
+            return frozenset(line.name for line in self.broken_lines if "sharing" in line.differs)
+        return frozenset()
 
     @functools.cached_property
     def rewritten(self) -> Rewritten:

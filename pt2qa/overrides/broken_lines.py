@@ -100,8 +100,7 @@ class _Op:
         for point in inputs:
             argument = self.node.inputs[point[0]]
             part: Part = _ARGUMENTS.get(argument, "input") if self.node.op in WEIGHTED else "input"
-            named = f" {self._name(point)}" if part == "input" and len(self.node.inputs) > 1 else ""
-            yield from self._tensor(part, point, f"its {part}{named}")
+            yield from self._tensor(part, point, self._input(point) if part == "input" else f"its {part}")
         between, last = self._chain()
         if between is not None and (line := self.row.line(self.node.op, "fused")):
             yield self._line(line, ("fusion",), f"it is rounded before the {between}")
@@ -129,13 +128,11 @@ class _Op:
             return
         first, *others = points
         names = [
-            "its output" if point == own else f"its input {self._name(point)}"
-            for point in others
-            if groups[point] != groups[first]
+            "its output" if point == own else self._input(point) for point in others if groups[point] != groups[first]
         ]
         scales = "scales of their own" if len(names) > 1 else "a scale of its own"
         verb = "have" if len(names) > 1 else "has"
-        text = f"{' and '.join(names)} {verb} {scales}, not that of its input {self._name(first)}"
+        text = f"{' and '.join(names)} {verb} {scales}, not that of {self._input(first)}"
         yield self._line(line, ("sharing",), text)
 
     def _chain(self) -> tuple[str | None, str]:
@@ -161,8 +158,10 @@ class _Op:
     def _rounds(self, point: Point) -> bool:
         return rounds_at(self.annotations.specs, point, self.annotations.ground.nodes)
 
-    def _name(self, point: Point) -> str:
-        return self.annotations.ground.nodes[point[0]].name
+    def _input(self, point: Point) -> str:
+        """What to call an input: by its op if there are several."""
+        several = len(self.node.inputs) > 1 and self.node.op not in WEIGHTED
+        return f"its input {self.annotations.ground.nodes[point[0]].name}" if several else "its input"
 
     def _line(self, line: SpecLine, differs: tuple[str, ...], found: str) -> BrokenLine:
         return BrokenLine(self.node.name, line, differs, found, self.backend)

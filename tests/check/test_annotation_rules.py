@@ -25,6 +25,7 @@ from tests.overrides.strangers import samsung
 
 RULES = (
     *("unfused-pair", "quantizer-fails", "foreign-quantizer", "no-coverage", "broken-share", "unmatched-filter"),
+    "backend-spec",
     *("integer-observed", "float-op", "half-quantized", "in-place-spelling", "residual-add", "mixed-parameters"),
     *("dynamic-conv", "strict-differs", "coverage", "float-island", "fixed-range"),
 )

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.zoo
 
 RULES = (
     *("unfused-pair", "quantizer-fails", "foreign-quantizer", "no-coverage", "broken-share", "unmatched-filter"),
+    "backend-spec",
     *("integer-observed", "float-op", "half-quantized", "in-place-spelling", "residual-add", "mixed-parameters"),
     *("dynamic-conv", "strict-differs", "coverage", "float-island", "fixed-range"),
 )

@@ -14,16 +14,18 @@ _ORDER = (
     "integer_scalar dead_code added_zero opaque_recurrent unfoldable_batch_norm random_op module_never_called "
     "fixed_batch no_float_output shared_module shared_weight opaque_attention written_buffer "
     # what the quantizer annotates
-    "quantizer_fails foreign_quantizer no_coverage broken_share unmatched_filter integer_observed float_op "
-    "half_quantized in_place_spelling residual_add mixed_parameters dynamic_conv strict_differs coverage float_island "
-    "fixed_range "
+    "quantizer_fails foreign_quantizer no_coverage broken_share backend_spec unmatched_filter integer_observed "
+    "float_op half_quantized in_place_spelling residual_add mixed_parameters dynamic_conv strict_differs coverage "
+    "float_island fixed_range "
     # the numbers
     "never_calibrated nonfinite_observed degenerate_scale dead_channel channel_range saturation range_outliers "
     "unused_range requantize_mismatch bias_overflow"
 )
 """The rules in the order in which the screen shows what they find, within one severity."""
 
-_FILES = "batch_norms calibration capturing coverage modes modules opaque programs quantizers sites specs weights"
+_FILES = (
+    "backend batch_norms calibration capturing coverage modes modules opaque programs quantizers sites specs weights"
+)
 
 _FOUND: dict[str, Rule] = {
     name: value

@@ -110,8 +110,9 @@ def requantize_mismatch(context: CheckContext) -> Iterator[Found]:
     pair = context.pair
     yield from _dequantized_otherwise(context)
     annotations = context.known_annotations
-    # The rule mixed-parameters reports these if the annotation is known.
+    # The rules mixed-parameters and backend-spec report these if the annotation is known.
     told = {found.name for found in mixed_parameters.find(context)} if annotations and annotations.edges else set()
+    told |= context.unshared
     static = [site for site in pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
     if not static:
         raise DoesNotApplyError("to models without scales from calibration")
