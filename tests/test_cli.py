@@ -28,13 +28,17 @@ from pt2qa._report.columns import columns_of
 from pt2qa.cli import main
 from pt2qa.cli.program import Lasting
 from pt2qa.errors import PluginError, QuantizeError
+from pt2qa.overrides import Edit, OverridePlan
+from pt2qa.plugins import describe
 from pt2qa.report import (
     BadCases,
     Candidate,
     CandidateReport,
     CandidateRow,
     CaseRow,
+    Diagnosis,
     Environment,
+    FigureRow,
     LayerReport,
     LayerRow,
     Ranking,
@@ -60,6 +64,28 @@ LAYERS = LayerReport(
     environment=HERE,
 )
 WEIGHTS = WeightReport((), (), (), "xnnpack", "Net", HERE)
+DIAGNOSIS = Diagnosis(
+    rows=(),
+    tried=(),
+    figures=(FigureRow("now", 38.4, "output", 38.4, 3, 20.1, 1.0, 8),),
+    asides=(),
+    verdict="Nothing to do: 38.4 dB.",
+    next_command="",
+    unit="dB",
+    target="",
+    met=-1,
+    plan_json="",
+    code="",
+    code_verified="",
+    forwards=9,
+    quantizations=0,
+    batches=2,
+    samples=8,
+    notes=(),
+    quantizer="xnnpack",
+    model="Net",
+    environment=HERE,
+)
 CASES = BadCases(
     rows=(CaseRow("sqnr", "output", 1, 8.25, 0, 1, 1),),
     rankings=(Ranking("sqnr", "output", "smallest", 8, 21.5, 0, 0),),
@@ -265,21 +291,27 @@ def test_quantizers_says_when_there_is_none(run, plugins):
 @pytest.fixture
 def library(monkeypatch, plugins):
     """Stand-ins for the functions that analyze calls; they write down what they were given."""
-    calls = SimpleNamespace(captured=[], quantized=[], broken=())
+    calls = SimpleNamespace(captured=[], quantized=[], broken=(), diagnosed=[], overrides=[])
 
     def capture(model, args, kwargs=None, *, dynamic_shapes=None, strict=False):
         calls.captured.append((args, kwargs, dynamic_shapes))
         return "capture"
 
-    def quantize(capture, spec, batches):
+    def quantize(capture, spec, batches, overrides=None):
         if spec in calls.broken:
             raise QuantizeError(f"nothing to quantize for {spec}")
         calls.quantized.append((capture, spec, len(batches)))
+        calls.overrides.append(overrides)
         return spec
+
+    def diagnose(pair, batches, *, metric, target, deployed):
+        calls.diagnosed.append((pair, len(batches), metric, target, deployed))
+        return replace(DIAGNOSIS, quantizer=pair)
 
     fakes = {
         "capture": capture,
         "quantize": quantize,
+        "diagnose": diagnose,
         "compare_layers": lambda pair, batches: replace(LAYERS, quantizer=pair),
         "compare_weights": lambda pair: replace(WEIGHTS, quantizer=pair),
     }
@@ -299,6 +331,7 @@ def flow(tmp_path, monkeypatch):
         "def score(model): return float(model(x).sum())\n"
         "def flow(): return given | dict(evaluation=[{'input': x}])\n"
         "def same(): return given\n"
+        "def watched(): return flow() | dict(metric=score)\n"
         "def scored(): return flow() | dict(metric=score, target=0.7)\n"
         "def once(): return torch.nn.Linear(2, 3), x, iter([x])\n",
         encoding="utf-8",
@@ -313,11 +346,103 @@ def test_analyze_runs_every_quantizer_and_writes_two_reports_each(run, library, 
     ((args, kwargs, shapes),) = library.captured
     assert (args, list(kwargs), shapes) == ((), ["input"], None)
     assert library.quantized == [("capture", "x86", 3), ("capture", "xnnpack", 3)]
-    files = [f"{name}-{what}.safetensors" for name in ("x86", "xnnpack") for what in ("layers", "weights")]
+    files = [f"{name}-{what}.safetensors" for name in ("x86", "xnnpack") for what in ("diagnosis", "layers", "weights")]
     assert sorted(file.name for file in folder.iterdir()) == files
     assert result.stderr.splitlines() == [f"wrote {folder / file}" for file in files]
     assert load(folder / "x86-layers.safetensors").quantizer == "x86"
     assert "Net, quantized by xnnpack: 25 layers" in result.stdout
+
+
+def test_the_diagnosis_is_printed_first_and_the_next_command_last(run, library, searches, flow, tmp_path):
+    result = run("analyze", flow, "-q", "x86", "-o", tmp_path / "r")
+    assert result.stdout.startswith("Diagnosis of Net, quantized by x86")
+    gate = f"pt2qa gate {tmp_path / 'r' / 'x86-layers.safetensors'} --require 'sqnr>=38'"
+    assert result.stdout.splitlines()[-1] == f"Next: {gate}"
+    assert library.diagnosed == [("x86", 1, None, None, False)]
+    scored = flow.replace(":flow", ":scored")
+    run("analyze", scored, "-q", "x86", "-o", tmp_path, "--deployed", "--target", "sqnr>=9")
+    assert library.diagnosed[1] == ("x86", 1, None, Target(9.0), True)
+    run("analyze", flow.replace(":flow", ":watched"), "-q", "x86", "-o", tmp_path)
+    assert library.diagnosed[2][2].__name__ == "score"
+    without = run("analyze", flow, "-q", "x86", "-o", tmp_path, "--no-diagnosis")
+    assert "Diagnosis" not in without.stdout
+    assert "Next:" not in without.stdout
+    assert len(library.diagnosed) == 3
+
+
+PLANNED = OverridePlan((Edit("float", ("fc1/linear",)),)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("options", "plan", "data", "step"),
+    [
+        (
+            "",
+            PLANNED,
+            "same",
+            "pt2qa analyze {flow} -q xnnpack --overrides {stem}-diagnosis-plan.json -o {folder}-next",
+        ),
+        ("module=fc1", "", "same", "pt2qa analyze {flow} -q xnnpack:module=fc1 -o {folder}-next"),
+        (
+            "",
+            "",
+            "other",
+            "let the batches of {flow} cover what evaluation has, then pt2qa analyze {flow} -q xnnpack -o",
+        ),
+    ],
+)
+def test_the_next_command_quantizes_as_the_diagnosis_did(
+    run, library, flow, tmp_path, monkeypatch, options, plan, data, step
+):
+    from pt2qa._quantize.pairing import Recipe
+
+    def diagnose(pair, batches, **given):
+        kept = sys.modules["pt2qa_flow_flow"].given["batches"] if data == "same" else [1]
+        plugin = Plugin(**dict(option.split("=") for option in options.split(",") if option))
+        return replace(DIAGNOSIS, plan_json=plan, code="pass\n").with_evidence(
+            SimpleNamespace(recipe=Recipe(plugin, kept)), {}
+        )
+
+    monkeypatch.setitem(vars(pt2qa), "diagnose", diagnose)
+    monkeypatch.setattr(sys.modules["pt2qa.plugins"], "describe", describe, raising=False)
+    folder = tmp_path / "r"
+    last = run("analyze", flow, "-q", "xnnpack", "-o", folder).stdout.splitlines()[-1]
+    assert last.startswith("Next: " + step.format(flow=flow, folder=folder, stem=folder / "xnnpack"))
+    assert (folder / "xnnpack-diagnosis-quantizer.py").read_text(encoding="utf-8") == "pass\n"
+    if plan:
+        saved = folder / "xnnpack-diagnosis-plan.json"
+        assert OverridePlan.load(saved).to_json() == plan
+        assert run("analyze", flow, "-q", "xnnpack", "-o", tmp_path / "next", "--overrides", saved).exit_code == 0
+        assert library.overrides[-1].edits == (Edit("float", ("fc1/linear",)),)
+
+
+def test_a_plan_that_met_the_target_is_the_next_step(run, library, searches, flow, tmp_path):
+    last = run("analyze", flow, "-q", "x86", "-o", tmp_path, "--target", "30").stdout.splitlines()[-1]
+    assert last == f"Next: pt2qa analyze {flow} -q x86 --overrides {tmp_path}/x86-plan.json -o {tmp_path}-next"
+
+
+def test_what_cannot_be_diagnosed_is_analyzed(run, library, flow, tmp_path, monkeypatch):
+    def diagnose(pair, batches, **given):
+        raise QuantizeError("no output is a\nfloating-point tensor")
+
+    monkeypatch.setitem(vars(pt2qa), "diagnose", diagnose)
+    result = run("analyze", flow, "-q", "x86", "-o", tmp_path / "r")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[0] == "pt2qa: no diagnosis: no output is a floating-point tensor"
+    assert (tmp_path / "r" / "x86-layers.safetensors").exists()
+
+
+def test_analyze_prints_as_show_does_and_writes_tables_and_a_page(run, library, flow, tmp_path):
+    given = ("--sort", "isolated dB", "--limit", "2", "--width", "70", "--csv", "--html")
+    result = run("analyze", flow, "-q", "x86", "-o", tmp_path / "r", *given)
+    assert result.exit_code == 0, result.output
+    assert replace(LAYERS, quantizer="x86").text(sort="isolated_sqnr", limit=2, width=70) in result.stdout
+    assert (tmp_path / "r" / "x86-layers.csv").read_text(encoding="utf-8") == LAYERS.csv(extended=True)
+    assert (tmp_path / "r" / "x86-layers-outputs.csv").exists()
+    assert (tmp_path / "r" / "x86-diagnosis-figures.csv").exists()
+    assert not list((tmp_path / "r").glob("*weights*.csv"))  # whose tables are empty
+    assert (tmp_path / "r" / "report.html").read_text(encoding="utf-8").startswith("<!")
+    assert result.stderr.splitlines()[-1] == f"wrote {tmp_path / 'r' / 'report.html'}"
 
 
 def test_analyze_runs_the_quantizers_asked_for_once_each(run, library, flow, tmp_path):
@@ -345,6 +470,8 @@ def test_a_quantizer_that_fails_does_not_stop_the_next(run, library, flow, tmp_p
 
 @dataclass(frozen=True)
 class Plan:
+    edits: tuple[int, ...] = (1,)
+
     def save(self, path):
         path.write_text("{}")
 
@@ -357,7 +484,7 @@ class Searched:
     plan: Plan = Plan()
     verdict: str = "30 dB were asked for,\n27 were reached"
 
-    def __str__(self):
+    def text(self, **options):
         return f"searched: {self.verdict}"
 
     def save(self, path):
@@ -391,7 +518,7 @@ def test_analyze_writes_what_its_options_ask_for(run, library, searches, flow, t
     options = ("--bad-cases", "5", "--sensitivity", "--target", "sqnr>=30")
     result = run("analyze", flow, "-q", "x86", "-o", tmp_path / "reports", *options)
     assert result.exit_code == 0, result.output
-    ends = ("layers", "weights", "bad-cases", "sensitivity", "reconfiguration")
+    ends = ("diagnosis", "layers", "weights", "bad-cases", "sensitivity", "reconfiguration")
     names = [*(f"x86-{end}.safetensors" for end in ends), "x86-plan.json", "x86-quantizer.py"]
     assert result.stderr.splitlines() == [f"wrote {tmp_path / 'reports' / name}" for name in names]
     assert all((tmp_path / "reports" / name).exists() for name in names)
@@ -496,6 +623,8 @@ def test_an_analysis_that_fails_leaves_the_reports_before_it(run, library, searc
     ("options", "message"),
     [
         (["--bad-cases", "0"], r"Invalid value for '--bad-cases': 0 is not in the range x>=1\. \(see .*\)"),
+        (["--sort", "isoltd"], r"cannot sort by 'isoltd': did you mean 'isolated_sqnr'\? expected worst, .*"),
+        (["--overrides", __file__], r".*: is not valid JSON .*; expected an override plan"),
         (["--target", "good"], r"target: got 'good', expected decibels such as 30, 'sqnr>=30', or .*"),
     ],
 )
@@ -588,7 +717,7 @@ def test_analyze_keeps_every_report_where_stdout_is_full(run, library, searches,
         with suppress(OSError):
             full.close()
     assert left.value.code == 2
-    ends = ("layers", "weights", "bad-cases")
+    ends = ("diagnosis", "layers", "weights", "bad-cases")
     assert sorted(file.name for file in (tmp_path / "r").iterdir()) == sorted(
         f"{name}-{end}.safetensors" for name in ("x86", "xnnpack") for end in ends
     )
@@ -628,14 +757,15 @@ def test_ctrl_c_is_exit_code_130_and_keeps_what_was_finished(run, library, flow,
     monkeypatch.setitem(vars(pt2qa), "compare_weights", interrupted)
     result = run("analyze", flow, "-o", tmp_path / "r")
     assert result.exit_code == 130
-    assert result.stderr.splitlines() == [f"wrote {tmp_path / 'r' / 'x86-layers.safetensors'}", "pt2qa: interrupted"]
+    files = [tmp_path / "r" / f"x86-{what}.safetensors" for what in ("diagnosis", "layers")]
+    assert result.stderr.splitlines() == [*(f"wrote {file}" for file in files), "pt2qa: interrupted"]
     assert load(tmp_path / "r" / "x86-layers.safetensors").quantizer == "x86"
 
 
 def test_a_partial_analysis_is_kept_ends_the_command_and_is_exit_code_130(run, library, flow, tmp_path, monkeypatch):
     note = "interrupted: covers the 2 batches that were finished"
     monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches: replace(LAYERS, notes=(note,)))
-    result = run("analyze", flow, "-o", tmp_path / "r")
+    result = run("analyze", flow, "-o", tmp_path / "r", "--no-diagnosis")
     assert result.exit_code == 130
     assert [file.name for file in (tmp_path / "r").iterdir()] == ["x86-layers.safetensors"]
     assert note in result.stdout

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import click
 from pt2qa.cli.group import (
     DEBUG,
     Failure,
+    InputFile,
     flow_argument,
     main,
     measured_on,
@@ -21,7 +22,8 @@ from pt2qa.cli.group import (
     say,
     say_wrote,
 )
-from pt2qa.cli.printing import stop_if_interrupted
+from pt2qa.cli.next_step import next_step
+from pt2qa.cli.printing import Printing, prints_reports, stop_if_interrupted
 from pt2qa.errors import Pt2qaError, ReportError
 
 if TYPE_CHECKING:
@@ -33,6 +35,13 @@ if TYPE_CHECKING:
 @quantizers_option
 @click.option(
     "-o", "folder", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder for the reports."
+)
+@click.option(
+    "--diagnosis/--no-diagnosis",
+    "diagnoses",
+    default=True,
+    show_default=True,
+    help="Find causes, and measure remedies.",
 )
 @click.option(
     "--bad-cases", "bad_cases", metavar="K", type=click.IntRange(1), help="Also find the K samples that lose most."
@@ -52,16 +61,30 @@ if TYPE_CHECKING:
     help="Also search for a configuration whose output has this SQNR, in dB, or for plain 30 this much of the flow's "
     "metric.  [default: the flow's target]",
 )
+@click.option(
+    "--overrides",
+    metavar="PLAN.json",
+    type=InputFile(path_type=Path),
+    help="Quantize with the edits of this plan, which an earlier analyze wrote.",
+)
+@click.option("--csv", "writes_csv", is_flag=True, help="Also write the tables of each report as CSV files.")
+@click.option("--html", "writes_html", is_flag=True, help="Also write all reports as one page, DIR/report.html.")
+@prints_reports
 def analyze(
     flow: str,
     specs: Sequence[str],
     folder: Path,
+    diagnoses: bool,
     bad_cases: int | None,
     ranks_sites: bool,
     deploys: bool,
     target: str | None,
+    overrides: Path | None,
+    writes_csv: bool,
+    writes_html: bool,
+    printing: Printing,
 ) -> None:
-    """Quantize a model and report its error by layer and by weight.
+    """Quantize a model, and find what causes its error, by layer and by weight too.
 
     The function takes no arguments and returns (model, example_inputs, batches): the float model in eval mode; a
     tensor, a tuple of positional inputs or a dict of keyword inputs; and a list or DataLoader of batches of the same
@@ -79,48 +102,69 @@ def analyze(
       pt2qa analyze flow.py:flow -o reports
       pt2qa analyze flow.py:flow -q x86 -q xnnpack:per_channel=false -o reports
       pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
+      pt2qa analyze flow.py:flow -q xnnpack -o after --overrides reports/xnnpack-diagnosis-plan.json
 
-    For each quantizer, the command writes DIR/<quantizer>-layers.safetensors and -weights.safetensors. --bad-cases adds
-    -bad-cases.safetensors with the samples' inputs, --sensitivity adds -sensitivity.safetensors, --deployed adds
-    -deployed.safetensors (see pt2qa deploy), and --target adds -reconfiguration.safetensors, -plan.json, the edits that
-    pt2qa.quantize takes as overrides, and -quantizer.py, code that quantizes so in any export flow. If a target is not
-    met, the best configuration found is written, stderr says so, and the exit code is 1. It is also 1 if quantization
-    gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of finished
-    work are written.
+    For each quantizer, the command writes DIR/<quantizer>-diagnosis.safetensors, -layers and -weights. --bad-cases adds
+    -bad-cases with the samples' inputs, --sensitivity adds -sensitivity, --deployed adds -deployed (see pt2qa deploy),
+    and --target adds -reconfiguration. The edits that these and the diagnosis recommend are -plan.json and
+    -diagnosis-plan.json, for --overrides; -quantizer.py and -diagnosis-quantizer.py are code that quantizes so in any
+    export flow. The diagnosis is printed first, and the command to type next last; --sort is for the layers.
+
+    If a target is not met, the best configuration found is written, stderr says so, and the exit code is 1. It is also
+    1 if quantization gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of
+    finished work are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa.cli.flow import load_flow
+    from pt2qa.overrides import OverridePlan
 
     chosen = quantizers_of(specs)
+    plan = None if overrides is None else OverridePlan.load(overrides)
+    _check_order(printing.sort)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
     given = load_flow(flow)
     wanted = given.target_of(target)
-    analyses = functools.partial(
-        _analyses, batches=measured_on(given), k=bad_cases, ranks_sites=ranks_sites, deploys=deploys, target=wanted
-    )
-    _analyze_each(given, chosen, folder, analyses)
+    analyses = _Analyses(given, measured_on(given), diagnoses, bad_cases, ranks_sites, deploys, wanted)
+    _analyze_each(flow, analyses, chosen, plan, _Keeping(folder, writes_csv, writes_html, printing))
 
 
-def _analyze_each(
-    flow: Flow, specs: Sequence[str], folder: Path, analyses: Callable[[Any], Iterable[tuple[str, Any]]]
-) -> None:
+def _check_order(sort: str) -> None:
+    """Refuses an order that layers do not have, before anything runs."""
+    from pt2qa._layers.rows import LayerRow
+    from pt2qa._report.base import ORDERS
+    from pt2qa._report.columns import column_called, columns_of, derived_of
+    from pt2qa._report.ranking import check_column
+
+    columns = (*columns_of(LayerRow), *derived_of(LayerRow))
+    if sort not in ORDERS:
+        check_column(columns, column_called(sort, columns))
+
+
+def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: Any, keeping: _Keeping) -> None:
     """Analyze with one quantizer after another; if one fails, the others still run."""
     import pt2qa
 
+    flow = analyses.flow
     capture = flow.capture()
     failed: list[Failure] = []
     reasons: list[str] = []
+    every: list[Any] = []
     for spec in specs:
+        made: dict[str, Any] = {}
         try:
-            for what, report in analyses(pt2qa.quantize(capture, spec, flow.batches)):
-                _keep(report, what, folder, spec)
+            for what, report in analyses.of(pt2qa.quantize(capture, spec, flow.batches, overrides=plan)):
+                keeping.keep(report, what, spec)
+                made[what] = report
+                every.append(report)
                 if what in ("layers", "deployed"):
                     found = [f"{spec}: {line}" for line in unusable(report)]
                     reasons += [line for line in found if line not in reasons]
                 if what == "reconfiguration" and not report.met:
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
+            if step := next_step(made, where, flow, spec, keeping.stem(spec)):
+                click.echo(f"Next: {step}" + ("\n" if spec != specs[-1] else ""))
         except Pt2qaError as error:
             debug = click.get_current_context().meta[DEBUG]
             failed.append(Failure(error, f"{spec}: {error}", debug=debug))
@@ -128,6 +172,8 @@ def _analyze_each(
             for failure in failed:
                 failure.show()
             raise
+    if every:
+        keeping.write_page(every)
     say(*reasons)
     for failure in failed[:-1]:
         failure.show()
@@ -146,43 +192,110 @@ def unusable(report: Any) -> list[str]:
     return about_faults(found, report.batches)[:1] if failures(found) or nothing_left else []
 
 
-def _analyses(
-    pair: Any, batches: Any, k: int | None, ranks_sites: bool, deploys: bool, target: Any
-) -> Iterator[tuple[str, Any]]:
-    """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
-    import pt2qa
+@dataclass(frozen=True)
+class _Analyses:
+    """What is asked for."""
 
-    yield "layers", pt2qa.compare_layers(pair, batches)
-    yield "weights", pt2qa.compare_weights(pair)
-    if k is not None:
-        yield "bad-cases", pt2qa.find_bad_cases(pair, batches, k=k)
-    if deploys:
-        yield "deployed", pt2qa.compare_deployed(pair, batches)
-    ranked = pt2qa.sensitivity(pair, batches) if ranks_sites else None
-    if ranked is not None:
-        yield "sensitivity", ranked
-    if target is not None:
-        yield "reconfiguration", pt2qa.reconfigure(pair, batches, target=target, sensitivity=ranked)
+    flow: Flow
+    batches: Any
+    diagnoses: bool
+    k: int | None
+    ranks_sites: bool
+    deploys: bool
+    target: Any
+
+    def of(self, pair: Any) -> Iterator[tuple[str, Any]]:
+        """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
+        import pt2qa
+
+        diagnosis = self._diagnosis(pair) if self.diagnoses else None
+        if diagnosis is not None:
+            yield "diagnosis", diagnosis
+        yield "layers", pt2qa.compare_layers(pair, self.batches)
+        yield "weights", pt2qa.compare_weights(pair)
+        if self.k is not None:
+            yield "bad-cases", pt2qa.find_bad_cases(pair, self.batches, k=self.k)
+        if self.deploys:
+            kernels = None if diagnosis is None else diagnosis.reports.get("deployed")
+            yield "deployed", pt2qa.compare_deployed(pair, self.batches) if kernels is None else kernels
+        ranked = pt2qa.sensitivity(pair, self.batches) if self.ranks_sites else None
+        if ranked is not None:
+            yield "sensitivity", ranked
+        if self.target is not None:
+            searched = pt2qa.reconfigure(pair, self.batches, target=self.target, sensitivity=ranked)
+            yield "reconfiguration", searched
+
+    def _diagnosis(self, pair: Any) -> Any:
+        """The diagnosis; None if there is none, for example without an SQNR, which must not stop the analyses."""
+        import pt2qa
+
+        # A target knows the metric that it is for.
+        metric = self.flow.metric if self.target is None else None
+        try:
+            return pt2qa.diagnose(pair, self.batches, metric=metric, target=self.target, deployed=self.deploys)
+        except Pt2qaError as error:
+            say(f"no diagnosis: {error}")
+            return None
 
 
-def _keep(report: Any, what: str, folder: Path, spec: str) -> None:
-    """Write a report, then print it; the long one of weights is not printed.
+@dataclass(frozen=True)
+class _Keeping:
+    """Where reports go, and how they are printed."""
 
-    Raises:
-        KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
-    """
-    # xnnpack:mode=dynamic,per_channel=false becomes xnnpack-mode=dynamic-per_channel=false.
-    stem = re.sub(r"[^\w.=-]+", "-", spec)
-    path = folder / f"{stem}-{what}.safetensors"
-    report.save(path)
+    folder: Path
+    writes_csv: bool
+    writes_html: bool
+    printing: Printing
+
+    def stem(self, spec: str) -> Path:
+        """What the paths of a quantizer's reports begin with."""
+        # xnnpack:mode=dynamic,per_channel=false becomes xnnpack-mode=dynamic-per_channel=false.
+        return self.folder / re.sub(r"[^\w.=-]+", "-", spec)
+
+    def keep(self, report: Any, what: str, spec: str) -> None:
+        """Write a report, then print it; the long one of weights is not printed.
+
+        Raises:
+            KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
+        """
+        from pt2qa._report.atomic import write_atomic
+
+        stem = self.stem(spec)
+        _save(report, f"{stem}-{what}.safetensors")
+        if what == "reconfiguration":
+            _save(report.plan, f"{stem}-plan.json")
+            report.save_code(Path(f"{stem}-quantizer.py"))
+            say_wrote(f"{stem}-quantizer.py")
+        if what == "diagnosis" and report.plan_json:
+            _save(report.plan, f"{stem}-diagnosis-plan.json")
+        if what == "diagnosis" and report.code:
+            write_atomic(f"{stem}-diagnosis-quantizer.py", report.code.encode("utf-8"))
+            say_wrote(f"{stem}-diagnosis-quantizer.py")
+        if self.writes_csv:
+            self._write_csv(report, f"{stem}-{what}")
+        if what != "weights":
+            printing = self.printing if what == "layers" else replace(self.printing, sort="worst")
+            click.echo(f"{printing.text(report)}\n")
+        stop_if_interrupted(report)
+
+    def write_page(self, reports: Sequence[Any]) -> None:
+        """Writes the page of all reports, if it was asked for."""
+        from pt2qa._report.html import write_html
+
+        if self.writes_html:
+            write_html(reports, self.folder / "report.html")
+            say_wrote(self.folder / "report.html")
+
+    def _write_csv(self, report: Any, stem: str) -> None:
+        from pt2qa._report.columns import tables_of
+
+        for part in tables_of(type(report)):
+            if getattr(report, part):
+                file = f"{stem}.csv" if part == "rows" else f"{stem}-{part}.csv"
+                report.to_csv(file, extended=True, part=part)
+                say_wrote(file)
+
+
+def _save(what: Any, path: str) -> None:
+    what.save(Path(path))
     say_wrote(path)
-    if what == "reconfiguration":
-        plan = folder / f"{stem}-plan.json"
-        report.plan.save(plan)
-        say_wrote(plan)
-        code = folder / f"{stem}-quantizer.py"
-        report.save_code(code)
-        say_wrote(code)
-    if what != "weights":
-        click.echo(f"{report}\n")
-    stop_if_interrupted(report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,24 +15,21 @@ from pt2qa.cli.group import OutputFile, say_wrote, width_option
 if TYPE_CHECKING:
     from pt2qa._report.base import Report
 
-_OPTIONS: Final = (
-    click.option(
-        "--sort", default="worst", show_default=True, metavar="worst|graph|name|COLUMN", help="Order of the rows."
-    ),
-    click.option(
-        "--limit",
-        type=click.IntRange(0),
-        metavar="N",
-        help="Rows of a table, or findings of a rule; 0 for all.  [default: 20 rows, 5 findings]",
-    ),
-    click.option(
-        "--csv",
-        "csv_file",
-        metavar="FILE",
-        type=OutputFile(),
-        help="Also write all rows, in graph order, as CSV; - for CSV alone.",
-    ),
-    width_option,
+_SORT: Final = click.option(
+    "--sort", default="worst", show_default=True, metavar="worst|graph|name|COLUMN", help="Order of the rows."
+)
+_LIMIT: Final = click.option(
+    "--limit",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Rows of a table, or findings of a rule; 0 for all.  [default: 20 rows, 5 findings]",
+)
+_CSV: Final = click.option(
+    "--csv",
+    "csv_file",
+    metavar="FILE",
+    type=OutputFile(),
+    help="Also write all rows, in graph order, as CSV; - for CSV alone.",
 )
 
 
@@ -56,19 +53,31 @@ class Printing:
         if self.csv_file == "-":
             click.echo(report.csv(extended=True), nl=False)
         else:
-            limited = {} if self.limit is None else {"limit": self.limit or None}
-            click.echo(report.text(sort=self.sort, width=self.width, **limited))
+            click.echo(self.text(report))
         stop_if_interrupted(report)
+
+    def text(self, report: Report) -> str:
+        """A report as text."""
+        limited = {} if self.limit is None else {"limit": self.limit or None}
+        return report.text(sort=self.sort, width=self.width, **limited)
 
 
 def prints_report(function: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of :class:`Printing`, which it takes as ``printing``."""
+    return _taking((_SORT, _LIMIT, _CSV, width_option), function)
 
+
+def prints_reports(function: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command that prints several reports, which no one CSV file can hold."""
+    return _taking((_SORT, _LIMIT, width_option), function)
+
+
+def _taking(options: Sequence[Callable[..., Any]], function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
-    def command(sort: str, limit: int | None, csv_file: str | None, width: int | None, **given: Any) -> None:
+    def command(sort: str, limit: int | None, width: int | None, csv_file: str | None = None, **given: Any) -> None:
         function(printing=Printing(sort, limit, csv_file, width), **given)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         command = option(command)
     return command
 
