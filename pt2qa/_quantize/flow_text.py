@@ -100,11 +100,13 @@ def _text(
     options = ", ".join([*extra[::-1], "dynamic_shapes=None"])
     call = f"model, {inputs}, dynamic_shapes=dynamic_shapes"
     batch = "args, kwargs" if capture.kwargs else "batch"
-    given = "*args, **kwargs" if capture.kwargs else "*batch"
+    run = "prepared(*args, **kwargs)"
+    if not capture.kwargs:
+        run = "prepared(*batch) if isinstance(batch, (tuple, list)) else prepared(batch)"
     what = (
         "Example inputs are args, a tuple, and kwargs, a dict; calibration has pairs of these."
         if capture.kwargs
-        else "Example inputs are args, a tuple; calibration has tuples like it."
+        else "Example inputs are args, a tuple; calibration has tuples like it, or tensors."
     )
     prepare = "prepare_qat_pt2e" if qat else "prepare_pt2e"
     steps = [
@@ -113,7 +115,7 @@ def _text(
         *(_TRAINING if qat else ()),
         "with torch.no_grad():",
         f"    for {batch} in calibration:",
-        f"        prepared({given})",
+        f"        {run}",
         "return convert_pt2e(prepared)",
     ]
     source = (

@@ -109,6 +109,16 @@ def test_what_the_quantizer_has_no_calls_for_is_said() -> None:
     assert annotations_of(capture, own).edges == annotations_of(capture, plugin, plan.edits).edges
 
 
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_code_for_training_configures_the_quantizer_for_it(quantizer: str) -> None:
+    """In QAT, torchao's x86 quantizer fails on a convolution that its own calls leave in float."""
+    plan = OverridePlan((Edit("float", ("fc/linear",)),))
+    code = quantizer_code(resolve(quantizer), plan, captured("residual")[0].module(), qat=True)
+    assert "is_qat=True" in code
+    assert "set_module_name_qconfig" not in code
+    assert "is_qat" not in code_for("residual", quantizer, *plan.edits)
+
+
 def test_any_quantizer_gets_code() -> None:
     plain = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
     capture, _ = captured("pooled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,21 @@ def test_efficientnet_needs_nothing_but_fusions(fused: pt2qa.Reconfiguration) ->
     stages = {stage.name: stage for stage in fused.stages}
     assert stages["converted"].macs == stages["before"].macs
     assert not [note for note in fused.notes if "meant to" in note]
+
+
+def test_the_printed_code_gives_efficientnet_the_same_db(fused: pt2qa.Reconfiguration) -> None:
+    """From torch.export to convert, without pt2qa; the float model is the eager one."""
+    assert fused.code_verified == "equal"
+    made, names = captured("efficientnet_lite0"), dict[str, Any](__name__="quantizer")
+    exec(fused.code, names)
+    assert "import pt2qa" not in fused.code
+    quantized = names["quantize"](made.model, (made.batches[0],), made.batches)
+    with torch.no_grad():
+        outputs = [quantized(batch) for batch in made.batches]
+        by_hand = decibels([made.model(batch) for batch in made.batches], outputs)
+        assert all(torch.equal(mine, fused.pair.quantized(x)) for mine, x in zip(outputs, made.batches, strict=True))
+    stages = {stage.name: stage for stage in fused.stages}
+    assert by_hand == pytest.approx(stages["converted"].quality, abs=0.01)
 
 
 def test_efficientnet_reaches_25_db_with_little_in_float() -> None:
