@@ -16,6 +16,8 @@ from pt2qa._check.analysis import check
 from pt2qa._check.report import Findings
 from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.report import DeployedReport
+from pt2qa._diagnosis.analysis import diagnose
+from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._layers.report import LayerReport
 from pt2qa._printable import clean
@@ -36,7 +38,7 @@ from pt2qa.report import load
 ReportType = TypeVar("ReportType", bound=Report)
 
 BAD_CASES: Final = "bad-cases"
-REPORTS: Final = ("findings", BAD_CASES, "layers", "weights", "deployed", "sensitivity", "reconfiguration")
+REPORTS: Final = ("diagnosis", "findings", BAD_CASES, "layers", "weights", "deployed", "sensitivity", "reconfiguration")
 """What a folder may contain, in session order."""
 
 PLAN: Final = "plan.json"
@@ -197,16 +199,21 @@ class QuantAnalysis:
 
     # -- analyses ------------------------------------------------------------------------------------------------
 
-    def run(self, index: int | None = None) -> LayerReport:
-        """Compares all layers on the bad cases, or on all batches if none is set: :func:`pt2qa.compare_layers`.
+    def run(self, index: int | None = None, *, diagnose: bool = True) -> LayerReport:
+        """Diagnoses on all batches, then compares all layers on the bad cases, or on all batches if none is set.
+
+        See :meth:`diagnose` and :func:`pt2qa.compare_layers`; ``reports()["diagnosis"]`` is to be read first.
 
         Args:
-            index: only the bad case with this index.
+            index: only the layers on the bad case with this index.
+            diagnose: whether to diagnose.
 
         Raises:
             Pt2qaError: as there; ReportError where there is no such case or the folder cannot be written.
         """
         if index is None:
+            if diagnose:
+                self.diagnose()
             return self.compare_per_layer()
         rows = () if self.bad_case is None else self.bad_case.rows
         row = next((row for row in rows if row.index == index), None)
@@ -215,6 +222,17 @@ class QuantAnalysis:
             raise ReportError(f"no bad case has the index {index}; there are: {known}")
         batches = [self.bad_case.batch(row)]
         return self._written("layers", compare_layers, batches=batches, progress=self.progress)
+
+    def diagnose(self, **options: Any) -> Diagnosis:
+        """Finds what causes the error on all batches, and measures what helps: :func:`pt2qa.diagnose`.
+
+        Args:
+            options: ``evaluation``, ``metric``, ``target``, ``deployed`` and so on of :func:`pt2qa.diagnose`.
+
+        Raises:
+            Pt2qaError: as there; ReportError where the folder cannot be written.
+        """
+        return self._written("diagnosis", diagnose, **self._every_batch(), **options)
 
     def compare_per_layer(self, **options: Any) -> LayerReport:
         """Compares layers on the bad cases, or on all batches if none is set.

@@ -45,7 +45,9 @@ def test_each_step_writes_its_report_and_its_text(session: Session) -> None:
     weights = analysis.compare_weights()
     ranked = analysis.sensitivity(method="exact")
     assert ranked.rows == pt2qa.sensitivity(pair, bad.batches(), method="exact", progress=False).rows
-    made = {"bad-cases": bad, "layers": layers, "weights": weights, "sensitivity": ranked}
+    diagnosis = pt2qa.load(analysis.out_dir / "diagnosis.safetensors")
+    assert diagnosis.rows == pt2qa.diagnose(pair, BATCHES, progress=False).rows
+    made = {"diagnosis": diagnosis, "bad-cases": bad, "layers": layers, "weights": weights, "sensitivity": ranked}
     names = [f"{what}.{end}" for what in made for end in ("safetensors", "txt")]
     assert files(analysis) == sorted([*names, "quant-analysis.json"])
     for what, report in made.items():
@@ -72,7 +74,7 @@ def test_another_session_goes_on_from_the_folder(session: Session) -> None:
     assert later.load_bad_case() == first
     later.sensitivity(method="exact")
     assert later.run().samples == sum(len(batch) for batch in first.batches())
-    assert list(session().reports()) == ["bad-cases", "layers", "sensitivity"]
+    assert list(session().reports()) == ["diagnosis", "bad-cases", "layers", "sensitivity"]
 
 
 def test_without_a_bad_case_all_batches_are_compared(session: Session) -> None:
@@ -95,12 +97,12 @@ def test_a_batch_that_is_known_to_be_bad(session: Session) -> None:
     analysis = session()
     bad = analysis.set_bad_case(BATCHES[1])
     assert torch.equal(bad.batch(), BATCHES[1])
-    assert analysis.run().samples == 2
+    assert analysis.run(diagnose=False).samples == 2
     assert "bad-cases.safetensors" not in files(analysis)
     analysis.save_bad_case()
     again = session()
     again.load_bad_case(analysis.out_dir / "bad-cases.safetensors")
-    assert again.run() == analysis.run()
+    assert again.run(diagnose=False) == analysis.run(diagnose=False)
     with pytest.raises(pt2qa.BatchError, match=r"captured with \[2, 3, 8, 8\]"):
         analysis.set_bad_case(images(3))
 
@@ -177,8 +179,8 @@ def test_a_file_of_the_users_is_not_overwritten(session: Session) -> None:
     ):
         analysis.compare_weights()
     assert (analysis.out_dir / "weights.safetensors").read_text() == "a model"
-    analysis.run()
-    analysis.run()
+    analysis.run(diagnose=False)
+    analysis.run(diagnose=False)
 
 
 @pytest.mark.parametrize("text", ["{", '["../../model.pt"]', '{"a": 1}', '["/etc/passwd"]'])

@@ -109,7 +109,7 @@ def diagnose(
     aim = _aim(metric, target)
     data = Data("batches", batches, inputs_of)
     reference = Reference(pair, batches if evaluation is None else evaluation, inputs_of)
-    if aim is None and not reference.names:
+    if (aim is None or aim.metric is None) and not reference.names:
         raise SelectionError(
             "no output is a floating-point tensor, so there is no SQNR. Pass metric=a function of a model."
         )

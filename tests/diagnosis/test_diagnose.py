@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa._diagnosis.causes import CAUSES
 from pt2qa.report import Diagnosis
 
 
@@ -148,3 +150,10 @@ def test_a_metric_decides(net: nn.Module, data: Any) -> None:
     assert found.rows[0].cause == "narrow-calibration"
     assert found.rows[0].quality == 1.0
     assert not math.isnan(found.sqnr)
+
+
+def test_the_page_lists_every_cause() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
+    assert [f"| `{cause}` | {meaning} |" for cause, meaning in CAUSES.items()] == [
+        line for line in page.splitlines() if line.startswith("| `") and line.split("`")[1] in CAUSES
+    ]
