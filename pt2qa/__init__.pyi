@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._reconfigure.target import Budget as Budget, Target as Target
     from ._check.analysis import check as check
     from ._diagnosis.analysis import diagnose as diagnose
+    from ._diagnosis.budget import error_budget as error_budget
     from ._profile.analysis import Profiler as Profiler, profile as profile
     from ._profile.diff import diff_profiles as diff_profiles
 
@@ -47,6 +48,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._two_graphs.report import GraphReport as GraphReport
     from ._deployed.report import DeployedReport as DeployedReport
     from ._diagnosis.report import Diagnosis as Diagnosis
+    from ._diagnosis.budget_report import ErrorBudget as ErrorBudget
     from ._layers.rows import LayerRow as LayerRow
     from ._weights.rows import WeightRow as WeightRow
     from ._candidates.report import CandidateReport as CandidateReport

@@ -18,6 +18,7 @@ from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow, StageRow
+from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow
 from pt2qa._layers.report import LayerReport
@@ -60,6 +61,7 @@ __all__ = [
     "ConformanceReport",
     "DeployedReport",
     "Diagnosis",
+    "ErrorBudget",
     # their rows
     "LayerRow",
     "WeightRow",
@@ -69,6 +71,7 @@ __all__ = [
     "TriedRow",
     "FigureRow",
     "AsideRow",
+    "BudgetRow",
     "CaseRow",
     "Ranking",
     "LabelCounts",

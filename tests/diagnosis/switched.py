@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -28,22 +28,22 @@ class Applied(nn.Module):
         return self.function(x)
 
 
-def with_function(pair: pt2qa.QuantizedPair, site: Site, function: Function) -> GraphModule:
-    """A copy of the float model that applies a function to the value of one site."""
-    graph = quantized_at(pair, [site.index])
+def with_function(pair: pt2qa.QuantizedPair, site: Site, function: Function, also: Collection[int] = ()) -> GraphModule:
+    """A copy of the float model, or with some activation sites on, that applies a function to one site's value."""
+    graph = quantized_at(pair, [site.index, *also])
+    own = next((step.node for step in pair.program.steps if step.site == site.index), "")
     for node in list(graph.graph.nodes):
         if ".dequantize_per_" not in str(node.target):
             continue
         source = node.args[0]
-        source = source.args[0] if source.op == "call_function" else source
-        with graph.graph.inserting_before(node):
-            if site.kind == "activation":
-                graph.add_submodule("changed", Applied(function))
-                instead = graph.graph.call_module("changed", (source,))
-            else:
-                graph.register_buffer("changed", function(float_value(pair, site)))
-                instead = graph.graph.get_attr("changed")
-        node.replace_all_uses_with(instead)
+        if source.op == "get_attr" and site.kind != "activation":
+            graph.register_buffer("changed", function(float_value(pair, site)))
+            with graph.graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph.get_attr("changed"))
+        elif node.name == own:
+            graph.add_submodule("changed", Applied(function))
+            with graph.graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph.call_module("changed", (source.args[0],)))
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

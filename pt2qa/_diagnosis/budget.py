@@ -1,0 +1,116 @@
+"""``pt2qa.error_budget``: the output noise split by mechanism and place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import nan, sqrt
+from typing import Any, cast
+
+from torch import Tensor
+
+from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget, Mechanism
+from pt2qa._diagnosis.in_series import sites_before
+from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._sensitivity.precision import FEWEST
+from pt2qa._sensitivity.roundings import Rounding, Variant, clamping, own_rounding
+from pt2qa._sensitivity.site_groups import find_site_groups
+from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.program import Site
+
+
+def error_budget(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    method: Method = "auto",
+    projections: int = FEWEST,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> ErrorBudget:
+    """Splits the output noise into activation and weight rounding, activation and weight clamping, and bias, by site.
+
+    Each part is what one mechanism makes alone, all else as in the float model; what is left of the measured noise is
+    interaction.  A site behind another one, as behind a relu that is not fused, counts with what it adds to that.
+    Formulas: :class:`pt2qa.report.BudgetRow`.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
+        batches: iterable of batches, consumed once; those without a number are set apart and counted.
+        method: ``projection`` estimates all parts at once, from a few backward passes; ``exact`` runs the model twice
+            for each site; ``auto`` projects, and runs where an op has no gradient.
+        projections: random projections per batch; the sampling error falls with their square root, and is gone with as
+            many as a sample's outputs have elements.
+        inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show a progress bar; None: if stderr is a terminal.
+
+    Raises:
+        BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
+        SelectionError: ``projections`` is not positive, or no output is floating-point.
+        SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
+    """
+    before = sites_before(pair.simulator)
+
+    def mechanisms(site: Site) -> Mapping[str, Variant]:
+        own, clamp, start = own_rounding(pair.simulator, site), clamping(site.params), None
+        if site.kind == "bias":
+            return {"bias": Variant(own)}
+        if site.index in before and before[site.index].settles:
+            own = clamp = _unchanged
+        elif site.index in before:
+            start = before[site.index].leaves
+            own, clamp = _after(start, own), _after(start, clamp)
+        return {f"{site.kind} rounding": Variant(own, clamp), f"{site.kind} clamping": Variant(clamp, start)}
+
+    noises = site_noises(
+        pair, batches, mechanisms, method=method, projections=projections, inputs_of=inputs_of, progress=progress
+    )
+    return ErrorBudget(
+        rows=_rows(pair, noises),
+        outputs=noises.outputs,
+        method=noises.method,
+        projections=noises.projections,
+        signal=noises.signal,
+        noise=noises.measured,
+        batches=noises.batches,
+        samples=noises.samples,
+        notes=noises.notes,
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+        set_apart=noises.set_apart,
+    )
+
+
+def _unchanged(value: Tensor) -> Tensor:
+    return value
+
+
+def _after(first: Rounding, then: Rounding) -> Rounding:
+    return lambda value: then(first(value))
+
+
+def _rows(pair: QuantizedPair, noises: SiteNoises) -> tuple[BudgetRow, ...]:
+    modules = {place.sites[0]: place.module for place in find_site_groups(pair.program, None)}
+
+    def share(noise: float) -> float:
+        return noise / noises.measured if noises.measured else nan if noise else 0.0
+
+    rows = []
+    for (index, name), noise in sorted(noises.noise.items()):
+        site = pair.sites[index]
+        rows.append(
+            BudgetRow(
+                name=site.name,
+                module=modules[index],
+                op=site.op,
+                kind=site.kind,
+                mechanism=cast(Mechanism, name),
+                noise=noise,
+                noise_share=share(noise),
+                dtype=site.params.dtype,
+                site=index,
+                error=share(sqrt(noises.variance[index, name])),
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,210 @@
+"""The error budget: the output noise by mechanism and place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import fsum, inf, nan
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pt2qa._decibels import decibels
+from pt2qa._report.base import Report, data_read
+from pt2qa._report.columns import Column, column, derived
+from pt2qa._report.formats import decibel, share
+from pt2qa._report.html.charts import bars
+from pt2qa._report.prose import counted
+from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.storage import register
+
+Mechanism = Literal["activation rounding", "activation clamping", "weight rounding", "weight clamping", "bias"]
+
+HALF: Final = 0.5
+"""Share of the parts above which one mechanism is called the fault."""
+
+BARS: Final = 25
+"""Modules that the chart shows."""
+
+_RANGE: Final = (
+    "a range fault: values lie outside the range that their site can represent. Another observer or calibration data "
+    "with these values help, more bits do not."
+)
+_PRECISION: Final = (
+    "a precision fault: the steps are too coarse. One scale per channel, tighter ranges or more bits help, wider "
+    "ranges do not."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """The part of the output noise that one mechanism of one site makes alone.
+
+    Let F be the model's outputs as a function of the site's value x, all else as in the reference, ``clamp(x)`` the
+    end of the range where x is more than half a step outside and x elsewhere, and ``round(x)`` the value that the
+    quantized model has in its place, with sums over all outputs and batches::
+
+        clamping: noise = sum((F(clamp(x)) - F(x))**2)
+        rounding: noise = sum((F(round(x)) - F(clamp(x)))**2)
+        bias:     noise = sum((F(round(x)) - F(x))**2)
+
+    For a site in series, behind another one with only ops between that pick or clip values, x is its value with that
+    one on: behind a relu that is not fused, a site that rounds alike adds nothing.
+
+    Args:
+        name: of the op that produces the value (activation) or reads it (weight, bias).
+        module: module path of that op.
+        op: its type, such as ``conv2d``.
+        kind: what is quantized.
+        mechanism: what makes the noise.
+        noise: squared output error, summed over the data; linear units, additive.
+        noise_share: of the measured noise; 0..1, and more where errors cancel in the whole model.
+        dtype: of the quantized values.
+        site: index in ``pair.sites``.
+        error: one sigma of the sampling error of ``noise_share``; 0 if nothing was sampled.
+    """
+
+    shown: ClassVar = ("name", "op", "mechanism", "dtype", "noise_share", "error")
+
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    module: Annotated[str, column(extended=True)]
+    op: Annotated[str, column(importance=1, shrinks_to=12)]
+    kind: Annotated[Literal["activation", "weight", "bias"], column(importance=2)]
+    mechanism: Annotated[Mechanism, column(key=True, importance=6)]
+    noise: Annotated[float, column(importance=4)]
+    noise_share: Annotated[float, column("noise\n%", show=share, importance=7)]
+    dtype: Annotated[str, column(importance=2)]
+    site: Annotated[int, column(extended=True)]
+    error: Annotated[float, column("± %", show=share, importance=3, extended=True)]
+
+
+@register("error-budget", schema=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class ErrorBudget(Report):
+    """The output noise of a quantized model, split by mechanism and place.
+
+    Args:
+        rows: one per site and mechanism, in graph order; a value that is quantized twice alike is one site.
+        outputs: the outputs that were measured.
+        method: ``projection``, or ``exact`` where an op has no gradient or it was asked for.
+        projections: random projections per batch; 0 for the exact method.
+        signal: sum of the squared reference outputs over the data.
+        noise: sum of the squared output errors of the fully quantized model, measured.
+        batches, samples: how much was measured; batches that are set apart do not count.
+        notes: what else the reader must know.
+        quantizer: the plug-in's name, or the class of a quantizer without one.
+        model: the model's class name.
+        environment: versions, and the model's fingerprint.
+        set_apart: batches excluded from all numbers.
+    """
+
+    heading: ClassVar = "Error budget"
+    usual_measures: ClassVar = ("noise_share",)
+    ties: ClassVar = "noise"
+
+    rows: tuple[BudgetRow, ...]
+    outputs: tuple[str, ...]
+    method: str
+    projections: int
+    signal: float
+    noise: float
+    batches: int
+    samples: int
+    notes: tuple[str, ...]
+    quantizer: str
+    model: str
+    environment: Environment
+    set_apart: tuple[SetApart, ...] = ()
+
+    @derived(unit="dB", judged=True)
+    def sqnr(self) -> float:
+        """Output SQNR in dB of the fully quantized model."""
+        return inf if self.noise == 0.0 else decibels(self.signal, self.noise)
+
+    @derived()
+    def parts(self) -> float:
+        """The noise of all rows."""
+        return fsum(row.noise for row in self.rows)
+
+    @derived(worse="")
+    def interactions(self) -> float:
+        """What is left of the measured noise: errors of several sites, or of one site's clamping and rounding, that
+        add up or cancel.  Negative where they cancel.
+        """
+        return self.noise - self.parts
+
+    @property
+    def fault(self) -> Literal["range", "precision", ""]:
+        """``range`` if clamping activations or weights makes more than half of the parts, ``precision`` if another
+        mechanism does, empty if none does.
+        """
+        name, noise = next(iter(self.by("mechanism").items()), ("", 0.0))
+        if not noise > HALF * self.parts:
+            return ""
+        return "range" if name.endswith("clamping") else "precision"
+
+    def by(self, name: Literal["mechanism", "module", "op", "kind", "name", "dtype"]) -> dict[str, float]:
+        """The noise of the rows, added up by one of their columns, most first."""
+        self.column(name)
+        found: dict[str, list[float]] = defaultdict(list)
+        for row in self.rows:
+            found[getattr(row, name)].append(row.noise)
+        sums = {key: fsum(noises) for key, noises in found.items()}
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """The share of the measured noise by mechanism, and by module for those that cost most."""
+        mechanisms, modules = self.by("mechanism"), self.by("module")
+        most = dict(list(modules.items())[:BARS])
+        return [
+            *bars("Noise by mechanism", "Share of the measured output noise.", self._bars(mechanisms)),
+            *bars("Noise by module", f"The {counted(len(most), 'module')} that cost most.", self._bars(most)),
+        ]
+
+    def _bars(self, noises: dict[str, float]) -> list[tuple[str, float, str]]:
+        return [
+            (name or "(top level)", self._share(noise), f"{share(self._share(noise))} %")
+            for name, noise in noises.items()
+        ]
+
+    def _share(self, noise: float) -> float:
+        return noise / self.noise if self.noise else nan if noise else 0.0
+
+    def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
+        """The error is shown if something was sampled."""
+        return replace(column, show=_absent) if column.name == "error" and not self.projections else column
+
+    def _headline(self) -> str:
+        return f"<ErrorBudget of {self.subject()}: output SQNR {self.sqnr:.4g} dB>"
+
+    def _title(self, sort: str) -> str:
+        how = f"{self.method} method, {data_read(self.batches, self.samples)}"
+        return f"Output SQNR {decibel(self.sqnr)} dB; error budget of {self.subject()}: {how}, {self._how(sort)}"
+
+    def _lead(self) -> Sequence[str]:
+        if self.noise == 0.0:
+            return ["The outputs of both models are equal: there is no noise to split."]
+        shares = [f"{name} {_percent(self._share(noise))}" for name, noise in self.by("mechanism").items()]
+        left = f"interactions {_percent(self._share(self.interactions))}"
+        return [f"Of the noise: {', '.join([*shares, left])}.", *self._about_fault()]
+
+    def _about_fault(self) -> Sequence[str]:
+        if not self.fault:
+            return ["No mechanism makes more than half of the parts."] if self.parts > 0 else []
+        name = next(iter(self.by("mechanism")))
+        about = _RANGE if self.fault == "range" else _PRECISION
+        return [f"{name.capitalize()} makes {_percent(self.by('mechanism')[name] / self.parts)} of the parts, {about}"]
+
+    def _summary(self) -> Sequence[str]:
+        silent = sum(row.noise == 0.0 for row in self.rows)
+        apart = about_set_apart(self.set_apart, self.batches + len(self.set_apart))
+        return [*apart, f"Counts: {silent} of {counted(len(self.rows), 'row')} without effect on the output."]
+
+
+def _percent(part: float) -> str:
+    return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
+
+
+def _absent(sigma: float) -> str:
+    """Left out of a table: nothing was sampled."""
+    return "nan"
