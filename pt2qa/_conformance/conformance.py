@@ -13,6 +13,7 @@ from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
 from pt2qa._conformance.properties import PROPERTIES, Property
 from pt2qa._conformance.properties.property import Outcome, failed
+from pt2qa._conformance.properties.soundness import BACKEND_SPEC, NO_SPEC
 from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
@@ -21,6 +22,7 @@ from pt2qa._exclusion import exports
 from pt2qa._near_names import did_you_mean
 from pt2qa._report.rows import Environment
 from pt2qa.errors import CaptureError, SelectionError
+from pt2qa.plugins import BackendSpec
 
 Named = TypeVar("Named", ConformanceModel, Property)
 
@@ -32,6 +34,7 @@ def check_quantizer(
     models: Iterable[str | ConformanceModel] | None = None,
     properties: Iterable[str | Property] | None = None,
     qat: bool = False,
+    spec: BackendSpec | None = None,
     progress: bool | None = None,
 ) -> ConformanceReport:
     """Checks whether a quantizer behaves, on small models of one pattern each.
@@ -45,13 +48,15 @@ def check_quantizer(
         models: names of :data:`pt2qa._conformance.MODELS`, or your own models; None: all that ship with pt2qa.
         properties: names of :data:`pt2qa._conformance.PROPERTIES`, or your own properties; None: all.
         qat: prepare for quantization-aware training.
+        spec: what the backend takes, for the property ``backend_spec``; None: as the plug-in or the quantizer states it
+            in an attribute ``spec``. Without one, the property does not apply.
         progress: whether to show a progress bar; None: only if stderr is a terminal.
 
     Returns:
         One row for each property and model.
 
     Raises:
-        SelectionError: a model or property name is unknown.
+        SelectionError: a model or property name is unknown, or ``spec`` is not one.
         PluginError: ``quantizer`` is not a quantizer.
         CaptureError: one of your own models cannot be captured.
 
@@ -60,7 +65,9 @@ def check_quantizer(
     >>> report.passed
     True
     """
-    tested = QuantizerUnderTest(quantizer, qat)
+    if spec is not None and not isinstance(spec, BackendSpec):
+        raise SelectionError(f"spec: got a {type(spec).__name__}, expected a BackendSpec")
+    tested = QuantizerUnderTest(quantizer, qat, spec)
     run = ConformanceRun(tested, chosen("model", models, MODELS))
     wanted = chosen("property", properties, PROPERTIES)
     name, rows = tested.name, []
@@ -73,7 +80,16 @@ def check_quantizer(
                 ConformanceRow(name, each.name, model, outcome.verdict, outcome.why, time.perf_counter() - start)
             )
     coverage = tuple(run.coverage(model) for model in run.trials)
-    return ConformanceReport(tuple(rows), coverage, (tested.note,), name, Environment.here(""))
+    unjudged = BACKEND_SPEC.name in wanted and tested.spec is None
+    return ConformanceReport(
+        rows=tuple(rows),
+        coverage=coverage,
+        notes=(tested.note, *([f"{BACKEND_SPEC.name} was not applied: {NO_SPEC}"] if unjudged else [])),
+        quantizer=name,
+        environment=Environment.here(""),
+        models=len({*MODELS, *run.trials}),
+        properties=len({*PROPERTIES, *wanted}),
+    )
 
 
 class ConformanceRun:

@@ -13,6 +13,7 @@ from pt2qa._conformance.properties import PROPERTIES, Property
 from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import SelectionError
+from pt2qa.plugins import BackendSpec
 
 if TYPE_CHECKING:
     import pytest
@@ -30,6 +31,7 @@ class QuantizerConformance:
         models: as :func:`check_quantizer` takes them.
         properties: as :func:`check_quantizer` takes them.
         qat: whether the quantizer is for quantization-aware training.
+        spec: as :func:`check_quantizer` takes it.
         xfail: why a property fails, by ``(property, model)``, or by ``property`` for all models. If a pair that is
             expected to fail passes, its test fails.
 
@@ -45,6 +47,7 @@ class QuantizerConformance:
     models: ClassVar[Iterable[str | ConformanceModel] | None] = None
     properties: ClassVar[Iterable[str | Property] | None] = None
     qat: ClassVar[bool] = False
+    spec: ClassVar[BackendSpec | None] = None
     xfail: ClassVar[Expected] = {}
 
     def make_quantizer(self) -> Any:
@@ -86,7 +89,8 @@ class QuantizerConformance:
         found = cls.__dict__.get("_shared_run")
         if found is None:
             found = ConformanceRun(
-                QuantizerUnderTest(lambda: cls().make_quantizer(), cls.qat), chosen("model", cls.models, MODELS)
+                QuantizerUnderTest(lambda: cls().make_quantizer(), cls.qat, cls.spec),
+                chosen("model", cls.models, MODELS),
             )
             cls._shared_run = found
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from pt2qa.plugins import QuantizerPlugin, describe, resolve
+from pt2qa.plugins import BackendSpec, QuantizerPlugin, describe, resolve, spec_of
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class QuantizerUnderTest:
 
     quantizer: Any
     qat: bool = False
+    given_spec: BackendSpec | None = None
 
     @property
     def makes_new_ones(self) -> bool:
@@ -31,6 +33,11 @@ class QuantizerUnderTest:
             PluginError: it is not a quantizer.
         """
         return resolve(self.quantizer() if self._factory else self.quantizer)
+
+    @functools.cached_property
+    def spec(self) -> BackendSpec | None:
+        """What the backend takes: as given, else as the plug-in or the quantizer states it."""
+        return spec_of(self.plugin()) if self.given_spec is None else self.given_spec
 
     @property
     def name(self) -> str:

@@ -30,7 +30,7 @@ class _Count:
     skipped: Annotated[int, column(importance=2)]
 
 
-@register("conformance", schema=1)
+@register("conformance", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class ConformanceReport(Report):
     """Which properties hold for a quantizer.
@@ -44,6 +44,8 @@ class ConformanceReport(Report):
         notes: what else the reader must know.
         quantizer: the plug-in's name, or a torchao quantizer's class.
         environment: versions.
+        models: how many there are, those that were not run too; 0 if the file does not say.
+        properties: ditto.
     """
 
     heading: ClassVar = "Conformance"
@@ -55,6 +57,8 @@ class ConformanceReport(Report):
     notes: tuple[str, ...]
     quantizer: str
     environment: Environment
+    models: Annotated[int, column(since=2)] = 0
+    properties: Annotated[int, column(since=2)] = 0
 
     @derived(worse="smaller", judged=True)
     def passed(self) -> bool:
@@ -109,7 +113,7 @@ class ConformanceReport(Report):
             properties = ", ".join(f"{name} ({count})" for name, count in failures.most_common())
             verdict = f"Fails in {counted(len(failures), 'property', 'properties')}: {properties}."
         elif outcomes["passed"]:
-            verdict = "Passes: nothing failed."
+            verdict = self._without_failure()
         else:
             verdict = "Shows nothing: no property could be looked at, as the quantizer annotates none of the models."
         return [
@@ -117,6 +121,19 @@ class ConformanceReport(Report):
             f"Counts: {outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['does not apply']} do not "
             f"apply, {outcomes['skipped']} skipped, in {self.seconds:.0f} s.",
         ]
+
+    def _without_failure(self) -> str:
+        """That all ran and nothing failed; else how much of it ran."""
+        models = len({row.model for row in self.rows})
+        properties = len({row.property for row in self.rows})
+        if (models, properties) == (self.models, self.properties):
+            return "Passes: nothing failed."
+        some = "" if properties == self.properties else f"in the {_of(properties, self.properties)} properties, "
+        return f"No failure {some}on the {_of(models, self.models)} models that ran."
+
+
+def _of(ran: int, known: int) -> str:
+    return f"{ran} of {known}" if known else str(ran)
 
 
 def _failures(name: str, rows: list[ConformanceRow], limit: int | None, width: int) -> str:

@@ -17,9 +17,25 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
+from pt2qa.plugins import BackendSpec, OpSpec, TensorSpec
+
 ATEN = torch.ops.aten
 ACTIVATION = QuantizationSpec(torch.int8, MinMaxObserver, -128, 127, torch.per_tensor_affine)
 WEIGHT = QuantizationSpec(torch.int8, PerChannelMinMaxObserver, -127, 127, torch.per_channel_symmetric, ch_axis=0)
+TAKEN = TensorSpec("int8", "affine", None, -128, 127)
+SPEC = BackendSpec(
+    "its backend",
+    (
+        OpSpec(
+            ops=("conv2d", "linear"),
+            input=(TAKEN,),
+            weight=(TensorSpec("int8", "symmetric", 0, -127, 127),),
+            bias=(TensorSpec("float32"),),
+            output=(TAKEN,),
+        ),
+        OpSpec(ops=("cat",), input=(TAKEN,), output=(TAKEN,), one_scale=True),
+    ),
+)
 
 
 class Honest(Quantizer):
@@ -28,6 +44,8 @@ class Honest(Quantizer):
     declared_patterns: ClassVar = (("conv2d",), ("linear",))
     targets: ClassVar = (ATEN.conv2d.default, ATEN.linear.default)
     activation: ClassVar = ACTIVATION
+    weight: ClassVar = WEIGHT
+    spec: ClassVar = SPEC
 
     def annotate(self, model: GraphModule) -> GraphModule:
         for node in model.graph.nodes:
@@ -38,7 +56,7 @@ class Honest(Quantizer):
     def annotate_op(self, node: Node) -> None:
         source, weight = node.args[:2]
         node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
-            {source: self.activation, weight: WEIGHT}, self.output_spec(node), _annotated=True
+            {source: self.activation, weight: self.weight}, self.output_spec(node), _annotated=True
         )
 
     def wants(self, node: Node) -> bool:
@@ -163,6 +181,31 @@ class Integers(Honest):
         node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation({node.args[1]: ACTIVATION}, _annotated=True)
 
 
+class WrongAxis(Honest):
+    """Scales weights along the channels that are read."""
+
+    weight: ClassVar = replace(WEIGHT, ch_axis=1)
+
+
+class AffineWeights(Honest):
+    """Gives each weight a zero point, and one scale."""
+
+    weight: ClassVar = QuantizationSpec(torch.int8, MinMaxObserver, -128, 127, torch.per_tensor_affine)
+
+
+class SharesNoCat(Honest):
+    """Gives each input and the output of a cat a scale of its own."""
+
+    targets: ClassVar = (*Honest.targets, ATEN.cat.default)
+
+    def annotate_op(self, node: Node) -> None:
+        if node.target is not ATEN.cat.default:
+            super().annotate_op(node)
+            return
+        inputs = dict.fromkeys(node.all_input_nodes, ACTIVATION)
+        node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(inputs, ACTIVATION, _annotated=True)
+
+
 class KnowsOneSpelling(Honest):
     """Leaves the output to a ReLU, and knows no in-place one."""
 
@@ -255,6 +298,12 @@ BROKEN: dict[str, tuple[type[Honest], str, str, str]] = {
         "depthwise",
         "x → second/conv2d is annotated",
         "second/conv2d does not read that value",
+    ),
+    "backend_spec": (
+        WrongAxis,
+        "conv_relu",
+        "conv/conv2d: its weight is int8, per channel (axis 1), symmetric, -127..127",
+        'says "conv2d: weight int8, per channel (axis 0), symmetric, -127..127"',
     ),
     "spelling": (KnowsOneSpelling, "conv_relu", "nn.ReLU(inplace=True): output of conv/conv2d is int8", "not float"),
     "strict": (NeedsSources, "conv_relu", "with strict=True, 3 places are annotated", "before, nothing is"),

@@ -40,6 +40,8 @@ def report() -> ConformanceReport:
         notes=("each graph was annotated by a new quantizer from the plug-in",),
         quantizer="xnnpack",
         environment=HERE,
+        models=44,
+        properties=17,
     )
 
 
@@ -79,7 +81,10 @@ def test_passed_needs_something_that_passed_and_nothing_that_failed(report: Conf
     assert [each.model for each in report.failures] == ["conv_relu", "linear", "conv_bn"]
     good = replace(report, rows=report.rows[::2])
     assert good.passed
-    assert "Passes: nothing failed." in str(good)
+    assert "No failure in the 1 of 17 properties, on the 4 of 44 models that ran." in str(good)
+    assert "No failure on the 4 of 44 models that ran." in str(replace(good, properties=1))
+    assert "No failure in the 1 properties, on the 4 models that ran." in str(replace(good, models=0, properties=0))
+    assert "Passes: nothing failed." in str(replace(good, models=4, properties=1))
     idle = replace(report, rows=report.rows[-2:])
     assert not idle.passed
     assert "Shows nothing: no property could be looked at" in str(idle)

@@ -9,13 +9,13 @@ from pt2qa._conformance.properties.invariance import RE_EXPORT, SAVED, SPELLING,
 from pt2qa._conformance.properties.noise import SQNR
 from pt2qa._conformance.properties.property import Property
 from pt2qa._conformance.properties.repetition import ORDER, REUSE
-from pt2qa._conformance.properties.soundness import FLOAT_TENSORS, SHARED_SPECS
+from pt2qa._conformance.properties.soundness import BACKEND_SPEC, FLOAT_TENSORS, SHARED_SPECS
 
 PROPERTIES: dict[str, Property] = {
     each.name: each
     for each in (
         *(DECLARED, PREPARE, CALIBRATED, CONVERT, SIMULATOR, PAIRING),
-        *(SHARED_SPECS, FLOAT_TENSORS),
+        *(SHARED_SPECS, FLOAT_TENSORS, BACKEND_SPEC),
         *(SPELLING, STRICT, RE_EXPORT, SAVED, ORDER, REUSE),
         *(EDITS, SQNR),
     )

@@ -1,4 +1,4 @@
-"""An annotation is sound: shared scales resolve, and observers are on float tensors."""
+"""An annotation is sound: shared scales resolve, observers are on float tensors, and the backend takes it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import defaultdict
 from torch import Tensor
 
 from pt2qa._conformance.layout import place_of, some
-from pt2qa._conformance.properties.property import Outcome, Property, annotated_or_skip, failed, passed
+from pt2qa._conformance.properties.property import Outcome, Property, annotated_or_skip, does_not_apply, failed, passed
 from pt2qa._conformance.trial import Annotated, Trial
 from pt2qa._graph.internals.nodes import VALUE
+from pt2qa.overrides.broken_lines import broken_lines
 from pt2qa.overrides.points import Derives, Point, Shares, is_quantized
 from pt2qa.overrides.sharing import root_of
 
@@ -93,6 +94,25 @@ def _float_tensors(trial: Trial) -> Outcome:
     return failed(some(faults)) if faults else passed(f"{len(specs)} specs, all at float tensors")
 
 
+def _backend_spec(trial: Trial) -> Outcome:
+    spec = trial.quantizer.spec
+    if spec is None:
+        return does_not_apply(NO_SPEC)
+    annotated = annotated_or_skip(trial)
+    if isinstance(annotated, Outcome):
+        return annotated
+    broken = broken_lines(annotated.annotations, spec)
+    if broken:
+        return failed(some([f"{line.name}: {line}" for line in broken]))
+    named = sum(bool(spec.rows(op.op)) for op in annotated.annotations.ops.values())
+    if not named:
+        return does_not_apply(f"the spec of {spec.name} has no line for any op that is annotated")
+    return passed(f"{named} of {len(annotated.annotations.ops)} annotated ops have lines, and fit them")
+
+
+NO_SPEC = "no spec given: pass spec=, or give the plug-in or the quantizer an attribute spec"
+
+
 def _place(annotated: Annotated, point: Point) -> str:
     return place_of(annotated.annotations, point)
 
@@ -101,3 +121,6 @@ SHARED_SPECS = Property(
     "shared_specs", "specs that share or derive a scale lead to a spec that comes before them", _shared_specs
 )
 FLOAT_TENSORS = Property("float_tensors", "nothing but float tensors is observed", _float_tensors)
+BACKEND_SPEC = Property(
+    "backend_spec", "what is annotated is what the backend takes, line by line of its spec", _backend_spec
+)
