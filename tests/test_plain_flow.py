@@ -25,9 +25,9 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 import pt2qa
 from pt2qa import Edit, OverridePlan, SelectionError
 from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
-from pt2qa._quantize.rewriting import FUNCTIONS, IMPORTS, rewriting_code
+from pt2qa._quantize.rewriting import IMPORTS, recorded, rewriting_code
 from pt2qa.plugins.code_template import OPS_BY_NAME
-from tests.models import images
+from tests.models import InPlaceViews, images
 
 
 class NoGrad(nn.Module):
@@ -126,13 +126,27 @@ class Keywords(nn.Module):
 class Attention(nn.Module):
     """Self-attention of torch, between linears."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, masked: bool = False) -> None:
         super().__init__()
+        self.masked = masked
         self.fc, self.attn = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x)
-        result: Tensor = self.attn(y, y, y, need_weights=False)[0]
+        mask = torch.full((5, 5), -1e9).triu(1) if self.masked else None
+        result: Tensor = self.attn(y, y, y, need_weights=self.masked, attn_mask=mask)[0]
+        return result
+
+
+class Recurrent(nn.Module):
+    """An LSTM before a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.fc(self.lstm(x)[0])
         return result
 
 
@@ -174,6 +188,8 @@ REWRITTEN = [
     pytest.param(Functional, images(), Edit("float", ("fc/linear",)), "xnnpack", "", id="functional-xnnpack"),
     pytest.param(Functional, images(), None, "x86", "padding, op source", id="functional-x86"),
     pytest.param(Counted, x(4, 8), None, "xnnpack", "scalar", id="scalar-xnnpack"),
+    pytest.param(InPlaceViews, images(), None, "xnnpack", "partial write", id="writes-xnnpack"),
+    pytest.param(InPlaceViews, images(), None, "x86", "", id="writes-x86"),
 ]
 
 
@@ -185,7 +201,7 @@ def test_rewriting_is_added_where_it_is_needed(
     assert flow.equal, flow.verified
     assert flow.verified.startswith(f"equal, with capture's rewriting ({needed}); without it: " if needed else "equal")
     assert "import pt2qa" not in flow.code
-    assert ("def rewrite" in flow.code) == bool(needed)
+    assert ("def rewrite" in flow.code) == bool(needed.replace("partial write", ""))
 
 
 PASSES = {
@@ -197,6 +213,8 @@ PASSES = {
     "add of zero": (Sums(), images()),
     "scalar": (Counted(), x(4, 8)),
     "op source": (Attention(), x(2, 5, 8)),
+    "attention": (Attention(), x(2, 5, 8)),
+    "attention, masked": (Attention(masked=True), x(2, 5, 8)),
 }
 
 
@@ -204,10 +222,12 @@ PASSES = {
 @pytest.mark.parametrize("case", PASSES)
 def test_the_code_does_what_the_passes_do(case: str, strict: bool) -> None:
     model, example = PASSES[case]
-    capture = pt2qa.capture(model.eval(), example, strict=strict)
+    capture = pt2qa.capture(
+        model.eval(), example, strict=strict, decompose=("attention",) if "attention" in case else ()
+    )
     assert case.partition(",")[0] in {change.rule for change in capture.changes} | {"op source"}
     names: dict[str, Any] = {}
-    code = rewriting_code(capture, FUNCTIONS)
+    code = rewriting_code(capture, {*recorded(capture), "op source"})
     exec("\n".join([*IMPORTS, OPS_BY_NAME, code]), names)
     graph_module = torch.export.export(model, (example,), strict=strict).module()
     names["rewrite"](graph_module)
@@ -223,6 +243,14 @@ def ops_of(graph_module: torch.fx.GraphModule) -> list[tuple[str, str, int]]:
     return [
         (str(node.target), str(source), labels.index(label)) for node, (label, source) in zip(ops, sources, strict=True)
     ]
+
+
+def test_attention_is_decomposed_in_the_code() -> None:
+    flow = flow_of(Attention(), x(2, 5, 8), MATMUL, Edit("float", ("fc/linear",)), decompose=("attention",))
+    assert flow.verified.startswith("equal, with capture's rewriting (attention, op source); without it: "), (
+        flow.verified
+    )
+    assert "quantizer=quantizer" in flow.code
 
 
 def fused(path: str = "features.0") -> Edit:
@@ -272,7 +300,7 @@ def test_the_plain_flow_gives_the_same_bits(case: str) -> None:
 
 
 WITH_PT2QA: dict[str, tuple[nn.Module, Any, Any, tuple[Edit, ...], dict[str, Any]]] = {
-    "attention": (Attention(), x(2, 5, 8), MATMUL, (Edit("float", ("fc/linear",)),), {"decompose": ("attention",)}),
+    "recurrent": (Recurrent(), x(2, 3, 8), "x86", (), {"decompose": ("lstm",)}),
     "options of the plug-in": (
         Nested(),
         images(),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
 from pt2qa._quantize.pairing import Recipe
-from pt2qa._quantize.rewriting import IMPORTS, rewriting_code
+from pt2qa._quantize.rewriting import IMPORTS, PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
 from pt2qa.errors import PluginError
 from pt2qa.overrides.plan import OverridePlan
@@ -51,13 +51,15 @@ def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[s
     calls = [part for part in parts if part not in imports and part not in defined]
     remarks = [line for line in lines if line.startswith("#")]
     asks = _is_read_first(calls, "quantizer")
-    export = [f"graph_module = torch.export.export({{call}}, strict={capture.strict}).module()"]
+    rewriting = rewriting_code(capture, rules)
+    functional = ".run_decompositions({})" if PARTIAL_WRITE in rules else ""
+    export = f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()"
     return _text(
         about,
         imports=[*IMPORTS, *map(ast.unparse, imports)],
-        definitions=f"{rewriting_code(capture, rules)}\n{OPS_BY_NAME}\n" + _lines_of(defined, lines),
+        definitions=f"{rewriting}\n{OPS_BY_NAME}\n" + _lines_of(defined, lines),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
-        export=[*export, *(["rewrite(graph_module)"] if rules else [])],
+        export=[export, *(["rewrite(graph_module)"] if rewriting else [])],
         needs="It needs torch and the quantizer, and runs without pt2qa",
         capture=capture,
         qat=recipe.qat,

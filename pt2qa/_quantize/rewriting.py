@@ -7,6 +7,7 @@ usual models have.  So what it makes of a model counts only where it was execute
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Collection
@@ -16,13 +17,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from pt2qa._capture.normalise import attention
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.nodes import SOURCES
-from pt2qa._graph.internals.torch import OpOverload
+from pt2qa._graph.internals.torch import SAFE_SOFTMAX, OpOverload
+
+PARTIAL_WRITE: Final = "partial write"
+"""The rule that is a call of torch: ``run_decompositions({})`` makes a program functional."""
 
 FUNCTIONS: Final = {
     "nested region": "inline_regions",
+    "attention": "decompose_attention",
     "add of zero": "remove_added_zeros",
     "dead code": "remove_dead_code",
     "scalar": "keep_scalars",
@@ -35,7 +41,13 @@ FUNCTIONS: Final = {
 SOURCE_RULES: Final = ("op source", "shared module")
 """The rules of the one pass that always changes something, recorded or not."""
 
-IMPORTS: Final = ("import operator", "import torch")
+IMPORTS: Final = (
+    "import math",
+    "import operator",
+    "import torch",
+    "from torch import Tensor",
+    "from torch.fx.experimental.proxy_tensor import make_fx",
+)
 
 SOURCE: Final = '''
 def inline_regions(graph_module):
@@ -66,6 +78,37 @@ def inline_regions(graph_module):
             graph.erase_node(reader)
         graph.erase_node(region)
         graph.erase_node(reader_of_body)
+
+
+def decompose_attention(graph_module):
+    """Replaces attention by matrix products and the ops between them, which quantizers know."""
+    aten, graph = torch.ops.aten, graph_module.graph
+    forms = {
+        aten.scaled_dot_product_attention.default: _attention,
+        aten.bmm.default: torch.matmul,
+        aten.baddbmm.default: _masked_product,
+    }
+    for node in list(graph.nodes):
+        caller = list(node.meta.get("nn_module_stack", {}).values())[-1:]
+        whole = node.target is aten.scaled_dot_product_attention.default
+        if node.target not in forms or not (whole or "MultiheadAttention" in str(caller)):
+            continue
+        operands = node.all_input_nodes
+
+        def form(*values, node=node, operands=operands):
+            given = dict(zip(operands, values)).__getitem__
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given)
+            return forms[node.target](*args, **kwargs)
+
+        body = make_fx(form, pre_dispatch=True)(*(operand.meta["val"] for operand in operands))
+        values = dict(zip(body.graph.find_nodes(op="placeholder"), operands))
+        with graph.inserting_before(node):
+            for inner in body.graph.nodes:
+                if inner.op == "call_function":
+                    values[inner] = graph.node_copy(inner, values.__getitem__)
+                    values[inner].meta = {**node.meta, "val": inner.meta["val"]}
+        node.replace_all_uses_with(values[body.graph.output_node().args[0]])
+        graph.erase_node(node)
 
 
 def remove_added_zeros(graph_module):
@@ -133,26 +176,33 @@ def write_sources(graph_module):
 """Everything that a rewriting may need; unused parts are removed."""
 
 
+def _forms() -> str:
+    """The formulas of attention that capture decomposes it into, as they are."""
+    source = "\n".join(inspect.getsource(form) for form in (attention._attention, attention._masked_product))
+    return source.replace("SAFE_SOFTMAX", str(SAFE_SOFTMAX))
+
+
 def recorded(capture: Capture) -> tuple[str, ...]:
     """The rules of a capture's changes that can be written as code, one for each function."""
     changed = {change.rule for change in capture.changes}
-    return tuple({function: rule for rule, function in FUNCTIONS.items() if rule in changed}.values())
+    written = {function: rule for rule, function in FUNCTIONS.items() if rule in changed}
+    return (*([PARTIAL_WRITE] if PARTIAL_WRITE in changed else []), *written.values())
 
 
 def rewriting_code(capture: Capture, rules: Collection[str]) -> str:
-    """The definition of ``rewrite(graph_module)``, and :data:`SOURCE`, which has what it calls; empty without rules.
+    """The definition of ``rewrite(graph_module)``, and what it may call; empty if it would call nothing.
 
     Args:
         capture: whose changes are to be made.
-        rules: some of :data:`FUNCTIONS`.
+        rules: some of :func:`recorded`.
     """
-    if not rules:
-        return ""
     functions = list(dict.fromkeys(function for rule, function in FUNCTIONS.items() if rule in rules))
+    if not functions:
+        return ""
     calls = "".join(f"    {function}(graph_module)\n" for function in functions)
     tables = _tables(capture) if "write_sources" in functions else ""
     return (
-        f"{tables}\n{SOURCE}\n"
+        f"{tables}\n{_forms()}\n{SOURCE}\n"
         "def rewrite(graph_module):\n"
         '    """Changes how the graph is written, not what it computes, for quantizers that fail or skip ops."""\n'
         f"{calls}    graph_module.recompile()\n"
