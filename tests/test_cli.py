@@ -281,6 +281,23 @@ def test_quantizers_lists_names_summaries_and_options(run, plugins):
     ]
 
 
+def test_quantizers_prints_what_a_backend_takes(run):
+    lines = run("quantizers", "--spec", "xnnpack").stdout.splitlines()
+    assert "conv2d (dynamic): weight int8, per channel (axis 0), symmetric, -127..127" in lines
+    assert "cat: one scale for all inputs and the output" in lines
+    assert "linear (weight only): weight float16" in run("quantizers", "--spec", "x86").stdout
+    missing = run("quantizers", "--spec", "xnpack")
+    assert missing.exit_code == 2
+    assert "did you mean 'xnnpack'" in missing.stderr
+
+
+def test_quantizers_says_when_a_backend_has_no_spec(run, plugins):
+    sys.modules["pt2qa.plugins"].spec_of = lambda plugin: None
+    result = run("quantizers", "--spec", "x86")
+    assert result.exit_code == 2
+    assert "the quantizer x86 states no spec of what its backend takes" in result.stderr
+
+
 def test_quantizers_says_when_there_is_none(run, plugins):
     plugins.clear()
     result = run("quantizers")

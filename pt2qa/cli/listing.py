@@ -14,14 +14,18 @@ _SUMMARY_WIDTH: Final = 24
 
 
 @main.command()
+@click.option("--spec", "chosen", metavar="NAME", help="Print what this quantizer's backend takes, line by line.")
 @width_option
-def quantizers(width: int | None) -> None:
+def quantizers(chosen: str | None, width: int | None) -> None:
     """List the installed quantizers and their options.
 
     \b
     An option follows the name, in analyze's -q and in pt2qa.quantize:
       pt2qa analyze flow.py:flow -q xnnpack:per_channel=false -o reports
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    if chosen is not None:
+        click.echo(_spec(chosen))
+        return
     from tabulate import tabulate
 
     from pt2qa._report.table import screen_width
@@ -39,6 +43,16 @@ def quantizers(width: int | None) -> None:
         for name, plugin in sorted(found.items())
     ]
     click.echo(tabulate(rows, headers=("name", "summary", "options"), disable_numparse=True))
+
+
+def _spec(name: str) -> str:
+    """What a plug-in's backend takes, one line of its spec on each line."""
+    from pt2qa.plugins import resolve, spec_of
+
+    spec = spec_of(resolve(name))
+    if spec is None:
+        raise click.UsageError(f"the quantizer {name} states no spec of what its backend takes")
+    return str(spec)
 
 
 def _options(plugin: Any) -> list[str]:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Part = Literal["input", "weight", "bias", "output", "scales", "fused"]
+Part = Literal["input", "weight", "bias", "output", "scales", "fused", "fusable"]
 """What a line of a spec is about."""
 
 
@@ -101,6 +101,8 @@ class OpSpec:
             return SpecLine(op, self.mode, part) if self.one_scale else None
         if part == "fused":
             return SpecLine(op, self.mode, part, fused=self.fused) if self.fused else None
+        if part == "fusable":
+            return SpecLine(op, self.mode, part, fused=self.fusable) if self.fusable else None
         takes: dict[Part, tuple[TensorSpec, ...]] = {
             "input": self.input,
             "weight": self.weight,
@@ -119,7 +121,7 @@ class SpecLine:
         mode: of the row; empty if the op has one.
         part: what it is about.
         takes: what the tensor may be.
-        fused: the activations that are fused.
+        fused: the activations that are fused, or can be.
 
     >>> str(SpecLine("conv2d", "", "weight", (TensorSpec("int8", "symmetric", 0, -127, 127),)))
     'conv2d: weight int8, per channel (axis 0), symmetric, -127..127'
@@ -135,8 +137,10 @@ class SpecLine:
         what = f"{self.op} ({self.mode})" if self.mode else self.op
         if self.part == "scales":
             return f"{what}: one scale for all inputs and the output"
-        if self.part == "fused":
-            return f"{what}: fused with the {' or '.join(self.fused)} after it"
+        if self.part in ("fused", "fusable"):
+            return (
+                f"{what}: {'' if self.part == 'fused' else 'can be '}fused with the {' or '.join(self.fused)} after it"
+            )
         return f"{what}: {self.part} {_alternatives(self.takes)}"
 
 
@@ -149,7 +153,7 @@ def _alternatives(takes: tuple[TensorSpec, ...]) -> str:
     return "; or ".join(map(str, takes))
 
 
-_PARTS: tuple[Part, ...] = ("input", "weight", "bias", "output", "scales", "fused")
+_PARTS: tuple[Part, ...] = ("input", "weight", "bias", "output", "scales", "fused", "fusable")
 
 
 @dataclass(frozen=True, slots=True)
