@@ -122,7 +122,10 @@ def failed_with(result, message):
     return True
 
 
-@pytest.mark.parametrize("command", [[], ["show"], ["quantizers"], ["analyze"], ["deploy"], ["record-inputs"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["show"], ["quantizers"], ["analyze"], ["deploy"], ["record-inputs"], ["sensitivity"], ["conformance"]],
+)
 def test_help_teaches_with_an_example(run, command):
     result = run(*command, "--help")
     assert result.exit_code == 0

@@ -13,10 +13,10 @@ import click
 from pt2qa.cli.group import (
     DEBUG,
     Failure,
-    InputFile,
     flow_argument,
     main,
     measured_on,
+    overrides_option,
     quantizers_of,
     quantizers_option,
     say,
@@ -61,12 +61,7 @@ if TYPE_CHECKING:
     help="Also search for a configuration whose output has this SQNR, in dB, or for plain 30 this much of the flow's "
     "metric.  [default: the flow's target]",
 )
-@click.option(
-    "--overrides",
-    metavar="PLAN.json",
-    type=InputFile(path_type=Path),
-    help="Quantize with the edits of this plan, which an earlier analyze wrote.",
-)
+@overrides_option
 @click.option("--csv", "writes_csv", is_flag=True, help="Also write the tables of each report as CSV files.")
 @click.option("--html", "writes_html", is_flag=True, help="Also write all reports as one page, DIR/report.html.")
 @prints_reports

@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from pt2qa.cli.analyzing import unusable
-from pt2qa.cli.group import InputFile, OutputFile, flow_argument, main, measured_on, say, say_wrote
+from pt2qa.cli.group import InputFile, OutputFile, flow_argument, main, measured_on, quantizer_option, say, say_wrote
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import ReportError
 
 
 @main.command()
 @flow_argument
-@click.option("-q", "--quantizer", "spec", required=True, metavar="SPEC", help="Name, or name:option=value,...")
+@quantizer_option
 @click.option(
     "-o",
     "folder",

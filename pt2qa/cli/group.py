@@ -195,6 +195,15 @@ quantizers_option = click.option(
     metavar="SPEC",
     help="Name, or name:option=value,...; repeatable.  [default: all installed ones]",
 )
+quantizer_option = click.option(
+    "-q", "--quantizer", "spec", required=True, metavar="SPEC", help="Name, or name:option=value,..."
+)
+overrides_option = click.option(
+    "--overrides",
+    metavar="PLAN.json",
+    type=InputFile(path_type=Path),
+    help="Quantize with the edits of this plan, which an earlier analyze wrote.",
+)
 flow_argument = click.argument("flow", metavar="FLOW.py:function", type=FlowFile())
 
 

@@ -1,4 +1,4 @@
-"""``pt2qa profile``, ``pt2qa compare`` and ``pt2qa compare-graphs``: values, quantizers and graphs of one model."""
+"""Commands that measure a flow's model: ``profile``, ``sensitivity``, ``compare`` and ``compare-graphs``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from pt2qa.cli.group import (
     flow_argument,
     main,
     measured_on,
+    overrides_option,
+    quantizer_option,
     quantizers_of,
     quantizers_option,
     say,
 )
 from pt2qa.cli.printing import Printing, prints_report
-from pt2qa.errors import FlowError
+from pt2qa.errors import FlowError, ReportError
 
 
 @main.command()
@@ -108,6 +110,81 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
     if report.best is None:
         say(f"no candidate has an SQNR: {report.summary().splitlines()[0]}")
         raise click.exceptions.Exit(1)
+
+
+@main.command()
+@flow_argument
+@quantizer_option
+@click.option(
+    "--method",
+    type=click.Choice(["auto", "projection", "exact"]),
+    default="auto",
+    show_default=True,
+    help="Estimate all sites at once, or run the model with each one quantized alone; auto: the cheaper.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["sqnr", "cosine", "l1", "atol", "kl"], case_sensitive=False),
+    default="sqnr",
+    show_default=True,
+    help="What the output loses; others than sqnr take the exact method.",
+)
+@click.option("--group", type=click.Choice(["region", "module"]), help="One row for all sites of each.")
+@click.option(
+    "--projections", type=click.IntRange(1), metavar="N", help="Random projections per batch.  [default: 4 to 64]"
+)
+@click.option(
+    "--resume", metavar="FILE", type=InputFile(path_type=Path), help="Go on from the report of an interrupted run."
+)
+@overrides_option
+@file_option
+@prints_report
+def sensitivity(
+    flow: str,
+    spec: str,
+    method: Any,
+    metric: str,
+    group: Any,
+    projections: int | None,
+    resume: Path | None,
+    overrides: Path | None,
+    file: Path | None,
+    printing: Printing,
+) -> None:
+    """Rank activations and weights by what quantizing each one alone costs the output.
+
+    The function is the same as for pt2qa analyze; its evaluation batches are measured, if it has any, else those that
+    calibrate.
+
+    
+      pt2qa sensitivity flow.py:flow -q xnnpack
+      pt2qa sensitivity flow.py:flow -q xnnpack --method exact --metric kl --group module
+      pt2qa sensitivity flow.py:flow -q xnnpack -o sensitivity.safetensors
+
+    After Ctrl-C, exit code 130, the report covers what was finished, and --resume goes on from it.
+    """
+    import pt2qa
+    from pt2qa.cli.flow import load_flow
+    from pt2qa.overrides import OverridePlan
+    from pt2qa.plugins import resolve
+
+    resolve(spec)
+    plan = None if overrides is None else OverridePlan.load(overrides)
+    before = None if resume is None else pt2qa.load(resume)
+    if before is not None and not isinstance(before, pt2qa.SensitivityReport):
+        raise ReportError(f"{resume}: --resume goes on from a sensitivity report, not from a {type(before).__name__}")
+    given = load_flow(flow)
+    pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=plan)
+    report = pt2qa.sensitivity(
+        pair,
+        measured_on(given),
+        method=method,
+        metric=metric,
+        group=group,
+        projections=projections,
+        resume=before,
+    )
+    printing.deliver(report, file)
 
 
 @main.command()

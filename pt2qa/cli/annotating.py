@@ -1,0 +1,117 @@
+"""``pt2qa annotations`` and ``pt2qa conformance``: what a quantizer annotates, and whether it behaves."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pt2qa._near_names import near_names
+from pt2qa.cli.group import file_option, flow_argument, main, overrides_option, quantizer_option
+from pt2qa.cli.printing import Printing, prints_report
+from pt2qa.errors import PluginError
+
+
+@main.command("annotations")
+@flow_argument
+@quantizer_option
+@click.option("--qat", is_flag=True, help="As for quantization-aware training.")
+@click.option("--calibrate", is_flag=True, help="Also quantize, and show what the converted model does.")
+@overrides_option
+@file_option
+@prints_report
+def list_annotations(
+    flow: str,
+    spec: str,
+    qat: bool,
+    calibrate: bool,
+    overrides: Path | None,
+    file: Path | None,
+    printing: Printing,
+) -> None:
+    """List what a quantizer annotates: inputs, weights and output of every op.
+
+    The function is the same as for pt2qa analyze. Its batches are run only with --calibrate. The report also has how
+    many ops of each type are quantized, and the calls of each module.
+
+    \b
+      pt2qa annotations flow.py:flow -q xnnpack
+      pt2qa annotations flow.py:flow -q x86 --calibrate --limit 0 -o annotations.safetensors
+      pt2qa annotations flow.py:flow -q xnnpack --overrides reports/xnnpack-plan.json
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import pt2qa
+    from pt2qa.cli.flow import load_flow
+    from pt2qa.overrides import OverridePlan
+    from pt2qa.plugins import resolve
+
+    if qat and calibrate:
+        raise click.UsageError("--calibrate quantizes without training: leave out --qat")
+    resolve(spec)
+    plan = None if overrides is None else OverridePlan.load(overrides)
+    given = load_flow(flow)
+    capture = given.capture()
+    if calibrate:
+        report = pt2qa.annotations(pt2qa.quantize(capture, spec, given.batches, overrides=plan))
+    else:
+        report = pt2qa.annotations(capture, spec, qat=qat, overrides=plan)
+    printing.deliver(report, file)
+
+
+@main.command()
+@click.argument("quantizer", metavar="QUANTIZER")
+@click.option("--models", metavar="NAME,...", help="Small models to check it on.  [default: all]")
+@click.option("--properties", metavar="NAME,...", help="Properties to check.  [default: all]")
+@click.option("--qat", is_flag=True, help="Prepare for quantization-aware training.")
+@file_option
+@prints_report
+def conformance(
+    quantizer: str, models: str | None, properties: str | None, qat: bool, file: Path | None, printing: Printing
+) -> None:
+    """Check whether a quantizer behaves, on small models of one pattern each.
+
+    QUANTIZER is a plug-in, with options or without, or module:object: a torchao Quantizer, its class, a plug-in, or a
+    function without arguments that returns one of these. A class or function makes a new quantizer for each model.
+
+    \b
+      pt2qa conformance xnnpack:per_channel=false
+      pt2qa conformance my_package.quantizers:MyQuantizer --models linear,conv_relu
+
+    The exit code is 1 if a property failed, or if the quantizer annotates nothing and so has shown nothing.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa.plugins import available
+    from pt2qa.testing import check_quantizer
+
+    name, colon, rest = quantizer.partition(":")
+    known = not colon or "=" in rest or name in available()
+    tested = quantizer if known else _imported(name, rest)
+    report = check_quantizer(tested, models=_split(models), properties=_split(properties), qat=qat)
+    printing.deliver(report, file)
+    if not report.passed:
+        raise click.exceptions.Exit(1)
+
+
+def _split(names: str | None) -> Sequence[str] | None:
+    return None if names is None else [name.strip() for name in names.split(",")]
+
+
+def _imported(module: str, name: str) -> Any:
+    """An object of a module, which may be in the current folder, as for ``python -m``.
+
+    Raises:
+        PluginError: there is none, or its module cannot be imported.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        raise PluginError(f"{module}:{name}: cannot import {module!r}: {type(error).__name__}: {error}") from error
+    if not hasattr(found, name):
+        known = [each for each in vars(found) if not each.startswith("_")]
+        raise PluginError(f"{module} has no {name!r}; it has {near_names(name, known)}")
+    return getattr(found, name)

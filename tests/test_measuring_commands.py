@@ -1,0 +1,126 @@
+"""``pt2qa sensitivity``, ``pt2qa annotations`` and ``pt2qa conformance``: the Python functions from a shell."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import pt2qa
+from pt2qa._sensitivity.metrics import METRICS
+from pt2qa.cli import main
+from pt2qa.report import AnnotationReport, ConformanceReport, SensitivityReport, load
+
+FLOW = """
+import torch
+def flow():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+    batches = [torch.randn(4, 8) for _ in range(2)]
+    return dict(model=model, example_inputs=batches[0], batches=batches, evaluation=[torch.randn(4, 8)])
+"""
+
+QUANTIZERS = """
+from torchao.quantization.pt2e.quantizer import Quantizer
+class Nothing(Quantizer):
+    def annotate(self, model):
+        return model
+    def validate(self, model):
+        pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    Path("flow.py").write_text(FLOW, encoding="utf-8")
+    Path("own_quantizers.py").write_text(QUANTIZERS, encoding="utf-8")
+    return lambda *args: CliRunner().invoke(main, args, prog_name="pt2qa")
+
+
+def test_sites_are_ranked_on_the_evaluation_batches(run: Any) -> None:
+    options = ("--method", "exact", "--metric", "KL", "--group", "module", "-o", "s.safetensors", "--sort", "graph")
+    result = run("sensitivity", "flow.py:flow", "-q", "xnnpack", *options)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "wrote s.safetensors\n"
+    report = load("s.safetensors")
+    assert isinstance(report, SensitivityReport)
+    assert (report.method, report.metric, report.group, report.batches) == ("exact", "kl", "module", 1)
+    assert result.stdout == report.text(sort="graph", width=120) + "\n"
+    again = run("sensitivity", "flow.py:flow", "-q", "xnnpack", *options[:6], "--resume", "s.safetensors")
+    assert again.exit_code == 0
+    assert again.stdout == report.text(width=120) + "\n"
+
+
+def test_every_metric_of_sensitivity_is_offered() -> None:
+    (option,) = [each for each in main.commands["sensitivity"].params if each.name == "metric"]
+    assert tuple(option.type.choices) == METRICS
+
+
+def test_an_analysis_goes_on_from_its_own_kind_of_report_alone(run: Any) -> None:
+    run("annotations", "flow.py:flow", "-q", "xnnpack", "-o", "a.safetensors")
+    result = run("sensitivity", "flow.py:flow", "-q", "xnnpack", "--resume", "a.safetensors")
+    assert result.exit_code == 2
+    assert "--resume goes on from a sensitivity report, not from a AnnotationReport" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "basis"), [((), "annotated"), (("--calibrate",), "annotated and converted"), (("--qat",), "annotated")]
+)
+def test_annotations_are_listed_before_and_after_calibration(run: Any, options: tuple[str, ...], basis: str) -> None:
+    result = run("annotations", "flow.py:flow", "-q", "xnnpack", *options, "-o", "a.safetensors")
+    assert result.exit_code == 0, result.output
+    report = load("a.safetensors")
+    assert isinstance(report, AnnotationReport)
+    assert report.basis == basis
+    assert result.stdout == report.text(width=120) + "\n"
+
+
+def test_annotations_are_those_of_a_plan(run: Any) -> None:
+    pt2qa.OverridePlan((pt2qa.Edit("float", ("0/linear",)),)).save("plan.json")
+    result = run("annotations", "flow.py:flow", "-q", "xnnpack", "--overrides", "plan.json", "--csv", "-")
+    assert result.exit_code == 0, result.output
+    weights = [line for line in result.stdout.splitlines() if "weight" in line]
+    assert ["float32" in weights[0], "int8" in weights[1]] == [True, True]
+
+
+def test_training_needs_more_than_calibration(run: Any) -> None:
+    result = run("annotations", "flow.py:flow", "-q", "xnnpack", "--qat", "--calibrate")
+    assert result.exit_code == 2
+    assert "--calibrate quantizes without training: leave out --qat" in result.stderr
+
+
+def test_a_quantizer_that_behaves_is_exit_code_0(run: Any) -> None:
+    options = ("--models", "linear, conv_relu", "--properties", "prepare,convert", "-o", "c.safetensors")
+    result = run("conformance", "xnnpack:per_channel=false", *options)
+    assert result.exit_code == 0, result.output
+    report = load("c.safetensors")
+    assert isinstance(report, ConformanceReport)
+    assert {row.model for row in report.rows} == {"linear", "conv_relu"}
+    assert report.quantizer == "xnnpack:per_channel=false"
+
+
+def test_a_quantizer_of_your_own_that_shows_nothing_is_exit_code_1(run: Any) -> None:
+    result = run("conformance", "own_quantizers:Nothing", "--models", "linear", "--properties", "prepare")
+    assert result.exit_code == 1
+    assert "Shows nothing" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("own_quantizers:Nothin", "pt2qa: own_quantizers has no 'Nothin'; it has Nothing"),
+        ("no_such_module:Nothing", "no_such_module:Nothing: cannot import 'no_such_module': ModuleNotFoundError: "),
+        ("xnnpak", "no quantizer is named 'xnnpak'; did you mean 'xnnpack'?"),
+        ("xnnpack:per_chanel=false", "did you mean 'per_channel'?"),
+    ],
+)
+def test_a_quantizer_that_cannot_be_found_is_named(run: Any, spec: str, message: str) -> None:
+    result = run("conformance", spec, "--models", "linear")
+    assert result.exit_code == 2
+    assert message in result.stderr
