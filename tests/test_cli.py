@@ -193,7 +193,7 @@ def test_show_writes_csv(run, report, tmp_path):
         (["show", __file__], r".*test_cli\.py: damaged, or not a report file: .*"),
         (["shw"], r"No such command 'shw'; did you mean 'show'\? \(see pt2qa --help\)"),
         (["analyse", "--help"], r"No such command 'analyse'; did you mean 'analyze'\? \(see pt2qa --help\)"),
-        (["zzz"], r"No such command 'zzz'; expected analyze, check, .* show \(see pt2qa --help\)"),
+        (["zzz"], r"No such command 'zzz'; expected analyze, annotations, .* show \(see pt2qa --help\)"),
         (["--frob"], r"No such option '--frob'\. \(see pt2qa --help\)"),
         (["show", "--sotr", "x"], r"No such option '--sotr'; did you mean '--sort'\? \(see pt2qa show --help\)"),
         (["analyze", "flow.py:flow"], r"Missing option '-o'\. \(see pt2qa analyze --help\)"),
