@@ -149,7 +149,7 @@ def _text(
         "",
     ]
     foot = ["", 'if __name__ == "__main__":', "    print(__doc__)", ""]
-    return FlowText("\n".join([*head, *_sorted(used), "", *body, *foot]), asks)
+    return FlowText("\n".join([*head, *_sorted(used), "", "", *body, *foot]), asks)
 
 
 _TRAINING: Final = (

@@ -34,7 +34,7 @@ from pt2qa._quantize.rewriting import SOURCE_RULES, recorded
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import graph_outputs
-from pt2qa.errors import SelectionError
+from pt2qa.errors import Pt2qaError, SelectionError
 from pt2qa.plugins import GenericPlugin
 
 EQUAL: Final = "equal"
@@ -130,7 +130,11 @@ def _reason_not_to_run(pair: QuantizedPair, recipe: Recipe, capture: Capture) ->
         return "the capture does not hold the model"
     if recipe.calibration is None:
         return "the calibration batches were an iterator, which is used up"
-    first, again = (next(read_calls(capture, pair.reference, recipe.calibration, recipe.inputs_of)) for _ in range(2))
+    batches = recipe.calibration
+    try:
+        first, again = (next(read_calls(capture, pair.reference, batches, recipe.inputs_of)) for _ in range(2))
+    except Pt2qaError as error:
+        return f"the calibration batches cannot be read again: {error}"
     if not tensors_equal(first, again):
         return "the calibration batches change from one reading to the next, as those of a loader that shuffles do"
     return ""
