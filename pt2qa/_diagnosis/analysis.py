@@ -198,10 +198,13 @@ class _Search:
     def run(self) -> None:
         """Tries what always matters, then, where the numbers call for it, ranges and weights, then fallbacks."""
         case = self.case
-        always = [*stages.changed(case), *stages.nonfinite(case)]
+        always = [*stages.changed(case), *stages.constants(case), *stages.nonfinite(case)]
+        if math.isnan(case.now.worst[1]) or math.isinf(case.now.worst[1]):
+            self._take(always)  # the instruments below need numbers
+            return
         if not self._enough(case.now):
             self._bound()
-            own = (configuration.unfused, configuration.dynamic_by_row)
+            own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
             self._take([*always, *(each for find in own for each in find(case)), *self._ranges()])
             if self.quality.worst[1] < POOR if self.needed is None else not self._enough(self.quality):
                 self._take(list(precision.needed(self._treated())))
@@ -259,15 +262,17 @@ class _Search:
         fitted, by_channel = (found.worst[1] - now.worst[1] for found in bounds)
         unknown = math.isnan(now.worst[1])
         yield from weights.changed(case)
+        yield from weights.biases(case)
+        yield from weights.unread(case)
+        yield from sites.masked(case)
         if unknown or fitted >= FITS:
-            yield from sites.masked(case)
+            yield from sites.floored(case)
             yield from weights.coarse(case)
             yield from sites.too_few_steps(case)
             yield from calibration.ranges_of_calibration(case)
             yield from sites.twice(case)
             yield from sites.unfit(case)
         if unknown or by_channel >= SPREAD:
-            yield from sites.masked(case) if fitted < FITS else ()
             yield from sites.outliers(case)
         if unknown or fitted >= FITS or self.needed is not None:
             yield from configuration.observers(case)

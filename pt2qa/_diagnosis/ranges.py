@@ -62,7 +62,7 @@ def observe(pair: QuantizedPair, batches: Iterable[Sequence[Any]]) -> dict[int, 
 def _add(into: Observed, site: Site, value: Tensor) -> None:
     if not bool(value.isfinite().all()):
         value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    axis = channel_axis(site, value.dim())
+    axis = into.axis if into.axis is not None else channel_axis(site, value)
     if axis is None:
         low, high = value.aminmax()
         into.lowest.append(float(low))
@@ -79,12 +79,23 @@ def _add(into: Observed, site: Site, value: Tensor) -> None:
     into.highest.append(float(high.max()))
 
 
-def channel_axis(site: Site, dimensions: int) -> int | None:
-    """The axis of a value's channels: 1 for images and what convolutions write or read, else the last."""
+def channel_axis(site: Site, value: Tensor) -> int | None:
+    """The axis of a value's channels: 1 for what convolutions write or read, else the last, unless the ranges along
+    another one, such as the heads and tokens of attention, are clearly less equal.
+    """
+    dimensions = value.dim()
     if dimensions < 2:
         return None
     ops = (site.op, *(reader.rpartition("/")[2] for reader in site.readers))
-    return 1 if dimensions >= 4 or any(op.startswith(CONVOLUTIONS) for op in ops) else dimensions - 1
+    if any(op.startswith(CONVOLUTIONS) for op in ops):
+        return 1
+    return max(range(1, dimensions), key=lambda axis: _inequality(value, axis) * (1 + (axis == dimensions - 1)))
+
+
+def _inequality(value: Tensor, axis: int) -> float:
+    """The largest absolute value by channel over the median of these."""
+    largest = value.abs().amax([each for each in range(value.dim()) if each != axis])
+    return float(largest.max() / largest.median().clamp(min=torch.finfo(largest.dtype).tiny))
 
 
 def representable(site: Site) -> tuple[float, float] | None:

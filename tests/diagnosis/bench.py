@@ -100,46 +100,39 @@ class Bench:
         """What it says of a fault; None where that cannot be planted."""
         before = self.untouched(model, quantizer)
         begun = time.monotonic()
+        after = math.nan
         try:
             planted = fault.plant(Subject.healthy(model, quantizer))
-        except pt2qa.Pt2qaError as error:
-            if not fault.error:
-                raise
-            refused = re.search(fault.error, str(error)) is not None
+            if planted is None:
+                return None
+            against = planted.pair.reference if planted.against is None else planted.against
+            after = sqnr(planted.pair.quantized, against, planted.evaluation)
+            found, seconds = _diagnosed(planted)
+        except Exception as error:  # where none is expected, a wrong answer that is printed
+            said = f"{type(error).__name__}: {error}"
             seconds = time.monotonic() - begun
+            refused = bool(fault.error) and re.search(fault.error, str(error)) is not None
+            share = math.nan if fault.error else 0.0
             return Outcome(
                 fault.id,
                 model,
                 quantizer,
                 before,
-                math.nan,
-                "",
+                after,
+                "an error",
                 "",
                 0,
                 refused,
                 refused,
-                math.nan,
-                math.nan,
+                share,
+                0.0,
                 seconds,
-                str(error),
-            )
-        if planted is None:
-            return None
-        assert not fault.error, f"{fault.id} is planted without an error"
-        against = planted.pair.reference if planted.against is None else planted.against
-        after = sqnr(planted.pair.quantized, against, planted.evaluation)
-        try:
-            found, seconds = _diagnosed(planted)
-        except Exception as error:  # counted as a wrong answer, and printed
-            said = f"{type(error).__name__}: {error}"
-            seconds = time.monotonic() - begun
-            return Outcome(
-                fault.id, model, quantizer, before, after, "an error", "", 0, False, False, 0.0, 0.0, seconds, said
+                said,
             )
         if not fault.costs:
-            shown = any(row.rule == fault.finding for row in found.asides) or (
-                fault.finding == "set-apart" and bool(found.set_apart)
-            )
+            findings = found.reports["findings"]
+            assert isinstance(findings, pt2qa.Findings)
+            shown = bool(findings.of(fault.finding)) if fault.finding != "set-apart" else bool(found.set_apart)
             return _outcome(fault.id, model, quantizer, before, after, found, seconds, shown, not found.rows)
         first = found.rows[0] if found.rows else None
         right = first is not None and first.cause in fault.causes

@@ -283,6 +283,10 @@ def _relu(product: str, reader: str, op: str) -> Link:
 
 
 IMAGE = (3, 16, 16)
+_MIXED = [
+    tuple(f"layers.{i}.attention/{op}" for op in ("view_2", "transpose_2", "matmul_1", "transpose_4", "reshape"))
+    for i in range(2)
+]
 _RELU6 = tuple(
     (f"{path}.0/conv2d", f"{path}.2/hardtanh")
     for path in ("stem", *(f"blocks.{i}.{part}" for i in range(3) for part in ("expand", "depthwise")), "last")
@@ -321,8 +325,8 @@ NETS: dict[str, Net] = {
             _built(Transformer, (12, 16)),
             (12, 16),
             (
-                Link("layers.0.attention.v", "layers.0.attention.out", between=("layers.0.attention/matmul_1",)),
-                Link("layers.1.attention.v", "layers.1.attention.out", between=("layers.1.attention/matmul_1",)),
+                Link("layers.0.attention.v", "layers.0.attention.out", between=_MIXED[0]),
+                Link("layers.1.attention.v", "layers.1.attention.out", between=_MIXED[1]),
                 Link("layers.0.up", "layers.0.down", scales=False, between=("layers.0/gelu",)),
             ),
         ),

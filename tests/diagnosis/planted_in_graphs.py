@@ -69,7 +69,7 @@ def forgotten_mean(subject: Subject) -> Planted | None:
     return Planted(pair, subject.calibration, subject.evaluation, (product, f"{link.norm}/batch_norm"))
 
 
-@fault("a pass before the observers scales a value", "prepare-changed")
+@fault("a pass before the observers scales a value", error="is not the reference graph")
 def scaling_pass(subject: Subject) -> Planted:
     link = subject.net.links[0]
     name = subject.op_at(link.product)

@@ -73,7 +73,7 @@ def outlier_weight_channel(subject: Subject) -> Planted:
 def per_tensor_option(subject: Subject) -> Planted | None:
     if subject.backend != "xnnpack":
         return None
-    for link in subject.net.links:
+    for link in sorted(subject.net.links, key=lambda link: link.product):  # as the data flows
         cancelling(subject, link, 25)
     subject.quantizer = "xnnpack:per_channel=false"
     return subject.planted()
@@ -81,7 +81,7 @@ def per_tensor_option(subject: Subject) -> Planted | None:
 
 @fault("one scale for each weight, and channels differ", "per-tensor-weights")
 def per_tensor_everywhere(subject: Subject) -> Planted:
-    for link in subject.net.links:
+    for link in sorted(subject.net.links, key=lambda link: link.product):  # as the data flows
         cancelling(subject, link, 25)
     subject.altered(lambda graph: graph.everywhere(lambda spec: PER_TENSOR, weights=True))
     return subject.planted()

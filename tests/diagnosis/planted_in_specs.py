@@ -244,7 +244,7 @@ def unequal_rows(subject: Subject) -> Planted | None:
     subject.calibration = [unequal(batch) for batch in subject.calibration]
     subject.evaluation = [unequal(batch) for batch in subject.evaluation]
     subject.quantizer = "xnnpack:mode=dynamic"
-    return subject.planted(["embed/linear"])
+    return subject.planted(["x", "embed/linear"])
 
 
 class LogProbabilities(nn.Module):

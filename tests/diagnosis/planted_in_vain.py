@@ -42,7 +42,7 @@ def float_island(subject: Subject) -> Planted | None:
 def _with_silu(model: nn.Module) -> nn.Module:
     """The model with another activation at its end, and a linear behind it, neither of which costs much."""
     outputs = 10 if hasattr(model, "fc") else 8
-    return nn.Sequential(model, nn.SiLU(), nn.Linear(outputs, 4)).eval()
+    return nn.Sequential(model, nn.SiLU(), nn.Linear(outputs, 32)).eval()
 
 
 @fault("a setting names a module that there is not", error="nowhere")

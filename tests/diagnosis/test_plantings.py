@@ -54,8 +54,9 @@ def test_a_fault_costs_half_of_the_noise_budget(bench: Bench, fault: str, quanti
 
 @pytest.mark.parametrize("fault", [name for name, each in FAULTS.items() if each.error])
 def test_what_cannot_be_quantized_is_an_error_that_says_so(fault: str) -> None:
+    subject = Subject.healthy("linears", "xnnpack")
     with pytest.raises(pt2qa.Pt2qaError, match=re.compile(FAULTS[fault].error)):
-        FAULTS[fault].plant(Subject.healthy("linears", "xnnpack"))
+        pt2qa.diagnose(FAULTS[fault].plant(subject).pair, subject.evaluation, progress=False)
 
 
 def test_planting_leaves_the_untouched_model_as_it_is() -> None:

@@ -23,6 +23,10 @@ ALONE = 0.5
 """The share of a range that is left without one batch, from which on that batch is an outlier."""
 
 
+IGNORED = 0.5
+"""How far, as a share of its range, calibration's own values lie outside a site's range if its observer is at fault."""
+
+
 def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     """Calibration data whose ranges do not fit the data: too narrow, too wide, or with an outlier."""
     recipe = case.trials.recipe
@@ -38,6 +42,8 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     if not worst:
         return
     weight = {site: case.excess(site) for site in worst}
+    if sum(each for site, each in weight.items() if _ignores(case, seen, site)) > sum(weight.values()) / 2:
+        return  # the data is not at fault where the ranges do not even hold that
     narrow = sum(each for site, each in weight.items() if _is_narrow(case, seen, site)) > sum(weight.values()) / 2
     site = case.pair.sites[worst[0]]
     needed, beyond = use_of(site, *case.ranges[site.index].whole)
@@ -72,6 +78,12 @@ def bad_sample(now: Figures) -> Iterator[Hypothesis]:
         treatment=Treatment(),
         gain=now.without_worst - now.worst[1],
     )
+
+
+def _ignores(case: Case, seen: dict[int, Observed], site: int) -> bool:
+    """Whether an observer left out a good part of the values that calibration showed it."""
+    _, beyond = use_of(case.pair.sites[site], *seen[site].whole)
+    return beyond > IGNORED
 
 
 def _is_narrow(case: Case, seen: dict[int, Observed], site: int) -> bool:

@@ -33,6 +33,36 @@ def unfused(case: Case) -> Iterator[Hypothesis]:
     )
 
 
+def rounded_before(case: Case) -> Iterator[Hypothesis]:
+    """Products that are rounded although only an activation reads them, which is rounded too."""
+    producers, steps = case.pair.program.producers, case.pair.program.steps
+    found = []
+    for site in case.static_sites:
+        made = producers.get(site.source)
+        readers = [step for step in steps if site.result in step.reads]
+        if made is None or not steps[made].op.startswith(PRODUCTS) or len(readers) != 1:
+            continue
+        (reader,) = readers
+        again = [step for step in steps if reader.out in step.reads]
+        if reader.op in CLAMPING and again and all(step.site is not None for step in again):
+            found.append(site.index)
+    if found:
+        site = case.pair.sites[max(found, key=case.noise)]
+        yield Hypothesis(
+            cause="unfused-activation",
+            name=site.name,
+            others=tuple(name for name in (*case.names(found), *site.readers) if name != site.name),
+            evidence=f"{counted(len(found), 'product')} rounded before the {site.readers[0]} that alone reads it",
+            remedy="annotate the two ops as one: no output_qspec at the first",
+            treatment=Treatment(exact=frozenset(case.places[index] for index in found)),
+        )
+
+
+PRODUCTS = ("conv", "linear")
+CLAMPING = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min"})
+"""Activations that drop a part of what they read, so that its range need not be held."""
+
+
 def dynamic_by_row(case: Case) -> Iterator[Hypothesis]:
     """Dynamic scales that the kernels compute for each row."""
     if case.pair.recipe is None or case.pair.as_deployed() is case.pair:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+from torch import Tensor
+
 from pt2qa._check.masks import is_mask
 from pt2qa._diagnosis.case import FEWEST_STEPS, Case, Hypothesis
 from pt2qa._diagnosis.ranges import use_of
@@ -24,23 +27,87 @@ NOTABLE = 0.2
 
 
 def masked(case: Case) -> Iterator[Hypothesis]:
-    """Mask values that are rounded."""
-    for site in case.static_sites:
-        observed = case.ranges[site.index]
-        low, _ = observed.whole
-        if not is_mask(low):
-            continue
-        treatment, edit, cost = in_float(case, site)
+    """Mask values that are rounded; one hypothesis for all, since one masked score is enough to lose a softmax."""
+    masks = [site for site in case.static_sites if is_mask(_lowest(case, site))]
+    if not masks:
+        return
+    treatment, edits, cost = Treatment(), list[str](), 0.0
+    for site in masks:
+        if not _is_freed(case, site, treatment):
+            own, edit, more = in_float(case, site)
+            treatment, cost = treatment.then(own), cost + more
+            edits.append(edit)
+    first = next((site for site in masks if site.index not in case.constants), masks[0])
+    yield Hypothesis(
+        cause="masked-values",
+        name=first.name,
+        others=tuple(name for name in case.names([site.index for site in masks]) if name != first.name),
+        evidence=f"values down to {number(_lowest(case, first))} have the scale {number(first.params.largest_scale)}, "
+        "so ordinary values are rounded to a few integers",
+        remedy="use a finite mask that is only a little below the scores, such as -30, or leave the ops in "
+        f"float{''.join(dict.fromkeys(edits))}",
+        treatment=treatment,
+        cost=cost,
+    )
+
+
+def _lowest(case: Case, site: Site) -> float:
+    constant = case.constants.get(site.index)
+    if constant is not None and isinstance(constant.reference, Tensor):
+        return float(constant.reference.min())
+    return case.ranges[site.index].whole[0]
+
+
+def _is_freed(case: Case, site: Site, treatment: Treatment) -> bool:
+    """Whether the float edits of a treatment already leave a site in float."""
+    annotations = case.annotations
+    if annotations is None or not treatment.floats:
+        return case.places[site.index] in treatment.exact
+    return site.index not in annotations.with_edits(treatment.floats).sites_on(case.pair.sites)
+
+
+def floored(case: Case) -> Iterator[Hypothesis]:
+    """Sites whose scale is the smallest that an observer gives, where their values need a smaller one."""
+    fitted = {**case.fitted, **case.fitted_weights}
+    low = [
+        site.index
+        for site in case.pair.sites
+        if site.index in fitted and site.params.scale is not None and _is_at_floor(site.params.scale)
+    ]
+    low = [index for index in low if _needs_less(case, index)]
+    if low:
+        site = case.pair.sites[max(low, key=case.noise)]
         yield Hypothesis(
-            cause="masked-values",
+            cause="observer",
             name=site.name,
-            evidence=f"values down to {number(low)} have the scale {number(site.params.largest_scale)}, so ordinary "
-            "values are rounded to a few integers",
-            remedy="use a finite mask that is only a little below the scores, such as -30, or leave the op in "
-            f"float{edit}",
-            treatment=treatment,
-            cost=cost,
+            others=tuple(name for name in case.names(low) if name != site.name),
+            evidence=f"the scale of {counted(len(low), 'site')} is {number(site.params.largest_scale)}, the smallest "
+            "that the observer gives, and the values need a smaller one",
+            remedy="give these observers a smaller eps, such as observer.with_args(eps=1e-9)",
+            treatment=case.played(fitted, low),
+            sentence="the smallest scale that the observer gives is too large for the values",
         )
+
+
+FLOORS = (2.0**-12, float(torch.finfo(torch.float32).eps))
+"""The smallest scales of torchao's observers: as quantizers configure them, and by default."""
+
+
+def _is_at_floor(scale: float | Tensor) -> bool:
+    scales = torch.as_tensor(scale).double().flatten()
+    at_floor = sum((scales / floor - 1).abs() < 1e-6 for floor in FLOORS)
+    return float(torch.as_tensor(at_floor).double().mean()) > 0.5
+
+
+def _needs_less(case: Case, index: int) -> bool:
+    """Whether the values of a site with the smallest scale reach only a small part of its integers."""
+    site, constant = case.pair.sites[index], case.constants.get(index)
+    if constant is not None:
+        largest = float(constant.reference.abs().max())
+    else:
+        low, high = case.ranges[index].whole
+        largest = max(-low, high)
+    return 0 < largest < site.params.largest_scale * (site.params.quant_max - site.params.quant_min) / 8
 
 
 def too_few_steps(case: Case) -> Iterator[Hypothesis]:

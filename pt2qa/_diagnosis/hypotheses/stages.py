@@ -15,6 +15,7 @@ from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._report.formats import decibel
+from pt2qa._report.prose import counted
 
 MARGIN = 10.0
 """How far, in dB, a stage must be above the quantized model not to matter to its error."""
@@ -44,6 +45,44 @@ def changed(case: Case) -> Iterator[Hypothesis]:
             treatment=Treatment(),
             gain=rest - whole,
         )
+
+
+def constants(case: Case) -> Iterator[Hypothesis]:
+    """Constants that nothing rounds, such as biases, and that are not the float model's."""
+    apart = {
+        constant.reader: _sqnr([constant.reference], [constant.quantized])
+        for constant in case.pair.program.constants
+        if constant.site is None
+        and not constant.mutated
+        and isinstance(constant.reference, Tensor)
+        and isinstance(constant.quantized, Tensor)
+    }
+    apart = {name: found for name, found in apart.items() if found < SAME}
+    if not apart:
+        return
+    values = case.pair.values(case.first)
+    simulator = case.pair.simulator
+    every = frozenset(site.index for site in case.pair.sites)
+    case.trials.forwards += 3
+    reference, quantized, restored = (
+        leaves_of(pytree.tree_leaves(simulator.run(values, on=on))) for on in (False, True, every)
+    )
+    name = min(apart, key=lambda each: apart[each])
+    yield Hypothesis(
+        cause="prepare-changed",
+        name=name,
+        others=tuple(each for each in apart if each != name),
+        evidence=f"a constant that nothing rounds is {decibel(apart[name])} dB from its float value "
+        f"({counted(len(apart), 'op')} of this kind)",
+        remedy="find what changed it between the float model and the converted graph, such as a batch norm folded with "
+        "other statistics",
+        treatment=Treatment(),
+        gain=_sqnr(reference, restored) - _sqnr(reference, quantized),
+    )
+
+
+SAME = 60.0
+"""dB from which on two constants are the same, as folding in another order leaves them."""
 
 
 def nonfinite(case: Case) -> Iterator[Hypothesis]:

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
-from pt2qa._diagnosis.trials import Treatment
+from pt2qa._diagnosis.played import fitted_weight
+from pt2qa._diagnosis.trials import Played, Treatment
 from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
-from pt2qa._simulator.program import Site
+from pt2qa._sensitivity.roundings import rounding
+from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.plugins.options import options_of
 
 COARSE = 4.0
@@ -69,6 +71,80 @@ def changed(case: Case) -> Iterator[Hypothesis]:
                 "norm folded with other statistics",
                 treatment=case.played(case.fitted_weights, [site.index]),
             )
+
+
+def biases(case: Case) -> Iterator[Hypothesis]:
+    """Biases in fewer bits than the 32 of the sums that they are added to."""
+    few = [site.index for site in case.pair.sites if site.kind == "bias" and site.params.dtype in NARROW]
+    if few:
+        site = case.pair.sites[max(few, key=case.noise)]
+        yield Hypothesis(
+            cause="weight-scheme",
+            name=site.name,
+            others=tuple(name for name in case.names(few) if name != site.name),
+            evidence=f"{counted(len(few), 'bias', 'biases')} rounded to {site.params.dtype} with the scale "
+            f"{number(site.params.largest_scale)}",
+            remedy="leave biases in float, or derive their scale: int32, scale of the input times scale of the weight",
+            treatment=Treatment(exact=frozenset(case.places[index] for index in few)),
+            sentence="biases are rounded more coarsely than the sums that they are added to",
+        )
+
+
+NARROW = ("int8", "uint8", "int16")
+"""Integer types that hold no sum of products."""
+
+
+def unread(case: Case) -> Iterator[Hypothesis]:
+    """Weights of input channels that are always zero, which take the range from those that count."""
+    for site in case.static_sites:
+        observed = case.ranges[site.index]
+        if observed.channel_lowest is None or observed.channel_highest is None:
+            continue
+        size = observed.channel_highest.abs().maximum(observed.channel_lowest.abs())
+        silent = size <= SILENT * size.max()
+        if not silent.any() or silent.all():
+            continue
+        for weight in case.pair.sites:
+            constant = case.constant(weight)
+            if weight.kind != "weight" or constant is None or weight.name not in site.readers:
+                continue
+            value = constant.reference
+            if weight_axis(constant) != 0 or value.shape[1] != len(size):
+                continue
+            others = [axis for axis in range(value.dim()) if axis != 1]
+            largest = value.abs().amax(others)
+            if largest[silent].max() > UNEQUAL * largest[~silent].max() and weight.index in case.fitted_weights:
+                yield _silenced(case, weight, silent, largest)
+
+
+SILENT = 1e-4
+"""Share of the largest channel's values below which a channel counts for nothing."""
+
+UNEQUAL = 4.0
+"""How many times larger than the others weights of such a channel must be to matter: two bits."""
+
+
+def _silenced(case: Case, site: Site, silent: Tensor, largest: Tensor) -> Hypothesis:
+    constant = case.constants[site.index]
+    assert isinstance(constant.reference, Tensor), "weights with a float value alone are looked at"
+    heard = constant.reference.clone()
+    heard[:, silent] = 0
+    rounded = fitted_weight(heard, 0)
+    return Hypothesis(
+        cause="outlier-channel",
+        name=site.name,
+        evidence=f"weights of {counted(int(silent.sum()), 'input channel')} whose values are always zero reach "
+        f"{number(float(largest[silent].max()))}, all others {number(float(largest[~silent].max()))}",
+        remedy="set these weights to 0 in the model: weight[:, channels] = 0",
+        treatment=case.played({site.index: Played(functools.partial(_rounded_without, rounded, silent))}),
+        sentence="huge weights of channels that are always zero take the range",
+    )
+
+
+def _rounded_without(params: QuantParams, silent: Tensor, weight: Tensor) -> Tensor:
+    heard = weight.clone()
+    heard[:, silent] = 0
+    return rounding(params)(heard)
 
 
 def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
