@@ -45,7 +45,8 @@ def fault(
 
     def added(plant: Callable[[Subject], Planted | None]) -> Callable[[Subject], Planted | None]:
         name = plant.__name__.replace("_", "-")
-        assert name not in FAULTS, f"two faults are called {name}"
+        # pytest may import a module a second time.
+        assert name not in FAULTS or FAULTS[name].sentence == sentence, f"two faults are called {name}"
         FAULTS[name] = Fault(name, sentence, causes, plant, finding, error)
         return plant
 
