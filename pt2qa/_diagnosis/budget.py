@@ -12,7 +12,6 @@ from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget, Mechanism
 from pt2qa._diagnosis.in_series import sites_before
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.roundings import Rounding, Variant, clamping, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
@@ -24,7 +23,7 @@ def error_budget(
     batches: Iterable[Any],
     *,
     method: Method = "auto",
-    projections: int = FEWEST,
+    projections: int | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
 ) -> ErrorBudget:
@@ -37,10 +36,10 @@ def error_budget(
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
         batches: iterable of batches, consumed once; those without a number are set apart and counted.
-        method: ``projection`` estimates all parts at once, from a few backward passes; ``exact`` runs the model twice
-            for each site; ``auto`` projects, and runs where an op has no gradient.
-        projections: random projections per batch; the sampling error falls with their square root, and is gone with as
-            many as a sample's outputs have elements.
+        method: ``projection`` estimates all parts at once, from a few backward passes; ``exact`` runs the model about
+            twice for each site; ``auto`` projects, but for small models and where an op has no gradient.
+        projections: random projections per batch; None: 4, and 8 if the sampling error is above a tenth of all noise.
+            The error falls with their square root, and is gone with as many as a sample's outputs have elements.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 

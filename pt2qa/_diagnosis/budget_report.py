@@ -86,8 +86,8 @@ class ErrorBudget(Report):
     Args:
         rows: one per site and mechanism, in graph order; a value that is quantized twice alike is one site.
         outputs: the outputs that were measured.
-        method: ``projection``, or ``exact`` where an op has no gradient or it was asked for.
-        projections: random projections per batch; 0 for the exact method.
+        method: ``projection`` or ``exact``.
+        projections: random projections per batch, the maximum over batches; 0 for the exact method.
         signal: sum of the squared reference outputs over the data.
         noise: sum of the squared output errors of the fully quantized model, measured.
         batches, samples: how much was measured; batches that are set apart do not count.

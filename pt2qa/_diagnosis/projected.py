@@ -33,6 +33,15 @@ from pt2qa.errors import BatchError, SelectionError
 
 Method = Literal["auto", "projection", "exact"]
 
+RUNS = 16
+"""Runs up to which the exact method, which has no sampling error, costs no more than the projection."""
+
+SURE = 0.1
+"""Sampling error of all noise together, as a share of it, above which a batch gets more projections."""
+
+MOST = 8
+"""Projections of a batch that are not asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class SiteNoises:
@@ -45,7 +54,7 @@ class SiteNoises:
         measured: squared output error of the fully quantized model.
         outputs: names of the outputs.
         method: ``projection`` or ``exact``; the latter as soon as a batch has an op without a gradient.
-        projections: random projections per batch; 0 for the exact method.
+        projections: random projections per batch, the maximum over batches; 0 for the exact method.
         batches, samples: how much was measured; batches that are set apart do not count.
         notes: what else the reader must know.
         set_apart: batches excluded from all numbers.
@@ -70,7 +79,7 @@ def site_noises(
     variants: Callable[[Site], Mapping[str, Variant]],
     *,
     method: Method = "auto",
-    projections: int = FEWEST,
+    projections: int | None = FEWEST,
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
 ) -> SiteNoises:
@@ -86,10 +95,10 @@ def site_noises(
         variants: the variants of a site by name; it is called once for each site, and may return none.  The functions
             get a whole tensor: a batch's value of an activation, or the float value of a constant.
         method: ``projection`` estimates all at once, to first order behind the nonlinear ops that a change is followed
-            through; ``exact`` runs the model for each rounding of each site; ``auto`` projects where there are
-            gradients.
-        projections: random projections per batch.  Estimates have no sampling error if there are at least as many as
-            the outputs of a sample have elements.
+            through; ``exact`` runs the model for each rounding of each site; ``auto`` projects, but for few runs and
+            where an op has no gradient.
+        projections: random projections per batch; None: 4, and 8 if the sampling error is above a tenth of all noise.
+            There is none from as many projections on as the outputs of a sample have elements.
         inputs_of: maps an item of ``batches`` to a batch.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
@@ -98,11 +107,13 @@ def site_noises(
         SelectionError: ``projections`` is not positive, or no output is floating-point.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
-    if projections < 1:
+    if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
     paths = plan_paths(pair.program)
     sites = {path.site for path in paths}
     wanted = {site.index: dict(variants(site)) for site in pair.sites if site.index in sites}
+    if method == "auto" and sum(_runs(each) for each in wanted.values()) <= RUNS:
+        method = "exact"
     noises = _Noises(
         pair=pair,
         variants=wanted,
@@ -120,13 +131,16 @@ def site_noises(
 
 @dataclass(slots=True)
 class _Noises:
-    """Sums over the batches so far; ``projection`` is None before the first batch and for the exact method."""
+    """Sums over the batches so far, and the ``most`` projections of one.
+
+    ``projection`` is None before the first batch and for the exact method.
+    """
 
     pair: QuantizedPair
     variants: Mapping[int, Mapping[str, Variant]]
     paths: tuple[Path, ...]
     method: Method
-    projections: int
+    projections: int | None
     verification: Verification
     notes: list[str]
     seen: Survey | None = None
@@ -137,6 +151,7 @@ class _Noises:
     measured: float = 0.0
     samples: int = 0
     batches: int = 0
+    most: int = 0
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
     set_apart: list[SetApart] = field(default_factory=list)
@@ -171,8 +186,12 @@ class _Noises:
         )
         quantized = finished(self.pair, returned.quantized, None)
         if self._counts(values, samples, started.reference, quantized):
-            started.project(self.projections)
+            started.project(FEWEST if self.projections is None else self.projections)
+            noise, variance = started.together()
+            if self.projections is None and variance > (SURE * noise) ** 2:
+                started.project(MOST - started.projections)
             found = {key: started.noise([key]) for key in self._keys()}
+            self.most = max(self.most, started.projections)
             self.reached |= started.reached
             self._add(samples, started.reference, quantized, found)
 
@@ -244,12 +263,17 @@ class _Noises:
             measured=self.measured,
             outputs=self.outputs,
             method="exact" if self.projection is None else "projection",
-            projections=0 if self.projection is None else self.projections,
+            projections=0 if self.projection is None else self.most,
             batches=counted,
             samples=self.samples,
             notes=tuple(dict.fromkeys(notes)),
             set_apart=tuple(self.set_apart),
         )
+
+
+def _runs(variants: Mapping[str, Variant]) -> int:
+    """How many roundings the variants of a site have."""
+    return len({each for variant in variants.values() for each in (variant.start, variant.end)} - {None})
 
 
 def _noise(start: Any, end: Any) -> float:

@@ -162,6 +162,13 @@ class ProjectedBatch:
         found = [self._estimate(torch.cat(self._dots[key])) for key in keys if key in self._dots]
         return sum(noise for noise, _ in found), sum(variance for _, variance in found)
 
+    def together(self) -> tuple[float, float]:
+        """The noise of all variants, summed, and its variance: the same vectors measure them all."""
+        squares = [torch.cat(dots).square() for dots in self._dots.values()]
+        if len({each.shape for each in squares}) > 1:
+            squares = [each.sum(1, keepdim=True) for each in squares]
+        return self._estimate(torch.stack(squares).sum(0).sqrt()) if squares else (0.0, 0.0)
+
     @property
     def reached(self) -> set[int]:
         """The sites that a gradient reached."""

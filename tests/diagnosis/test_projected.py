@@ -85,7 +85,7 @@ def test_exact_runs_are_copies_of_the_graph(model: Callable[[], nn.Module], quan
 def test_a_linear_net_is_projected_without_error(quantizer: str) -> None:
     # As many vectors as outputs leave nothing to chance.
     pair, batches = pair_of(linear, quantizer), BATCHES[linear]
-    found = site_noises(pair, batches, split(pair), projections=8, progress=False)
+    found = site_noises(pair, batches, split(pair), method="projection", projections=8, progress=False)
     assert found.method == "projection"
     assert found.noise == pytest.approx(truth(pair, batches), rel=1e-3, abs=1e-9 * found.signal)
 
@@ -93,21 +93,24 @@ def test_a_linear_net_is_projected_without_error(quantizer: str) -> None:
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86", "xnnpack:mode=dynamic"])
 def test_followed_through_relu6_it_is_exact_too(quantizer: str) -> None:
     pair, batches = pair_of(Small, quantizer), BATCHES[Small]
-    found = site_noises(pair, batches, split(pair), projections=4, progress=False)
+    found = site_noises(pair, batches, split(pair), method="projection", projections=4, progress=False)
     assert found.noise == pytest.approx(truth(pair, batches), rel=2e-3, abs=1e-8 * found.signal)
 
 
 def test_the_only_variant_is_what_sensitivity_has() -> None:
     pair, batches = pair_of(Small, "xnnpack"), BATCHES[Small]
-    found = site_noises(
-        pair, batches, lambda site: {"quantized": Variant(own_rounding(pair.simulator, site))}, progress=False
-    )
+
+    def own(site: Site) -> Mapping[str, Variant]:
+        return {"quantized": Variant(own_rounding(pair.simulator, site))}
+
+    found = site_noises(pair, batches, own, method="projection", progress=False)
     report = pt2qa.sensitivity(pair, batches, method="projection", projections=4, progress=False)
     assert found.noise == {(row.site, "quantized"): row.noise for row in report.rows}
     assert (found.signal, found.measured) == (report.signal, report.noise)
 
 
-def test_sites_without_variants_cost_nothing_and_other_changes_are_free() -> None:
+@pytest.mark.parametrize("method", ["exact", "projection"])
+def test_sites_without_variants_cost_nothing_and_other_changes_are_free(method: Any) -> None:
     pair, batches = pair_of(linear, "xnnpack"), BATCHES[linear]
     weight = next(site for site in pair.sites if site.kind == "weight")
 
@@ -115,7 +118,7 @@ def test_sites_without_variants_cost_nothing_and_other_changes_are_free() -> Non
         zero = Variant(torch.zeros_like)
         return {"removed": zero, "kept": Variant(lambda value: value)} if site is weight else {}
 
-    found = site_noises(pair, batches, variants, projections=8, progress=False)
+    found = site_noises(pair, batches, variants, method=method, projections=8, progress=False)
     removed = with_function(pair, weight, torch.zeros_like)
     expected = noise(pair, batches, removed, pair.reference)
     assert found.noise == pytest.approx({(weight.index, "removed"): expected, (weight.index, "kept"): 0.0}, rel=1e-3)
@@ -127,12 +130,34 @@ def test_where_there_is_no_gradient_the_model_runs_for_each_change() -> None:
     pair = quantized_pair(models.Linears(), batch)
     step = next(step for step in pair.program.steps if step.op == "relu")
     step.function, step.in_place = lambda x: torch.from_numpy(x.numpy().clip(0)), None
-    found = site_noises(pair, [batch], split(pair), progress=False)
+
+    def many(site: Site) -> Mapping[str, Variant]:
+        return {**split(pair)(site), **shifted(site)}
+
+    found = site_noises(pair, [batch], many, progress=False)
     assert found.method == "exact"
     assert "each change was a run of the whole model" in " ".join(found.notes)
-    assert found.noise == pytest.approx(truth(pair, [batch]), rel=1e-3)
+    expected = truth(pair, [batch])
+    assert {key: found.noise[key] for key in expected} == pytest.approx(expected, rel=1e-3)
     with pytest.raises(SimulationError, match="has no gradient here"):
         site_noises(pair, [batch], split(pair), method="projection", progress=False)
+
+
+def test_few_changes_are_run_and_many_are_projected_as_often_as_needed() -> None:
+    pair = pair_of(Small, "xnnpack")
+    assert site_noises(pair, BATCHES[Small], lambda site: {}, progress=False).method == "exact"
+    many = site_noises(pair, BATCHES[Small][:1], shifted, progress=False, projections=None)
+    assert (many.method, many.projections) == ("projection", 4)
+    torch.manual_seed(0)
+    batch = (torch.randn(1, 64),)
+    wide = quantized_pair(nn.Linear(64, 64), batch)
+    # One sample with 64 outputs: four vectors leave a large error.
+    assert site_noises(wide, [batch], shifted, progress=False, projections=None).projections == 8
+
+
+def shifted(site: Site) -> Mapping[str, Variant]:
+    """Twenty changes."""
+    return {str(number): Variant(lambda value, by=number / 100: value * (1 + by)) for number in range(1, 21)}  # type: ignore[misc]
 
 
 def test_what_does_not_count_is_set_apart() -> None:
