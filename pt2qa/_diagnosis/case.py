@@ -129,8 +129,10 @@ class Case:
         )
 
     def _variants(self, site: Site) -> dict[str, Variant]:
-        instead = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": self.by_channel}
         own = {"quantized": Variant(own_rounding(self.pair.simulator, site))}
+        if self.state != Treatment():  # ranges were looked at before
+            return own
+        instead = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": self.by_channel}
         return own | {name: Variant(each[site.index].value) for name, each in instead.items() if site.index in each}
 
     def noise(self, site: int, variant: str = "quantized") -> float:

@@ -158,7 +158,8 @@ class Diagnosis(Report):
 
     def _summary(self) -> Sequence[str]:
         code = f"The code of all remedies, in a plain export flow: {self.code_verified}."
-        took = f"{counted(self.forwards, 'run')} of the model, {counted(self.quantizations, 'quantization')}."
+        runs = counted(self.forwards, "run of the model on a batch", "runs of the model on a batch")
+        took = f"Took {runs}, and {counted(self.quantizations, 'quantization')}."
         return [*([code] if self.code else []), took, *([f"Next: {self.next_command}"] if self.next_command else [])]
 
     def lines(self) -> Sequence[str]:

@@ -16,6 +16,7 @@ from tabulate import tabulate
 from tests.benchmarks.bad_cases import measure_bad_cases
 from tests.benchmarks.bars import Result
 from tests.benchmarks.deployed import measure_deployed
+from tests.benchmarks.diagnose import measure_diagnose
 from tests.benchmarks.layers import measure_memory, measure_times
 from tests.benchmarks.sensitivity import measure_sensitivity
 from tests.benchmarks.startup import measure_startup
@@ -25,7 +26,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each measurement; the best counts")
     parser.add_argument(
-        "--only", choices=["times", "memory", "startup", "cases", "sensitivity", "deployed"], help="one part of it"
+        "--only",
+        choices=["times", "memory", "startup", "cases", "sensitivity", "deployed", "diagnose"],
+        help="one part of it",
     )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -43,6 +46,8 @@ def main() -> int:
         results += measure_sensitivity(max(2, arguments.rounds // 5))
     if arguments.only in (None, "deployed"):
         results += measure_deployed(max(2, arguments.rounds // 2))
+    if arguments.only in (None, "diagnose"):
+        results += measure_diagnose(max(2, arguments.rounds // 5))
     rows = [(r.what, r.shown, r.bar_shown, "" if r.met is None else "yes" if r.met else "NO") for r in results]
     print(tabulate(rows, headers=["what", "measured", "bar", "met"], tablefmt="github"))
     missed = [result.what for result in results if result.met is False]
