@@ -11,6 +11,7 @@ import torch
 
 from pt2qa._check.analysis import check
 from pt2qa._check.report import Findings
+from pt2qa._check.rules import RULES
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.causes import ORDER
@@ -29,7 +30,7 @@ from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._report.base import Report
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import Pt2qaError, SelectionError
-from pt2qa.plugins import Backend
+from pt2qa.plugins import Backend, rules_of
 
 FREE_GAIN: Final = 2.0
 """Smallest gain in dB for which a remedy that quantizing again applies for free is a row; other data differ by less."""
@@ -84,7 +85,7 @@ def diagnose(
             give with ranges that fit.
         deployed: whether to lower the model and look at the kernels, too; a backend as for
             :func:`pt2qa.compare_deployed`, True for the plug-in's own; or its report for this pair.
-        findings: of :func:`pt2qa.check` for this pair; None: it runs here.
+        findings: of :func:`pt2qa.check` for this pair; None: the rules whose findings are errors run here.
         verify_code: whether to execute ``diagnosis.code``, the pair with all remedies as code for a plain export flow.
         inputs_of: maps an item of ``batches`` and ``evaluation`` to a batch.
         progress: whether to show progress; None: if stderr is a terminal.
@@ -123,7 +124,7 @@ def diagnose(
     reports: dict[str, Report] = {}
     if deployed:
         reports["deployed"] = search.look_at_kernels(None if deployed is True else deployed)
-    structure = check(pair, progress=progress) if findings is None else findings
+    structure = check(pair, rules=errors_of(pair), progress=False) if findings is None else findings
     reports["findings"] = structure
     trials.bar.close()
     final, after = search.final()
@@ -282,7 +283,18 @@ class _Search:
         pair = self.case.trials.pair_with(self.state)
         if pair is self.case.pair:
             return self.case
-        return Case(pair, self.case.trials, self.case.data, self.quality, self.case.progress, self.state)
+        treated = Case(pair, self.case.trials, self.case.data, self.quality, self.case.progress, self.state)
+        if not (self.state.data or self.state.options):
+            # Edits leave the parameters of all other sites as they were, so what these make was measured before.
+            at = {place: index for index, place in self.case.places.items()}
+            before = self.case.noises
+            known = {
+                (index, "quantized"): before.noise[at[place], "quantized"]
+                for index, place in treated.places.items()
+                if place in at and (at[place], "quantized") in before.noise
+            }
+            treated.noises = replace(before, noise=known)
+        return treated
 
     def _take(self, hypotheses: Sequence[Hypothesis]) -> None:
         """Measures each remedy after those taken before, then adds them, the best first, as long as they help."""
@@ -371,6 +383,12 @@ def _source(pair: QuantizedPair, name: str) -> str:
     handles = {str(found.name): handle for handle, found in pair.names.items()}
     node = next((node for node in graph.graph.nodes if handle_of(node) == handles.get(name, -1)), None)
     return "" if node is None else source_line(node)
+
+
+def errors_of(pair: QuantizedPair) -> list[str]:
+    """The rules of the structure check whose findings are errors."""
+    own = () if pair.recipe is None else rules_of(pair.recipe.plugin)
+    return [rule.id for rule in (*RULES.values(), *own) if rule.severity == "error"]
 
 
 def _asides(findings: Findings, rows: Sequence[CauseRow]) -> Iterator[AsideRow]:

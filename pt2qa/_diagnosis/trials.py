@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tqdm import tqdm
@@ -166,6 +166,8 @@ class Trials:
 
     def applied(self, treatment: Treatment) -> QuantizedPair:
         """The pair with all edits of a treatment, those that were played by switching too."""
+        if not treatment.floats:
+            return self.pair_with(replace(treatment, as_deployed=False))
         return self._quantized(treatment, (*treatment.edits, *treatment.floats))
 
     def annotations(self, treatment: Treatment) -> Annotations | None:
@@ -173,10 +175,13 @@ class Trials:
         recipe, capture = self.recipe, self.pair.capture
         if recipe is None or capture is None:
             return None
-        if treatment.options not in self._annotations:
+        plain, edited = (treatment.options, ()), (treatment.options, treatment.edits)
+        if plain not in self._annotations:
             plugin = with_options(recipe.plugin, dict(treatment.options))
-            self._annotations[treatment.options] = annotations_of(capture, plugin, recipe.edits, qat=recipe.qat)
-        return self._annotations[treatment.options].with_edits(treatment.edits)
+            self._annotations[plain] = annotations_of(capture, plugin, recipe.edits, qat=recipe.qat)
+        if edited not in self._annotations:
+            self._annotations[edited] = self._annotations[plain].with_edits(treatment.edits)
+        return self._annotations[edited]
 
     def plan(self, treatment: Treatment) -> OverridePlan | None:
         """The override plan of a treatment with the edits of the pair itself; None without new edits."""
