@@ -32,7 +32,7 @@ from pt2qa._weights.report import WeightReport
 from pt2qa.errors import Pt2qaError
 from pt2qa.overrides import Annotations, annotations_of
 from pt2qa.overrides.annotations import read_annotations
-from pt2qa.overrides.broken_lines import BrokenLine, broken_lines
+from pt2qa.overrides.broken_lines import BrokenLine, broken_lines, broken_weights
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import QuantizerPlugin, resolve
 from pt2qa.plugins.abilities import int32_bias_of, spec_of
@@ -179,11 +179,23 @@ class CheckContext:
 
     @functools.cached_property
     def broken_lines(self) -> tuple[BrokenLine, ...]:
-        """The lines of the backend's spec that the annotations break."""
+        """The lines of the backend's spec that the annotations break.
+
+        A pair is held against the spec as it was annotated, whatever quantizer was given; one that was made elsewhere
+        by its converted weights.
+        """
         spec = spec_of(self.plugin)
         if spec is None:
             raise UnavailableError("to quantizers without a spec of what their backend takes")
-        return broken_lines(self.annotations, spec)
+        if self.given != "pair":
+            return broken_lines(self.annotations, spec)
+        recipe, captured = self.value.recipe, self.value.capture
+        if recipe is None or captured is None:
+            return broken_weights(self.pair.sites, spec)
+        if recipe.plugin == self.plugin and recipe.qat == self.qat:
+            return broken_lines(self.annotations, spec)
+        made = self._annotated(lambda: annotations_of(captured, recipe.plugin, recipe.edits, qat=recipe.qat), "made")
+        return broken_lines(made, spec)
 
     @property
     def unshared(self) -> frozenset[str]:

@@ -1,14 +1,15 @@
-"""Holds annotations against the spec of a backend: which of its lines they break, op by op."""
+"""Holds annotations and converted weights against the spec of a backend: which of its lines they break, op by op."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
 from pt2qa._simulator.products import WEIGHTED
+from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import GraphNode, Point, spec_facts
@@ -61,6 +62,42 @@ def broken_lines(annotations: Annotations, spec: BackendSpec) -> tuple[BrokenLin
             nearest: list[BrokenLine] = min(by_row, key=_distance)
             found += nearest
     return tuple(found)
+
+
+def broken_weights(sites: Sequence[Site], spec: BackendSpec) -> tuple[BrokenLine, ...]:
+    """The lines that the weights of a converted graph break, whose annotations are unknown; biases likewise.
+
+    A weight is symmetric if all its zero points are 0. Of an op with several kernels, any may take it.
+
+    Args:
+        sites: of a pair, such as ``pair.sites``.
+        spec: what the backend takes.
+    """
+    found: list[BrokenLine] = []
+    for site in sites:
+        if site.kind == "activation":
+            continue
+        lines = [line for row in spec.rows(site.op) if (line := row.line(site.op, site.kind)) is not None]
+        asked = _stored(site.params)
+        broken = [_differing(line, asked) for line in lines]
+        if broken and all(broken):
+            differs, line = min(zip(broken, lines, strict=True), key=lambda pair: len(pair[0]))
+            found.append(BrokenLine(site.name, line, differs, f"its {site.kind} is {asked}", spec.name))
+    return tuple(found)
+
+
+def _differing(line: SpecLine, asked: TensorSpec) -> tuple[str, ...]:
+    """In what a tensor differs from the nearest of what it may be."""
+    return min((taken.differing(asked) for taken in line.takes), key=len)
+
+
+def _stored(params: QuantParams) -> TensorSpec:
+    """How a constant was rounded."""
+    if getattr(torch, params.dtype).is_floating_point:
+        return TensorSpec(params.dtype)
+    centred = not torch.as_tensor(params.zero_point).any()
+    scheme: Literal["symmetric", "affine"] = "symmetric" if centred else "affine"
+    return TensorSpec(params.dtype, scheme, params.axis, params.quant_min, params.quant_max)
 
 
 def _distance(lines: list[BrokenLine]) -> tuple[bool, bool, int]:
@@ -122,7 +159,7 @@ class _Op:
         root = root_of(self.annotations.specs, point)
         if line is not None and root is not None:
             asked = tensor_spec(self.annotations.specs[root])
-            differs = min((taken.differing(asked) for taken in line.takes), key=len)
+            differs = _differing(line, asked)
             if differs:
                 yield self._line(line, differs, f"{what} is {asked}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pt2qa
 from pt2qa.plugins import BackendSpec, OpSpec, TensorSpec
 from pt2qa.report import Finding
 from tests.check.quantizers import INT8, UINT8, WEIGHT, Annotates, every
+from tests.flows import residual_pair
 
 ACTIVATION = TensorSpec("int8", "affine", None, -128, 127)
 NPU = BackendSpec(
@@ -117,3 +119,39 @@ def test_a_quantizer_without_a_spec_is_not_judged() -> None:
         "not applied",
         "to quantizers without a spec of what their backend takes",
     )
+
+
+@pytest.fixture(scope="module")
+def affine_pair() -> pt2qa.QuantizedPair:
+    """A convolution with affine weights, as somebody's own quantizer asks for."""
+    torch.manual_seed(0)
+    model, example = nn.Sequential(nn.Conv2d(3, 4, 1)).eval(), torch.randn(2, 3, 8, 8)
+    weight = replace(GOOD, qscheme=torch.per_channel_affine)
+    return pt2qa.quantize(pt2qa.capture(model, example), every("conv2d", UINT8, None, weight), [example])
+
+
+def test_a_pair_is_held_against_the_backend_that_is_named(affine_pair: pt2qa.QuantizedPair) -> None:
+    (row,) = pt2qa.check(affine_pair, quantizer="x86", rules=["backend-spec"])
+    assert (row.name, row.severity) == ("0/conv2d", "error")
+    assert row.why.startswith("its weight is int8, per channel (axis 0), affine, -127..127; the spec of x86 says")
+    rows = pt2qa.check(affine_pair, quantizer="xnnpack", rules=["backend-spec"])
+    assert [row.why.split(" is ")[0] for row in rows] == ["its input", "its weight"]
+
+
+def test_a_pair_that_was_made_elsewhere_is_held_against_it_by_its_weights(affine_pair: pt2qa.QuantizedPair) -> None:
+    assert affine_pair.float_graph is not None
+    elsewhere = pt2qa.pair(affine_pair.float_graph, affine_pair.quantized)
+    (row,) = pt2qa.check(elsewhere, quantizer="x86", rules=["backend-spec"])
+    assert (row.name, row.severity) == ("0/conv2d", "error")
+    assert row.why.startswith("its weight is int8, per channel (axis 0), affine, -127..127; the spec of x86 says")
+    (outcome,) = pt2qa.check(elsewhere, rules=["backend-spec"]).rules
+    assert (outcome.outcome, outcome.reason) == ("not applied", "without a quantizer: give quantizer=")
+
+
+@pytest.mark.parametrize("quantizer", ["x86", "xnnpack"])
+def test_a_sound_pair_that_was_made_elsewhere_is_clear(quantizer: str) -> None:
+    pair = residual_pair(quantizer)
+    assert pair.float_graph is not None
+    elsewhere = pt2qa.pair(pair.float_graph, pair.quantized)
+    (outcome,) = pt2qa.check(elsewhere, quantizer=quantizer, rules=["backend-spec"]).rules
+    assert outcome.outcome == "clear"

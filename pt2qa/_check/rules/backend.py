@@ -18,7 +18,6 @@ from pt2qa.plugins.rules import rule
     "point, the channel axis or the range that the kernel has, and not those that were calibrated. The spec is the "
     "plug-in's; its lines are quoted.",
     fix="annotate what the line says",
-    needs=("annotations",),
 )
 def backend_spec(context: CheckContext) -> Iterator[Found]:
     """Each line of the backend's spec that the annotation of an op breaks; a warning if only accuracy is lost."""
