@@ -7,6 +7,7 @@ makes the noise of the first; behind it, it adds little or nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from pt2qa._sensitivity.roundings import Rounding, own_rounding
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.program import Site, Slot, Step
+from pt2qa._simulator.program import Program, Site, Slot, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.site_functions import is_elementwise
 
@@ -52,24 +53,37 @@ def sites_before(simulator: Simulator) -> dict[int, Before]:
 
 
 def _before(simulator: Simulator, last: Step, site: Site) -> Before | None:
-    program = simulator.program
-    clips: list[Step] = []
-    slot = last.reads[0]
-    while slot in program.producers:
-        step = program.steps[program.producers[slot]]
-        if step.site is not None:
-            if not is_elementwise(step.function):
-                return None
-            first = program.sites[step.site]
-            return Before(first, *_effect(simulator, first, clips, own_rounding(simulator, site)))
-        if not step.reads or step.args[:1] != (Slot(step.reads[0]),):
-            return None
-        if op_rules.keeps_order(step.function):
-            clips.insert(0, step)
-        elif not _picks(step):
-            return None
-        slot = step.reads[0]
-    return None
+    found = _origin(simulator.program, last.reads[0])
+    if found is None:
+        return None
+    first, clips = found
+    return Before(first, *_effect(simulator, first, clips, own_rounding(simulator, site)))
+
+
+def _origin(program: Program, slot: int) -> tuple[Site, tuple[Step, ...]] | None:
+    """The site that a value comes from, through ops that pick and the clips that are returned, in order.
+
+    Values that are put together come from one if their sites round alike.
+    """
+    producer = program.producers.get(slot)
+    if producer is None:
+        return None
+    step = program.steps[producer]
+    if step.site is not None:
+        return (program.sites[step.site], ()) if is_elementwise(step.function) else None
+    if step.op == "cat" and not step.constants:
+        return _one_origin([_origin(program, read) for read in step.reads])
+    clips = op_rules.keeps_order(step.function)
+    if not step.reads or step.args[:1] != (Slot(step.reads[0]),) or not (clips or _picks(step)):
+        return None
+    found = _origin(program, step.reads[0])
+    return found if found is None or not clips else (found[0], (*found[1], step))
+
+
+def _one_origin(found: Sequence[tuple[Site, tuple[Step, ...]] | None]) -> tuple[Site, tuple[Step, ...]] | None:
+    origins = [each for each in found if each is not None]
+    alike = {(site.params, clips) for site, clips in origins}
+    return origins[0] if len(origins) == len(found) and len(alike) == 1 else None
 
 
 def _picks(step: Step) -> bool:
@@ -79,7 +93,7 @@ def _picks(step: Step) -> bool:
     return op_rules.only_moves(step.function) or step.op == "max_pool2d"
 
 
-def _effect(simulator: Simulator, first: Site, clips: list[Step], own: Rounding) -> tuple[Rounding, bool]:
+def _effect(simulator: Simulator, first: Site, clips: Sequence[Step], own: Rounding) -> tuple[Rounding, bool]:
     before, params = own_rounding(simulator, first), first.params
 
     def clipped(value: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from pt2qa.report import ErrorBudget
 from tests.check.plain_quantizer import EXACT, PlainQuantizer
 from tests.diagnosis.switched import clamped, noise, with_function
 from tests.flows import quantized_pair
+from tests.models import SameInputTwice
 from tests.sensitivity.brute_force import quantized_at
 
 QUANTIZERS = ("xnnpack", "x86", "xnnpack:mode=dynamic", "xnnpack:per_channel=False")
@@ -106,6 +107,18 @@ def test_what_is_rounded_alike_before_and_behind_a_clip_is_counted_once() -> Non
     pooled = [row for row in report.rows if row.name == "max_pool2d"]
     assert [row.noise for row in pooled] == [0.0, 0.0]
     assert abs(report.interactions) < 0.2 * report.noise
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_what_was_rounded_alike_and_put_together_is_not_counted_again(quantizer: str) -> None:
+    torch.manual_seed(0)
+    batch = (torch.randn(4, 3, 8, 8),)
+    pair = quantized_pair(SameInputTwice(), batch, quantizer)
+    series = sites_before(pair.simulator)
+    assert ("cat", "conv/conv2d") in {(pair.sites[index].name, before.site.name) for index, before in series.items()}
+    report = pt2qa.error_budget(pair, [batch], method="exact", progress=False)
+    assert parts(report) == pytest.approx(truth(pair, [batch]), rel=1e-3, abs=1e-9 * report.signal)
+    assert [row.noise for row in report.rows if row.name == "cat"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
