@@ -9,7 +9,7 @@ from typing import Any
 from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._deployed.rows import LSB, DeployedRow, StageRow
 from pt2qa._report.formats import decibel
-from pt2qa._report.html.charts import bars
+from pt2qa._report.html.charts import along, bars
 
 
 def stage_bars(stages: Sequence[StageRow]) -> list[dict[str, Any]]:
@@ -29,33 +29,20 @@ def along_graph(rows: Sequence[DeployedRow]) -> list[dict[str, Any]]:
     """What each kernel differs by on the same inputs, in integer steps; and SQNR, for what was measured."""
     charts = []
     if any(isfinite(row.isolated_max_lsb) for row in rows):
-        charts.append(
-            {
-                "kind": "along",
-                "title": "Kernels along the graph, on the same inputs",
-                "about": "Largest difference between the value that the kernel writes and the converted graph's, "
-                f"computed from the kernel's own inputs, in integer steps. Dashed: {LSB:g} LSB, where two correct "
-                "kernels may round a tie apart.",
-                "table": "rows",
-                "series": [("isolated_max_lsb", "isolated")],
-                "line": LSB,
-                "unit": "LSB",
-            }
+        about = (
+            "Largest difference between the value that the kernel writes and the converted graph's, computed from the "
+            f"kernel's own inputs, in integer steps. Dashed: {LSB:g} LSB, where two correct kernels may round a tie "
+            "apart."
         )
-    measured = (("deployed_sqnr", "deployed"), ("quantized_sqnr", "converted"), ("isolated_sqnr", "isolated"))
-    series = [each for each in measured if any(isfinite(getattr(row, each[0])) for row in rows)]
-    if series:
-        charts.append(
-            {
-                "kind": "along",
-                "title": "SQNR along the graph",
-                "about": "Deployed and converted: against the reference, with all error up to here. Isolated: the "
-                "kernel against the converted graph on the same inputs. "
-                f"Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark.",
-                "table": "rows",
-                "series": series,
-                "line": LOW_SQNR,
-                "unit": "dB",
-            }
-        )
+        title = "Kernels along the graph, on the same inputs"
+        charts.append(along(title, about, [("isolated_max_lsb", "isolated")], line=LSB, unit="LSB"))
+    low = f"Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark."
+    sides = (("deployed_sqnr", "deployed"), ("quantized_sqnr", "converted"))
+    measured = [each for each in sides if any(isfinite(getattr(row, each[0])) for row in rows)]
+    if measured:
+        about = f"Deployed and converted against the reference, with all error up to here. {low}"
+        charts.append(along("Cumulative SQNR along the graph", about, measured))
+    if any(isfinite(row.isolated_sqnr) for row in rows):
+        about = f"The kernel against the converted graph on the same inputs. {low}"
+        charts.append(along("Isolated SQNR along the graph", about, [("isolated_sqnr", "isolated")]))
     return charts

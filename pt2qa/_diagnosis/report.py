@@ -8,7 +8,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow, signed
-from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
+from pt2qa._report.base import Block, Grade, Listing, Report, Step, Table, data_read
 from pt2qa._report.columns import column, derived
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted, few
@@ -163,24 +163,35 @@ class Diagnosis(Report):
         return [*([code] if self.code else []), took, *([f"Next: {self.next_command}"] if self.next_command else [])]
 
     def lines(self) -> Sequence[str]:
-        """The verdict, and what to do."""
-        return [*self._lead(), *(line for row in self.rows for line in explained(row, self.unit))]
+        """The verdict."""
+        return self._lead()
+
+    def advice(self) -> tuple[Step, ...]:
+        """The causes with their remedies."""
+        return tuple(_step(row, self.unit) for row in self.rows)
 
 
 def explained(row: CauseRow, unit: str) -> list[str]:
     """A cause in words: what, where, why, what to do, what it gives."""
-    where = f" at {row.name}{f' ({row.source})' if row.source else ''}" if row.name else ""
+    step = _step(row, unit)
+    where = f" at {step.name}{f' ({step.source})' if step.source else ''}" if step.name else ""
+    what, evidence = step.why
+    return [
+        f"{row.rank}. {step.what}{where}: {what}",
+        f"   Evidence: {evidence}",
+        f"   Remedy: {step.remedy}",
+        f"   Measured ({row.how}): {step.gain}.",
+    ]
+
+
+def _step(row: CauseRow, unit: str) -> Step:
     others = f" Also at {few(row.others.split(', '), 3)}." if row.others else ""
     gains = _gained(row.gain, unit)
     if not isnan(row.gain_in_sequence) and row.rank > 1:
         gains += f" alone, {_gained(row.gain_in_sequence, unit)} after the remedies above"
     cost = f", for {share(row.cost)} % of the multiply-accumulates" if row.cost else ", for free"
-    return [
-        f"{row.rank}. {row.cause}{where}: {row.sentence}.{others}",
-        f"   Evidence: {row.evidence}.",
-        f"   Remedy: {row.remedy}",
-        f"   Measured ({row.how}): {gains}{cost}.",
-    ]
+    why = (f"{row.sentence}.{others}", f"{row.evidence}.")
+    return Step(row.cause, row.name, row.source, why, row.remedy, gains + cost)
 
 
 def _gained(gain: float, unit: str) -> str:

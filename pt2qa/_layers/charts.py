@@ -13,9 +13,18 @@ from pt2qa._decibels import LOW_SQNR
 from pt2qa._layers.rows import LayerRow
 from pt2qa._report.base import Report
 from pt2qa._report.formats import decibel, number
+from pt2qa._report.html.charts import along
 from pt2qa.errors import ReportError
 
-_SERIES: Final = (("sqnr", "cumulative"), ("isolated_sqnr", "isolated"), ("rounding_sqnr", "rounding"))
+_MEASURES: Final = (
+    ("sqnr", "Cumulative SQNR along the graph", "Of each value against the reference, with all error up to here."),
+    (
+        "isolated_sqnr",
+        "Isolated SQNR along the graph",
+        "Of each op and the rounding of what it reads alone, on the reference's values.",
+    ),
+    ("rounding_sqnr", "Rounding SQNR along the graph", "Of the rounding of each output alone."),
+)
 
 SHOWN: Final = 8
 """Layers whose histograms are shown, the worst first."""
@@ -27,22 +36,11 @@ _FLOAT_SIDES: Final = frozenset({"reference", "float"})
 
 
 def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
-    """SQNR of every layer in graph order, for the columns that were measured."""
-    series = [pair for pair in _SERIES if any(isfinite(getattr(row, pair[0])) for row in rows)]
-    if not series:
-        return []
+    """SQNR of every layer in graph order, one chart for each column that was measured."""
     return [
-        {
-            "kind": "along",
-            "title": "SQNR along the graph",
-            "about": "Cumulative: all error up to here. Isolated: of the op and the rounding of what it reads alone, "
-            "on the reference's values. "
-            f"Rounding: of the output alone. Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark.",
-            "table": "rows",
-            "series": series,
-            "line": LOW_SQNR,
-            "unit": "dB",
-        }
+        along(title, f"{about} Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark.", [(key, key)])
+        for key, title, about in _MEASURES
+        if any(isfinite(getattr(row, key)) for row in rows)
     ]
 
 

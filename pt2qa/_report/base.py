@@ -86,6 +86,27 @@ class Group:
     fix: str
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do, for the first screen of a page.
+
+    Args:
+        what: is wrong, in a few words.
+        name: the op or module to look at; empty for the whole model.
+        source: the line of the user's code; empty if not known.
+        why: sentences with the numbers that show it.
+        remedy: what to do: a call, or advice.
+        gain: what that was measured to give.
+    """
+
+    what: str
+    name: str
+    source: str
+    why: tuple[str, ...]
+    remedy: str
+    gain: str
+
+
 Block = str | Listing | Table
 
 
@@ -102,6 +123,7 @@ class Report:
             table is written ``table.column``.
         ties: the column that decides between rows that are equally bad.
         code: text to paste, if the kind has a field for it.
+        next_command: what to type next, if the kind has a field for it.
         served: tables that a page does not show as tables: they are internal, or shown as a list.
     """
 
@@ -275,8 +297,23 @@ class Report:
         rows: Sequence[Any] = getattr(self, part)
         return rows
 
+    def worst_first(self, part: str) -> tuple[Sequence[Any], str | None]:
+        """The rows of a table in the order of a page, and the column that ranks them, or None.
+
+        A table of the same rows as ``rows``, such as those of modules, is ranked by the same column.
+        """
+        if part == "rows":
+            return self._ordered("worst")
+        by = self._worst_by() if self.row_type(part) is self.row_type() else None
+        rows = self.on_page(part)
+        return (rows, None) if by is None else (self.ranked(rows, by, part), by)
+
     def groups(self) -> tuple[Group, ...] | None:
         """Findings that a page shows instead of tables; None if it shows tables."""
+        return None
+
+    def advice(self) -> tuple[Step, ...] | None:
+        """What to do, most important first: the first screen of a page; None if the kind gives no advice."""
         return None
 
     def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:

@@ -6,6 +6,7 @@ not say: header, unit, format, which values are worse.  :func:`derived` does the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -218,6 +219,24 @@ def column_called(text: str, columns: Iterable[Column]) -> str:
     spelled = [((each.name, each.title, each.header.partition("\n")[0]), each.name) for each in columns]
     plain = " ".join(text.split()).casefold()
     return next((name for way in range(3) for ways, name in spelled if ways[way].casefold() == plain), text)
+
+
+@cached
+def descriptions(row_type: type[Any]) -> dict[str, str]:
+    """What the columns of a row class mean, from the ``Args`` of its docstring.
+
+    >>> from pt2qa.report import WeightRow
+    >>> descriptions(WeightRow)["dead_channels"]
+    'number of channels that are non-zero in float but all zeros when quantized.'
+    """
+    said = (row_type.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=        \w)", said):
+        names, _, text = entry.replace("``", "").partition(": ")
+        # "As above" tells nothing here.
+        if text and not text.startswith("as "):
+            found.update(dict.fromkeys(names.strip().split(", "), " ".join(text.split())))
+    return found
 
 
 def history_of(each: Field[Any], hint: Any) -> tuple[int, str]:

@@ -34,28 +34,34 @@ const scale = (low, high, from, to) => value => from + ((value - low) / (high - 
 const range = values => values.filter(Number.isFinite).reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
 class Chart {
-  constructor(data, section) {
+  // Drawn when all are in place: each takes room from the others.
+  static all(charts, tables, place) {
+    charts.map(chart => new Chart(chart, tables, place)).forEach(chart => chart.draw());
+  }
+
+  constructor(data, tables, place) {
     this.data = data;
-    this.section = section;
+    this.tables = tables;
     this.svg = shape("svg", { role: "img", "aria-label": data.title });
     const caption = element("figcaption", {}, element("h3", {}, data.title), element("div", { class: "about" }, data.about));
-    this.figure = element("figure", data.kind === "along" ? { class: "wide" } : {}, caption, this.legend(), this.svg);
-    section.place(data.kind === "histogram" ? ".histograms" : ".charts").append(this.figure);
+    this.figure = element("figure", {}, caption, this.legend(), this.svg);
+    place.append(this.figure);
     this.svg.addEventListener("mousemove", event => this.hover && this.hover(event));
     this.svg.addEventListener("mouseleave", () => this.leave());
     new ResizeObserver(() => this.draw()).observe(this.figure);
-    this.draw();
   }
 
   legend() {
-    const names = { along: () => this.data.series.map(([, label]) => label), curve: () => this.data.series.map(([, label]) => label), histogram: () => this.data.series.map(each => each.side) }[this.data.kind];
-    const entries = names ? names().map((name, i) => element("span", {}, element("i", { style: `background:var(--s${i})` }), name)) : [];
+    const { kind, series } = this.data;
+    const names = { along: () => series.map(([, label]) => label), curve: () => series.map(([, label]) => label), histogram: () => series.map(each => each.side), bars: () => series || [] }[kind]();
+    if (names.length < 2 && !this.data.grid) return "";
+    const entries = names.map((name, i) => element("span", {}, element("i", { class: `s${i}` }), name));
     if (this.data.grid) entries.push(element("span", {}, `grid: ${this.data.grid.dtype}, step ${Number(this.data.grid.scale.toPrecision(4))}`));
     return element("div", { class: "legend" }, ...entries);
   }
 
   table() {
-    return this.section.tables.find(table => table.data.name === this.data.table);
+    return this.tables.find(table => table.data.name === this.data.table);
   }
 
   leave() {
@@ -121,7 +127,7 @@ class Chart {
   }
 
   along() {
-    this.size(300);
+    this.size(220);
     const table = this.table();
     const name = table.column("name");
     const columns = this.data.series.map(([key]) => table.column(key));
@@ -137,7 +143,7 @@ class Chart {
     const xs = [...Array(count).keys()];
     const series = all.map((ys, i) => ({ xs, ys, line: ["sqnr", "deployed_sqnr"].includes(columns[i].key) }));
     const describe = i => [textOf(name, i), ...columns.map((column, s) => `${this.data.series[s][1]}: ${textOf(column, i)} ${this.data.unit}`)].join("\n");
-    this.plot(x, y, series, describe, i => table.show({ filter: textOf(name, i).toLowerCase() }));
+    this.plot(x, y, series, describe, i => table.reveal(i));
   }
 
   curve() {
@@ -169,12 +175,17 @@ class Chart {
       const letters = Math.floor(names / 6.8);
       const label = bar.label.length > letters ? `…${bar.label.slice(bar.label.length - letters + 1)}` : bar.label;
       this.add("text", { class: "label", x: names, y: y + 15, "text-anchor": "end" }, label);
-      this.add("rect", { class: "bar", x: Math.min(x(0), x(bar.value)), y: y + 3, width: Math.max(1, Math.abs(x(bar.value) - x(0))), height: step - 8, rx: 2, fill: "var(--s0)" });
+      let from = 0;
+      (bar.parts || [bar.value]).forEach((part, s) => {
+        const [left, right] = [x(from), x((from += part))].sort((a, b) => a - b);
+        this.add("rect", { class: "bar", x: left, y: y + 3, width: Math.max(this.data.series ? 0 : 1, right - left), height: step - 8, fill: `var(--s${s})` });
+      });
       this.add("text", { x: Math.max(x(bar.value), x(0)) + 6, y: y + 15 }, bar.text);
     });
     this.hover = event => {
       const bar = bars[Math.floor((event.clientY - this.svg.getBoundingClientRect().top - 4) / step)];
-      if (bar) showTip(event, `${bar.label}\n${bar.text}`);
+      const parts = bar && bar.parts ? bar.parts.map((part, s) => `${this.data.series[s]}: ${Number(part.toPrecision(3))}`) : [];
+      if (bar) showTip(event, [bar.label, bar.text, ...parts].join("\n"));
     };
   }
 

@@ -21,7 +21,7 @@ const tables = {};
 function followAddress() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   if (wanted.has("theme")) useTheme((chosen = wanted.get("theme")));
-  const table = tables[wanted.get("table")] || Object.values(tables)[0];
+  const table = tables[wanted.get("table")] || Object.values(tables)[0]; // of the first section that has one
   if (!table || !["sort", "filter", "all"].some(key => wanted.has(key))) return;
   table.show({ sort: wanted.get("sort") || "", descending: wanted.get("order") === "desc", filter: wanted.get("filter") || "", all: wanted.get("all") === "1" });
 }
@@ -33,15 +33,33 @@ async function unpacked(text) {
 }
 
 function drawAll(sections) {
-  sections.forEach(({ tables: given, charts }, index) => {
-    const place = document.getElementById(`report-${index + 1}`);
-    const section = { place: name => place.querySelector(name), tables: given.map(table => new Table(table, place.querySelector(".tables"))) };
-    section.tables.forEach(table => (tables[`report-${index + 1}.${table.data.name}`] = table));
-    charts.forEach(chart => new Chart(chart, section));
-  });
+  for (const [id, { tables: given, charts }] of Object.entries(sections)) {
+    const place = document.getElementById(id);
+    const ofRows = charts.filter(chart => chart.row !== undefined);
+    const drawn = given.map(table => new Table(table, ofRows.filter(chart => chart.table === table.name), place.querySelector(".tables")));
+    drawn.forEach(table => (tables[`${id}.${table.data.name}`] = table));
+    const whole = charts.filter(chart => chart.row === undefined), histogram = chart => chart.kind === "histogram";
+    Chart.all(whole.filter(chart => !histogram(chart)), drawn, place.querySelector(".charts"));
+    Chart.all(whole.filter(histogram), drawn, place.querySelector(".histograms"));
+    drawn.filter(Graph.fits).forEach(table => new Graph(table, place.querySelector(".graph")));
+  }
+  document.querySelectorAll(".copied").forEach(addCopyButton);
   addEventListener("hashchange", followAddress);
   followAddress();
   document.documentElement.dataset.ready = "true";
+}
+
+function addCopyButton(place) {
+  const button = element("button", { type: "button" }, "copy");
+  button.addEventListener("click", () => {
+    const text = place.querySelector("pre");
+    getSelection().selectAllChildren(text);
+    // A page from a disk may not have navigator.clipboard.
+    const done = document.execCommand("copy");
+    button.textContent = done ? "copied" : "selected: press Ctrl+C";
+    setTimeout(() => (button.textContent = "copy"), 2000);
+  });
+  place.append(button);
 }
 
 async function draw() {

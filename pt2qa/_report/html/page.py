@@ -24,8 +24,9 @@ _PACKAGE = "pt2qa._report.html"
 def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str]) -> None:
     """Write reports as one HTML file that opens offline, to attach to a build or to send.
 
-    The verdict comes first, then a section for each report, in the order given: charts, tables to sort and filter, and
-    notes.  A layer report shows histograms of its worst layers if profiles of the same model are among the reports.
+    What to do comes first, then the verdicts, then a section for each report, the worst first: charts, tables to sort
+    and filter, and notes.  A layer report shows histograms of its worst layers if profiles of the same model are among
+    the reports.
 
     Args:
         reports: any reports of :mod:`pt2qa`, of one model or of several.
@@ -61,12 +62,13 @@ def html_page(reports: Report | Sequence[Report]) -> str:
     page = template.render(
         title=", ".join(dict.fromkeys(section.model for section in sections if section.model)) or "Reports",
         sections=sections,
-        verdicts=sorted(sections, key=lambda section: section.verdict == "plain"),
         environments=_environments(sections),
         facts=[f.name for f in fields(Environment)],
-        data=_packed(_cleaned([{"tables": section.tables, "charts": section.charts} for section in sections])),
+        data=_packed(
+            {section.id: _cleaned({"tables": section.tables, "charts": section.charts}) for section in sections}
+        ),
         style=_packaged("page.css"),
-        scripts=[_packaged(name) for name in ("tables.js", "charts.js", "page.js")],
+        scripts=[_packaged(name) for name in ("tables.js", "charts.js", "graph.js", "page.js")],
     )
     return clean_lines(page)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from pt2qa._report.base import Grade, Group, Report
+from pt2qa._report.base import Grade, Group, Report, Step
 from pt2qa._report.columns import tables_of
 from pt2qa._report.html.tables import table_data
 from pt2qa._report.prose import unpaired_entries
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import kind_of
+
+SEVERITY: Final[tuple[Grade, ...]] = ("bad", "warning", "good", "plain")
+"""Grades in the order of a page's sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Section:
         subject: the model, and the quantizer.
         verdict: whether it is good, bad, in between, or neutral.
         lines: what to look at, in sentences; the first is the verdict in words.
+        advice: what to do; None if the report gives no advice.
+        next_command: what to type next; empty if there is nothing.
         charts: for the scripts.
         tables: for the scripts, as :mod:`pt2qa._report.html.tables` makes them.
         rules: findings by rule.
@@ -40,6 +45,8 @@ class Section:
     subject: str
     verdict: Grade
     lines: tuple[str, ...]
+    advice: tuple[Step, ...] | None
+    next_command: str
     charts: tuple[dict[str, Any], ...]
     tables: tuple[dict[str, Any], ...]
     rules: tuple[Group, ...]
@@ -50,10 +57,11 @@ class Section:
 
 
 def sections_of(reports: Sequence[Report]) -> list[Section]:
-    """One for each report, in the order given."""
+    """One for each report: those that say what to do, then by grade, the worst first; ties in the order given."""
     for report in reports:
         kind_of(report)  # anything that is not a report is rejected before drawing starts
-    return [_section(f"report-{index}", report, reports) for index, report in enumerate(reports, 1)]
+    found = [_section(f"report-{index}", report, reports) for index, report in enumerate(reports, 1)]
+    return sorted(found, key=lambda section: (section.advice is None, SEVERITY.index(section.verdict)))
 
 
 def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
@@ -67,6 +75,8 @@ def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
         subject=report.subject(),
         verdict=report.grade(),
         lines=tuple(report.lines()),
+        advice=report.advice(),
+        next_command=getattr(report, "next_command", ""),
         charts=tuple(report.charts(others)),
         tables=tuple(table_data(report, name, _title(name, len(shown))) for name in shown),
         rules=groups or (),

@@ -1,6 +1,7 @@
 "use strict";
-// Tables that sort by a click on a column's title and filter by words and limits.  Rows are drawn in portions as one
-// scrolls, so that ten thousand of them cost no more than a hundred; one listener serves a whole table.
+// Tables that sort by a click on a column's title and filter by words and limits; a click on a row shows all of it.
+// Rows are drawn in portions as one scrolls, so that ten thousand of them cost no more than a hundred; one listener
+// serves a whole table.
 
 const PORTION = 200;
 
@@ -45,9 +46,11 @@ function comparer(column, descending) {
 }
 
 class Table {
-  constructor(data, place) {
+  // charts: those of single rows, drawn where the row is shown.
+  constructor(data, charts, place) {
     this.data = data;
-    this.state = { sort: "", descending: false, filter: "", all: false };
+    this.charts = charts;
+    this.state = { sort: data.worst ? "worst" : "graph", descending: false, filter: "", all: false };
     this.search = element("input", { type: "search", placeholder: "filter: conv sqnr<20", "aria-label": `filter ${data.title || "rows"}` });
     this.count = element("span", { class: "count" });
     this.head = element("thead");
@@ -56,6 +59,11 @@ class Table {
     const controls = element("div", { class: "controls" });
     if (data.title) controls.append(element("h3", {}, data.title));
     controls.append(this.search, this.count);
+    if (data.worst) {
+      this.order = element("select", { "aria-label": "order" }, new Option("worst first", "worst"), new Option("graph order", "graph"), new Option("by column", ""));
+      this.order.addEventListener("change", () => this.show({ sort: this.order.value || this.columns[0].key, descending: false }));
+      controls.append(this.order);
+    }
     if (data.columns.some(column => !column.shown)) {
       this.more = element("input", { type: "checkbox" });
       this.more.addEventListener("change", () => this.show({ all: this.more.checked }));
@@ -64,6 +72,7 @@ class Table {
     place.append(controls, this.scroll);
     this.search.addEventListener("input", () => this.show({ filter: this.search.value }));
     this.head.addEventListener("click", event => this.clicked(event));
+    this.body.addEventListener("click", event => this.opened(event));
     this.scroll.addEventListener("scroll", () => this.fill());
     this.show({});
   }
@@ -85,8 +94,9 @@ class Table {
     this.search.value = filter;
     const by = this.column(sort);
     this.columns = this.data.columns.filter(column => all || column.shown || column === by);
-    this.rows = [...Array(this.data.size).keys()].filter(matcher(this.data.columns, filter));
+    this.rows = (sort === "worst" && this.data.worst ? this.data.worst : [...Array(this.data.size).keys()]).filter(matcher(this.data.columns, filter));
     if (by) this.rows.sort(comparer(by, descending));
+    if (this.order) this.order.value = by ? "" : sort || "graph";
     this.head.replaceChildren(element("tr", {}, ...this.columns.map(column => this.title(column))));
     this.body.replaceChildren();
     this.scroll.scrollTop = 0;
@@ -96,25 +106,60 @@ class Table {
   }
 
   title(column) {
-    const title = element("th", { "data-key": column.key, title: column.key, ...(column.number && { class: "n" }) },
+    const title = element("th", { "data-key": column.key, title: [column.key, column.about].filter(Boolean).join(": "), ...(column.number && { class: "n" }) },
       element("button", { type: "button" }, column.title || column.key));
-    if (column.key === this.state.sort) title.setAttribute("aria-sort", this.state.descending ? "descending" : "ascending");
+    const { sort, descending } = this.state;
+    if (column.key === sort) title.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    if (sort === "worst" && column.key === this.data.by) title.setAttribute("aria-sort", column.worse === "larger" ? "descending" : "ascending");
     return title;
   }
 
   fill() {
     const nearEnd = () => this.scroll.scrollTop + 2 * this.scroll.clientHeight >= this.scroll.scrollHeight;
-    while (this.drawn < this.rows.length && (this.drawn === 0 || nearEnd())) {
-      const portion = this.rows.slice(this.drawn, this.drawn + PORTION);
-      this.body.append(...portion.map(row => element("tr", {}, ...this.columns.map(column => this.cell(column, row)))));
-      this.drawn += portion.length;
-    }
+    while (this.drawn < this.rows.length && (this.drawn === 0 || nearEnd())) this.portion();
+  }
+
+  portion() {
+    const portion = this.rows.slice(this.drawn, this.drawn + PORTION);
+    this.body.append(...portion.map(row => element("tr", { "data-row": row }, ...this.columns.map(column => this.cell(column, row)))));
+    this.drawn += portion.length;
   }
 
   cell(column, row) {
     if (!column.number) return element("td", { class: column.key === "name" ? "text name" : "text" }, textOf(column, row));
     const value = numeric(column.values[row]);
-    const mark = Number.isNaN(value) ? " none" : column.low !== null && value < column.low ? " low" : "";
-    return element("td", { class: `n${mark}` }, textOf(column, row));
+    if (Number.isNaN(value)) return element("td", { class: "n none", title: this.reason(column, row) }, "–");
+    return element("td", { class: `n${column.low !== null && value < column.low ? " low" : ""}` }, textOf(column, row));
+  }
+
+  // Why a cell has no number: what the row says of itself, and what the column means.
+  reason(column, row) {
+    const note = this.column("note"), said = note && textOf(note, row);
+    return ["no number", said && `note: ${said}`, column.about && `${column.key}: ${column.about}`].filter(Boolean).join("\n");
+  }
+
+  opened(event) {
+    const row = event.target.closest("tr[data-row]");
+    if (row && getSelection().isCollapsed) this.toggle(row);
+  }
+
+  toggle(row) {
+    const after = row.nextElementSibling;
+    if (after && after.className === "detail") return after.remove();
+    const index = Number(row.dataset.row);
+    const place = element("div", { class: "charts" });
+    const said = this.data.columns.filter(column => textOf(column, index) !== "");
+    const facts = said.map(column => element("div", {}, element("dt", { title: column.about }, column.key), element("dd", {}, ...this.cell(column, index).childNodes)));
+    row.after(element("tr", { class: "detail" }, element("td", { colspan: this.columns.length }, place, element("dl", {}, ...facts))));
+    Chart.all(this.charts.filter(chart => chart.row === index), [this], place);
+  }
+
+  // Brings a row into view, with all of it.
+  reveal(index) {
+    if (!this.rows.includes(index)) this.show({ filter: "" });
+    while (this.drawn <= this.rows.indexOf(index)) this.portion();
+    const row = this.body.querySelector(`tr[data-row="${index}"]`);
+    if (!row.nextElementSibling || row.nextElementSibling.className !== "detail") this.toggle(row);
+    row.scrollIntoView({ block: "center" });
   }
 }

@@ -14,10 +14,13 @@ from pt2qa.report import (
     Candidate,
     CandidateReport,
     CandidateRow,
+    CauseRow,
     CurvePoint,
     DeployedReport,
     DeployedRow,
+    Diagnosis,
     EditRow,
+    FigureRow,
     Finding,
     Findings,
     LayerReport,
@@ -247,6 +250,16 @@ def deployed() -> DeployedReport:
         "Net",
         HERE,
     )
+
+
+def diagnosis() -> Diagnosis:
+    """Two causes; both remedies are free."""
+    numbers = (9.0, 9.0, 0.0, "33 pairs are rounded in between", "b/linear, c/linear", "net.py:12", 15.8, "simulated")
+    first = CauseRow(1, "unfused-activation", "a/conv2d", "a", "check: 33 pairs", "pt2qa.fuse(<x>)", *numbers)
+    second = replace(first, rank=2, cause="narrow-calibration", name=EVIL, gain=1.0, gain_in_sequence=0.5)
+    figures = (FigureRow("now", 6.8, "output", 6.8, 3, 1.5), FigureRow("after", 16.3, "output", 16.3, 3, 11.0))
+    said = ("The output has 6.8 dB: unfused activations.", "pt2qa show 'a b.safetensors'", "dB", "", -1, "", "", "")
+    return Diagnosis((first, second), (), figures, (), *said, 12, 2, 2, 16, (), "xnnpack", "Net", HERE)
 
 
 def every() -> list[Report]:

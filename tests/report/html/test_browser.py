@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pt2qa._report.html import html_page
+from pt2qa.report import Report
 from tests.report.html import samples
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -28,10 +29,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """From the part of the address after #, and what a user does, to what the scripts made of the page."""
     folder = tmp_path_factory.mktemp("browser")
     page = folder / "report.html"
-    text = html_page(samples.every())
 
-    def dump(address: str, actions: str = "", options: Sequence[str] = ()) -> str:
+    def dump(
+        address: str, actions: str = "", options: Sequence[str] = (), reports: Sequence[Report] = tuple(samples.every())
+    ) -> str:
         assert CHROMIUM is not None
+        text = html_page(reports)
         page.write_text(text.replace("</body>", f"<script>{WHEN_DRAWN % actions}</script></body>"), encoding="utf-8")
         user = f"--user-data-dir={folder / 'user'}"
         command = [CHROMIUM, *OPTIONS, *options, user, "--dump-dom", f"{page.as_uri()}#{address}"]
@@ -47,18 +50,18 @@ def column(dom: str, number: int) -> list[str]:
     """The cells of one column of the first table."""
     body = re.search(r"<tbody>(.*?)</tbody>", dom, re.DOTALL)
     assert body is not None
-    rows = re.findall(r"<tr>(.*?)</tr>", body[1], re.DOTALL)
+    rows = re.findall(r"<tr data-row[^>]*>(.*?)</tr>", body[1], re.DOTALL)
     return [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)[number] for row in rows]
 
 
 def test_everything_is_drawn(opened: Callable[..., str]) -> None:
     dom = opened("")
     names = column(dom, 0)
-    assert (len(names), names[:2]) == (12, ["blocks.0/conv2d", "blocks.1/linear"])
-    assert "&lt;/script&gt;" in names[7]
+    assert (len(names), names[:2]) == (12, ["blocks.3/conv2d", "blocks.11/linear"])
+    assert any("&lt;/script&gt;" in name for name in names)
     assert "<b onclick" not in dom
     figures = re.findall(r"<figure.*?</figure>", dom, re.DOTALL)
-    assert len(figures) == 5
+    assert len(figures) == 11
     assert all("<svg" in figure and ("<path" in figure or "<rect" in figure) for figure in figures)
     assert "NaN" not in "".join(figures)
     assert 'data-theme="light"' in dom
@@ -68,10 +71,10 @@ def test_everything_is_drawn(opened: Callable[..., str]) -> None:
 def test_it_sorts_and_what_has_no_number_comes_last(opened: Callable[..., str]) -> None:
     numbers = column(opened("sort=isolated_sqnr&theme=dark"), 5)
     assert numbers[0] == "8.1"
-    assert numbers[-2:] == ["inf", "nan"]
+    assert numbers[-2:] == ["inf", "–"]
     assert [float(number) for number in numbers[:-2]] == sorted(float(number) for number in numbers[:-2])
     dom = opened("sort=isolated_sqnr&order=desc&theme=dark")
-    assert column(dom, 5) == ["inf", *reversed(numbers[:-2]), "nan"]
+    assert column(dom, 5) == ["inf", *reversed(numbers[:-2]), "–"]
     assert 'aria-sort="descending"' in dom
     assert 'data-theme="dark"' in dom
 
@@ -107,7 +110,30 @@ def test_it_follows_the_mouse_and_the_keyboard(opened: Callable[..., str]) -> No
     assert 'data-theme="dark"' in dom
     tip = re.search(r'<div id="tip"[^>]*>(.*?)</div>', dom, re.DOTALL)
     assert tip is not None
-    assert tip[1].split("\n") == ["blocks.11/linear", "cumulative: 17.5 dB", "isolated: 30.0 dB", "rounding: 38.2 dB"]
+    assert tip[1].split("\n") == ["blocks.11/linear", "sqnr: 17.5 dB"]
+
+
+def test_an_op_of_the_graph_leads_to_its_row_with_all_its_numbers(opened: Callable[..., str]) -> None:
+    actions = """
+        const graph = document.querySelector(".graph details");
+        graph.open = true;
+        graph.addEventListener("toggle", () => setTimeout(() => {
+          graph.querySelectorAll(".controls button")[0].click();
+          [...graph.querySelectorAll(".lines button")].find(line => line.title.startsWith("blocks.5/linear")).click();
+        }));
+    """
+    dom = opened("", actions)
+    assert re.search(r'<button[^>]*title="blocks.3/conv2d"[^>]*><i style="background: rgb', dom)
+    assert "no number\nnote: the reference is zero" in dom
+    detail = re.search(r'<tr class="detail">(.*?)</tr>', dom, re.DOTALL)
+    assert detail is not None
+    assert "blocks.5/linear" in detail[1]
+    assert re.search(r"<dt[^>]*>note</dt><dd>the reference is zero</dd>", detail[1])
+
+
+def test_a_call_is_copied(opened: Callable[..., str]) -> None:
+    dom = opened("", """document.querySelector(".first .copied button").click();""", (), [samples.diagnosis()])
+    assert re.search(r"<button type=.button.>(copied|selected: press Ctrl\+C)</button>", dom)
 
 
 def test_it_is_dark_where_the_system_is(opened: Callable[..., str]) -> None:

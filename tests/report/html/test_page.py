@@ -18,6 +18,7 @@ import pytest
 from pt2qa._report.columns import cell
 from pt2qa._report.formats import decibel, shape
 from pt2qa._report.html import html_page, write_html
+from pt2qa._report.html.charts import stacked
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, LayerReport, Profile, WeightReport
 from tests.report.html import samples
@@ -59,8 +60,8 @@ class Page(HTMLParser):
     @property
     def data(self) -> list[dict[str, Any]]:
         packed = next(text for tag, text in self.texts if tag == "script")
-        found: list[dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(packed)))
-        return found
+        found: dict[str, dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(packed)))
+        return [found[f"report-{number}"] for number in range(1, len(found) + 1)]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_the_page_asks_the_network_for_nothing(page: Page) -> None:
 
 
 def test_names_are_escaped_in_the_text_and_in_the_data(page: Page) -> None:
-    assert [each.get("type") for each in page.of("script")] == ["text/plain", None, None, None]
+    assert [each.get("type") for each in page.of("script")] == ["text/plain", None, None, None, None]
     assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
     assert samples.EVIL in page.prose
     names = next(column for column in table_of(page.data[0], "rows")["columns"] if column["key"] == "name")
@@ -141,6 +142,7 @@ def test_the_verdict_comes_first_and_says_whether_it_is_good() -> None:
     summary = text[text.index('class="verdicts"') : text.index('class="report"')]
     assert re.findall(r'<li class="(\w+)">', summary) == ["bad", "bad", "good", "plain"]
     assert summary.index("The output has") < summary.index("The target is met") < summary.index("no NaN")
+    assert re.findall(r'id="(report-\d)"', text) == ["report-2", "report-3", "report-4", "report-1"]
     assert "The output has an SQNR of 15.5 dB, below 20 dB" in summary
     assert "1 error, 2 warnings, 0 notes." in summary
     good = replace(samples.layers(), outputs=(replace(samples.layers().outputs[0], sqnr=20.0),))
@@ -149,15 +151,46 @@ def test_the_verdict_comes_first_and_says_whether_it_is_good() -> None:
 
 
 def test_charts_show_what_was_measured(page: Page) -> None:
-    along = page.data[0]["charts"][0]
-    assert [key for key, _ in along["series"]] == ["sqnr", "isolated_sqnr", "rounding_sqnr"]
+    measured = ["sqnr", "isolated_sqnr", "rounding_sqnr"]
+    assert [chart["series"] for chart in page.data[0]["charts"] if chart["kind"] == "along"] == [
+        [[key, key]] for key in measured
+    ]
     plain = replace(samples.layers(), rows=tuple(replace(r, isolated_sqnr=float("nan")) for r in samples.layers().rows))
     (section,) = Page(html_page(plain)).data
-    assert [key for key, _ in section["charts"][0]["series"]] == ["sqnr", "rounding_sqnr"]
+    assert [chart["series"][0][0] for chart in section["charts"]] == ["sqnr", "rounding_sqnr"]
     assert [bar["value"] for bar in page.data[2]["charts"][0]["bars"]] == [0.7, 0.25, 0.05]
     assert [bar["label"] for bar in page.data[3]["charts"][0]["bars"]] == ["b", "a"]
     (curve,) = page.data[4]["charts"]
     assert [key for key, _ in curve["series"]] == ["predicted", "measured"]
+
+
+def test_tables_are_worst_first_and_columns_are_described(page: Page) -> None:
+    table = table_of(page.data[0], "rows")
+    assert (table["by"], table["worst"][0], table["worst"][-1]) == ("isolated_sqnr", 3, 5)
+    assert sorted(table["worst"]) == list(range(table["size"]))
+    columns = {column["key"]: column for column in table["columns"]}
+    assert columns["scale"]["about"] == "real value of one integer step; nan without one."
+    assert (columns["sqnr"]["worse"], columns["max_lsb"]["worse"]) == ("smaller", "larger")
+    assert table_of(page.data[4], "curve")["worst"] is None
+
+
+def test_a_stacked_bar_has_parts() -> None:
+    (chart,) = stacked("Noise", "", ["rounding", "clamping"], [("conv", [0.25, 0.5], "75 %")])
+    assert chart["bars"] == [{"label": "conv", "value": 0.75, "parts": [0.25, 0.5], "text": "75 %"}]
+    assert stacked("Noise", "", ["rounding"], []) == []
+
+
+def test_what_to_do_is_the_first_screen() -> None:
+    found = samples.diagnosis()
+    text = html_page([samples.layers(), found])
+    prose = Page(text).prose
+    assert text.index('class="first bad"') < text.index('id="summary"') < text.index('id="report-2"')
+    assert text.index('id="report-2"') < text.index('id="report-1"')
+    first = prose[: prose.index("Summary")]
+    assert "The output has 6.8 dB" in first
+    assert first.index("unfused-activation") < first.index("narrow-calibration")
+    assert all(said in first for said in (samples.EVIL, "net.py:12", "+9 dB, for free", found.next_command))
+    assert 'class="first good"' in html_page(replace(found, rows=(), met=1, next_command=""))
 
 
 def test_findings_are_grouped_by_rule(page: Page) -> None:
@@ -192,14 +225,16 @@ def test_histograms_lie_on_the_grid_and_lose_no_value() -> None:
 def test_histograms_are_of_this_model_alone() -> None:
     reference, _ = samples.profiles()
     kinds = [chart["kind"] for chart in Page(html_page([samples.layers(), reference])).data[0]["charts"]]
-    assert kinds == ["along", "histogram"]
+    assert kinds == ["along"] * 3 + ["histogram"]
     for other in (
         replace(reference, model="Other"),
         replace(reference, quantizer="x86"),
         replace(reference, environment=replace(reference.environment, fingerprint="77")),
         replace(reference, histograms={}),
     ):
-        assert [chart["kind"] for chart in Page(html_page([samples.layers(), other])).data[0]["charts"]] == ["along"]
+        assert [chart["kind"] for chart in Page(html_page([samples.layers(), other])).data[0]["charts"]] == [
+            "along"
+        ] * 3
 
 
 def test_the_environment_is_shown_once_with_its_reports() -> None:
