@@ -126,6 +126,8 @@ def diagnose(
         reports["deployed"] = search.look_at_kernels(None if deployed is True else deployed)
     structure = check(pair, rules=errors_of(pair), progress=False) if findings is None else findings
     reports["findings"] = structure
+    if case.budget is not None:
+        reports["budget"] = case.budget
     trials.bar.close()
     final, after = search.final()
     plan = trials.plan(search.state)
@@ -141,6 +143,7 @@ def diagnose(
         unit="dB" if aim is None or aim.metric is None else aim.name,
         target="" if search.needed is None else f"at least {search.needed:g}",
         met=-1 if search.needed is None else int(now.value >= search.needed),
+        budget="" if case.budget is None else case.budget.in_short(),
         plan_json="" if plan is None else plan.to_json(),
         code="" if flow is None else flow.code,
         code_verified="" if flow is None else flow.verified,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import nan, sqrt
-from typing import Any, cast
+from typing import Any, Final, cast, get_args
 
 from torch import Tensor
 
@@ -16,6 +16,8 @@ from pt2qa._sensitivity.roundings import Rounding, Variant, clamping, own_roundi
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.program import Site
+
+MECHANISMS: Final[tuple[str, ...]] = get_args(Mechanism)
 
 
 def error_budget(
@@ -48,6 +50,20 @@ def error_budget(
         SelectionError: ``projections`` is not positive, or no output is floating-point.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
+    noises = site_noises(
+        pair,
+        batches,
+        mechanisms_in(pair),
+        method=method,
+        projections=projections,
+        inputs_of=inputs_of,
+        progress=progress,
+    )
+    return budget_of(pair, noises)
+
+
+def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]]:
+    """From a site to its variants for a budget, by mechanism."""
     before = sites_before(pair.simulator)
 
     def mechanisms(site: Site) -> Mapping[str, Variant]:
@@ -61,9 +77,11 @@ def error_budget(
             own, clamp = _after(start, own), _after(start, clamp)
         return {f"{site.kind} rounding": Variant(own, clamp), f"{site.kind} clamping": Variant(clamp, start)}
 
-    noises = site_noises(
-        pair, batches, mechanisms, method=method, projections=projections, inputs_of=inputs_of, progress=progress
-    )
+    return mechanisms
+
+
+def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
+    """The budget in noises that have those of :func:`mechanisms_in`, and perhaps others."""
     return ErrorBudget(
         rows=_rows(pair, noises),
         outputs=noises.outputs,
@@ -97,6 +115,8 @@ def _rows(pair: QuantizedPair, noises: SiteNoises) -> tuple[BudgetRow, ...]:
 
     rows = []
     for (index, name), noise in sorted(noises.noise.items()):
+        if name not in MECHANISMS:
+            continue
         site = pair.sites[index]
         rows.append(
             BudgetRow(

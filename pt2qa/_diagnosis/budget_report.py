@@ -188,6 +188,17 @@ class ErrorBudget(Report):
         left = f"interactions {_percent(self._share(self.interactions))}"
         return [f"Of the noise: {', '.join([*shares, left])}.", *self._about_fault()]
 
+    def in_short(self) -> str:
+        """One sentence: the shares of the mechanisms, and the modules that make most of the noise."""
+        if self.noise == 0.0:
+            return ""
+        worst = [f"{name or 'the top'} {_percent(self._share(noise))}" for name, noise in self.by("module").items()][:3]
+        mechanisms = [f"{name} {_percent(self._share(noise))}" for name, noise in self.by("mechanism").items() if noise]
+        return (
+            f"Error budget: {', '.join(mechanisms)}, interactions {_percent(self._share(self.interactions))}; most in "
+            f"{', '.join(worst)}."
+        )
+
     def _about_fault(self) -> Sequence[str]:
         if not self.fault:
             return ["No mechanism makes more than half of the parts."] if self.parts > 0 else []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from pt2qa._diagnosis.budget import budget_of, mechanisms_in
+from pt2qa._diagnosis.budget_report import ErrorBudget
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.figures import Figures
 from pt2qa._diagnosis.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
@@ -133,7 +135,17 @@ class Case:
         if self.state != Treatment():  # ranges were looked at before
             return own
         instead = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": self.by_channel}
-        return own | {name: Variant(each[site.index].value) for name, each in instead.items() if site.index in each}
+        played = {name: Variant(each[site.index].value) for name, each in instead.items() if site.index in each}
+        return {**own, **played, **self._mechanisms(site)}
+
+    @functools.cached_property
+    def _mechanisms(self) -> Callable[[Site], Mapping[str, Variant]]:
+        return mechanisms_in(self.pair)
+
+    @property
+    def budget(self) -> ErrorBudget | None:
+        """The error budget; None if no hypothesis took the noise of sites."""
+        return budget_of(self.pair, self.noises) if "noises" in self.__dict__ else None
 
     def noise(self, site: int, variant: str = "quantized") -> float:
         """The output noise of a site, as a share of the signal; as it is where it has no such variant."""

@@ -36,6 +36,7 @@ class Diagnosis(Report):
         unit: ``dB``, or the name of the user's metric.
         target: the target in words; empty without one.
         met: 1 if the model reaches the target now, 0 if not, -1 without a target.
+        budget: the error budget in a sentence: the shares of the mechanisms, and the modules that make most.
         plan_json: the override plan of all remedies that are edits; empty without any.
         code: what quantizes the model with all remedies in an export flow without pt2qa; empty if none can be applied.
         code_verified: what came of executing it: ``equal``, ``equal, with ...``, ``differs: ...`` or ``not run: ...``.
@@ -62,6 +63,7 @@ class Diagnosis(Report):
     unit: str
     target: str
     met: Annotated[int, column(worse="smaller")]
+    budget: str
     plan_json: str
     code: str
     code_verified: str
@@ -160,7 +162,12 @@ class Diagnosis(Report):
         code = f"The code of all remedies, in a plain export flow: {self.code_verified}."
         runs = counted(self.forwards, "run of the model on a batch", "runs of the model on a batch")
         took = f"Took {runs}, and {counted(self.quantizations, 'quantization')}."
-        return [*([code] if self.code else []), took, *([f"Next: {self.next_command}"] if self.next_command else [])]
+        return [
+            *([self.budget] if self.budget else []),
+            *([code] if self.code else []),
+            took,
+            *([f"Next: {self.next_command}"] if self.next_command else []),
+        ]
 
     def lines(self) -> Sequence[str]:
         """The verdict."""
