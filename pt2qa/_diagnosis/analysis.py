@@ -265,7 +265,6 @@ class _Search:
             return
         fitted, by_channel = (found.worst[1] - now.worst[1] for found in bounds)
         unknown = math.isnan(now.worst[1])
-        yield from weights.changed(case)
         yield from weights.biases(case)
         yield from weights.unread(case)
         yield from sites.masked(case)
@@ -278,6 +277,7 @@ class _Search:
             yield from sites.unfit(case)
         if unknown or by_channel >= SPREAD:
             yield from sites.outliers(case)
+            yield from sites.outliers_in_series(case)
         if unknown or fitted >= FITS or self.needed is not None:
             yield from configuration.observers(case)
 

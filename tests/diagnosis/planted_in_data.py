@@ -70,7 +70,7 @@ def clipped_calibration(subject: Subject) -> Planted:
 
 @fault("an eighth of the evaluated samples is of a kind that calibration lacks", "narrow-calibration")
 def unseen_kind(subject: Subject) -> Planted:
-    subject.evaluation = [torch.cat([batch[:1] * 6, batch[1:]]) for batch in subject.evaluation]
+    subject.evaluation = [torch.cat([batch[:1] * 4, batch[1:]]) for batch in subject.evaluation]
     return subject.planted()
 
 

@@ -17,11 +17,12 @@ from tests.diagnosis.subject import Altered, Graph, Planted, Subject
 
 @fault("a channel whose weights become zero, and nothing misses it", finding="dead-channel")
 def dead_channel(subject: Subject) -> Planted:
-    product, norm, _ = modules(subject, subject.net.links[0])
+    product, norm, reader = modules(subject, subject.net.links[0])
     source = product if norm is None else norm
     with torch.no_grad():
-        source.weight[1] *= 1e-5
-        source.bias[1] *= 1e-5
+        source.weight[1] /= 400
+        source.bias[1] = 0
+        reader.weight[:, 1] = 0
     name = subject.op_at(subject.net.links[0].product)
 
     def edit(graph: Graph) -> None:
@@ -61,7 +62,7 @@ def unmatched_filter(subject: Subject) -> Planted | None:
     return subject.planted()
 
 
-@fault("an op that hands values on has a scale of its own", finding="requantize-mismatch")
+@fault("an op that hands values on has a scale of its own", finding="mixed-parameters")
 def broken_sharing(subject: Subject) -> Planted | None:
     if subject.net.name not in ("cat", "transformer") or subject.backend != "xnnpack":
         return None

@@ -9,12 +9,11 @@ from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._reconfigure.candidates import candidates_of, edges_by_site
 from pt2qa._report.formats import share
+from pt2qa._report.prose import counted
+from pt2qa.overrides.plan import Edit
 
 MOST = 3
 """How many regions are tried."""
-
-HALF = 0.5
-"""The share of all noise from which on a single value is looked at by itself."""
 
 
 def needed(case: Case) -> Iterator[Hypothesis]:
@@ -41,20 +40,28 @@ def needed(case: Case) -> Iterator[Hypothesis]:
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
-    tried = {candidate.edit.ops for _, candidate, _ in found}
-    # A value that no single op frees: both its maker and its readers must stay in float.
-    noisiest = max((site for site in case.static_sites), key=lambda site: case.noise(site.index), default=None)
-    if noisiest is None or case.noise(noisiest.index) < HALF * total:
+    yield from _together(case, total, {frozenset(candidate.edit.ops) for _, candidate, _ in found})
+
+
+def _together(case: Case, total: float, tried: set[frozenset[str]]) -> Iterator[Hypothesis]:
+    """The noisiest sites all at once: what one op makes and the next amplifies needs both in float."""
+    worst = case.ranked([site.index for site in case.pair.sites], case.noise)[:MOST]
+    treatment, edits = Treatment(), list[Edit]()
+    for index in worst:
+        own, _, _ = in_float(case, case.pair.sites[index])
+        treatment = treatment.then(own)
+        edits.extend(own.floats)
+    ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
+    if len(edits) < 2 or any(set(ops) <= before for before in tried):
         return
-    treatment, edit, cost = in_float(case, noisiest)
-    if not any(set(edit.ops) <= set(ops) for edit in treatment.floats for ops in tried):
-        yield Hypothesis(
-            cause="precision",
-            name=noisiest.name,
-            others=noisiest.readers,
-            evidence=f"rounding this value makes {share(case.noise(noisiest.index) / total)} % of the noise of all "
-            "sites (error budget)",
-            remedy=f"leave it in float{edit}",
-            treatment=treatment,
-            cost=cost,
-        )
+    site = case.pair.sites[worst[0]]
+    yield Hypothesis(
+        cause="precision",
+        name=site.name,
+        others=tuple(name for name in dict.fromkeys((*case.names(worst), *ops)) if name != site.name),
+        evidence=f"{counted(len(worst), 'site')} {'makes' if len(worst) == 1 else 'make'} "
+        f"{share(sum(map(case.noise, worst)) / total)} % of the noise of all sites (error budget)",
+        remedy=f"leave these ops in float: {', '.join(ops)}",
+        treatment=treatment,
+        cost=case.costs.macs_of(ops),
+    )

@@ -211,21 +211,58 @@ def outliers(case: Case) -> Iterator[Hypothesis]:
         and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
     ]
     for site in sorted(found, key=lambda each: -case.noise(each.index)):
-        observed = case.ranges[site.index]
-        assert observed.channel_highest is not None, "ranges by channel"
-        assert observed.channel_lowest is not None, "ranges by channel"
-        largest = observed.channel_highest.abs().maximum(observed.channel_lowest.abs())
         treatment, edit, cost = in_float(case, site)
         yield Hypothesis(
             cause="outlier-channel",
             name=site.name,
-            evidence=f"channel {int(largest.argmax())} reaches {number(float(largest.max()))}, half of the channels "
-            f"stay below {number(float(largest.median()))}; with a range for each channel the site would make "
+            evidence=f"{_largest(case, site)}; with a range for each channel the site would make "
             f"{share(case.noise(site.index, 'by channel') / case.noise(site.index))} % of its noise (error budget)",
             remedy=f"scale that channel down here and up in the weights behind, or leave the op in float{edit}",
             treatment=treatment,
             cost=cost,
         )
+
+
+def outliers_in_series(case: Case) -> Iterator[Hypothesis]:
+    """Activations one behind the other, of which the same few channels need the range."""
+    total = sum(case.noise(site.index) for site in case.pair.sites)
+    found = [
+        site.index
+        for site in case.static_sites
+        if case.noise(site.index) >= PART * total
+        and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
+        and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
+    ]
+    worst = sorted(found, key=case.noise, reverse=True)
+    if len(worst) > 1:
+        site = case.pair.sites[worst[0]]
+        whole, rest = (sum(case.noise(index, variant) for index in worst) for variant in ("quantized", "by channel"))
+        yield Hypothesis(
+            cause="outlier-channel",
+            name=site.name,
+            others=tuple(name for name in case.names(worst) if name != site.name),
+            evidence=f"{counted(len(worst), 'activation')} of which {_largest(case, site)}; with a range for each "
+            f"channel they would make {share(rest / whole)} % of their noise (error budget)",
+            remedy="scale these channels down where they begin and up in the weights that read them, or take the "
+            "outlier out of training; measured with a range for each channel",
+            treatment=case.played(case.by_channel, worst),
+        )
+
+
+PART = 0.02
+"""The share of all noise from which on a site counts among several."""
+
+
+def _largest(case: Case, site: Site) -> str:
+    """Which channel of a site is largest, and what half of the others stay below."""
+    observed = case.ranges[site.index]
+    assert observed.channel_highest is not None, "ranges by channel"
+    assert observed.channel_lowest is not None, "ranges by channel"
+    largest = observed.channel_highest.abs().maximum(observed.channel_lowest.abs())
+    return (
+        f"channel {int(largest.argmax())} reaches {number(float(largest.max()))}, half of the channels stay below "
+        f"{number(float(largest.median()))}"
+    )
 
 
 def _steps(site: Site) -> int:

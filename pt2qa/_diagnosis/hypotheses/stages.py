@@ -12,10 +12,12 @@ from pt2qa._decibels import decibels
 from pt2qa._deployed.stages import Stages
 from pt2qa._deployed.taps import leaves_of
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights
+from pt2qa._diagnosis.played import with_roundings
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._report.formats import decibel
-from pt2qa._report.prose import counted
+from pt2qa._report.formats import decibel, number
+from pt2qa._simulator.simulator import Simulator
 
 MARGIN = 10.0
 """How far, in dB, a stage must be above the quantized model not to matter to its error."""
@@ -48,32 +50,39 @@ def changed(case: Case) -> Iterator[Hypothesis]:
 
 
 def constants(case: Case) -> Iterator[Hypothesis]:
-    """Constants that nothing rounds, such as biases, and that are not the float model's."""
+    """Weights, biases and other constants that are not the float model's, beyond rounding."""
     apart = {
-        constant.reader: _sqnr([constant.reference], [constant.quantized])
+        constant.reader: f"{decibel(found)} dB from its float value"
         for constant in case.pair.program.constants
         if constant.site is None
         and not constant.mutated
         and isinstance(constant.reference, Tensor)
         and isinstance(constant.quantized, Tensor)
+        and (found := _sqnr([constant.reference], [constant.quantized])) < SAME
     }
-    apart = {name: found for name, found in apart.items() if found < SAME}
+    weights = changed_weights(case)
+    apart |= {
+        case.pair.sites[site].name: f"{number(steps)} integer steps from its float value, where rounding moves it by "
+        "half a step at most"
+        for site, steps in sorted(weights.items(), key=lambda item: item[1])
+    }
     if not apart:
         return
     values = case.pair.values(case.first)
-    simulator = case.pair.simulator
     every = frozenset(site.index for site in case.pair.sites)
+    own = case.pair.simulator
+    program = with_roundings(case.pair.program, {site: case.fitted_weights[site].value for site in weights})
     case.trials.forwards += 3
     reference, quantized, restored = (
-        leaves_of(pytree.tree_leaves(simulator.run(values, on=on))) for on in (False, True, every)
+        leaves_of(pytree.tree_leaves(simulator.run(values, on=on)))
+        for simulator, on in ((own, False), (own, True), (Simulator(program, fused=own.fused), every))
     )
-    name = min(apart, key=lambda each: apart[each])
+    name = list(apart)[-1]
     yield Hypothesis(
         cause="prepare-changed",
         name=name,
         others=tuple(each for each in apart if each != name),
-        evidence=f"a constant that nothing rounds is {decibel(apart[name])} dB from its float value "
-        f"({counted(len(apart), 'op')} of this kind)",
+        evidence=f"a weight or bias is {apart[name]}",
         remedy="find what changed it between the float model and the converted graph, such as a batch norm folded with "
         "other statistics",
         treatment=Treatment(),

@@ -54,23 +54,16 @@ def _is_coarse(case: Case, index: int) -> bool:
     return own > COARSE * fitted
 
 
-def changed(case: Case) -> Iterator[Hypothesis]:
-    """Weights that are not the float model's, rounded."""
+def changed(case: Case) -> dict[int, float]:
+    """Weights that are not the float model's, rounded: by site, how many integer steps they are apart."""
+    found = {}
     for site in case.pair.sites:
         constant = case.constant(site)
-        if site.kind != "weight" or constant is None or site.params.scale is None:
-            continue
-        steps = _steps_apart(site, constant.reference, constant.quantized)
-        if steps > CHANGED_STEPS and site.index in case.fitted_weights:
-            yield Hypothesis(
-                cause="prepare-changed",
-                name=site.name,
-                evidence=f"a weight is {number(steps)} integer steps from its float value, where rounding moves it by "
-                "half a step at most and nothing clamps it",
-                remedy="find what changed the weights between the float model and the converted graph, such as a batch "
-                "norm folded with other statistics",
-                treatment=case.played(case.fitted_weights, [site.index]),
-            )
+        if constant is not None and site.index in case.fitted_weights and site.params.scale is not None:
+            steps = _steps_apart(site, constant.reference, constant.quantized)
+            if steps > CHANGED_STEPS:
+                found[site.index] = steps
+    return found
 
 
 def biases(case: Case) -> Iterator[Hypothesis]:
