@@ -116,6 +116,8 @@ def diagnose(
         )
     trials = Trials(pair, reference, aim, progress)
     notes = list(pair.verify(next(iter(reference)).batch))
+    if reference.aside:
+        notes.append(f"left out, because the float model returns NaN there: {'; '.join(reference.aside)}")
     trials.forwards += 2
     now = trials.quality(Treatment())
     case = Case(pair, trials, data, now, progress)

@@ -31,7 +31,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.list:
         rows = [
-            (each.id, each.sentence, ", ".join(each.causes) or each.finding or "an error") for each in faults.values()
+            (each.id, each.sentence, ", ".join(each.causes) or each.finding or each.note or "an error")
+            for each in faults.values()
         ]
         print(tabulate(rows, headers=["fault", "what is wrong", "right to say"], tablefmt="github"))
         return 0

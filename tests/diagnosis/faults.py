@@ -18,6 +18,7 @@ class Fault:
         causes: what a diagnosis may call it, normally one.
         plant: plants it in a healthy subject, which it may edit; None where the subject has no place for it.
         finding: for what costs no accuracy, the rule of :func:`pt2qa.check` that must be shown.
+        note: the same, a regular expression of a note of the diagnosis.
         error: for what cannot get as far as a diagnosis, a regular expression of the error that planting must raise.
     """
 
@@ -26,6 +27,7 @@ class Fault:
     causes: tuple[str, ...]
     plant: Callable[[Subject], Planted | None]
     finding: str = ""
+    note: str = ""
     error: str = ""
 
     @property
@@ -39,7 +41,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    sentence: str, *causes: str, finding: str = "", error: str = ""
+    sentence: str, *causes: str, finding: str = "", note: str = "", error: str = ""
 ) -> Callable[[Callable[[Subject], Planted | None]], Callable[[Subject], Planted | None]]:
     """Makes a function that plants a kind of fault; its name is the id."""
 
@@ -47,7 +49,7 @@ def fault(
         name = plant.__name__.replace("_", "-")
         # pytest may import a module a second time.
         assert name not in FAULTS or FAULTS[name].sentence == sentence, f"two faults are called {name}"
-        FAULTS[name] = Fault(name, sentence, causes, plant, finding, error)
+        FAULTS[name] = Fault(name, sentence, causes, plant, finding, note, error)
         return plant
 
     return added

@@ -127,7 +127,7 @@ def prepare_changes(subject: Subject) -> Planted:
     return subject.planted()
 
 
-@fault("a sample of the evaluation data has a NaN", finding="set-apart")
+@fault("a sample of the evaluation data has a NaN", note="NaN")
 def nan_sample(subject: Subject) -> Planted:
     batch = subject.evaluation[1].clone()
     batch[2].flatten()[0] = float("nan")
