@@ -99,8 +99,8 @@ class ErrorBudget(Report):
     """
 
     heading: ClassVar = "Error budget"
-    usual_measures: ClassVar = ("noise_share",)
-    ties: ClassVar = "noise"
+    usual_measures: ClassVar = ("noise",)
+    ties: ClassVar = "noise_share"
 
     rows: tuple[BudgetRow, ...]
     outputs: tuple[str, ...]
