@@ -227,7 +227,7 @@ def test_show_prints_the_code_of_a_reconfiguration_alone(run, report, tmp_path):
     assert run("show", tmp_path / "reconfiguration.safetensors", "--code").stdout == "x = 1\n"
     result = run("show", report, "--code")
     assert result.exit_code == 2
-    assert "--code is for reconfigurations; this is a report of layers" in result.stderr
+    assert "--code: this layers report has no code; reconfigurations have it" in result.stderr
 
 
 def test_show_needs_no_torch(report):

@@ -286,7 +286,13 @@ PLAIN: dict[str, tuple[nn.Module, Any, Any, tuple[Edit, ...], dict[str, Any]]] =
     "weights only": (Keywords(), {"x": x(4, 8), "scale": x(8)}, "x86:mode=weight_only", (), {}),
     "dynamic edit": (Keywords(), {"x": x(4, 8), "scale": x(8)}, "x86", (Edit("dynamic", ("fc/linear",)),), {}),
     "a quantizer of one's own": (Nested(), images(), X86, (Edit("float", ("features.1/conv2d",)),), {}),
-    "training": (Nested(), images(), "xnnpack", (Edit("float", ("features.1/conv2d",)),), {"qat": True}),
+    "training": (
+        Keywords(),
+        {"x": x(4, 8), "scale": x(8)},
+        "xnnpack",
+        (Edit("float", ("fc/linear",)),),
+        {"qat": True},
+    ),
 }
 
 

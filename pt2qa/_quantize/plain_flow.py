@@ -9,7 +9,6 @@ module uses pt2qa.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -161,25 +160,20 @@ class _Trial:
         return f"{_agreement(expected, actual)}{self._first_difference(quantized, found)}"
 
     def needed(self, rules: tuple[str, ...], text: Callable[[tuple[str, ...]], FlowText]) -> tuple[str, ...]:
-        """The rules without those that make no difference, as one batch of calibration shows."""
-        whole = self._converted(text(rules), 1) if len(rules) > 1 else ""
-        if isinstance(whole, str):
-            return rules
-        expected, kept = self._outputs(whole), rules
+        """The rules without those that make no difference."""
         for rule in rules:
-            fewer = tuple(other for other in kept if other != rule)
-            found = self._converted(text(fewer), 1) if fewer else ""
-            if not isinstance(found, str) and tensors_equal(expected, self._outputs(found)):
-                kept = fewer
-        return rules if kept != rules and self.difference(text(kept)) else kept
+            fewer = tuple(other for other in rules if other != rule)
+            if fewer and not self.difference(text(fewer)):
+                rules = fewer
+        return rules
 
-    def _converted(self, text: FlowText, batches: int | None = None) -> GraphModule | str:
-        """What the code makes of the model, calibrated on the first batches or on all; or the error."""
+    def _converted(self, text: FlowText) -> GraphModule | str:
+        """What the code makes of the model, or the error."""
         assert self.capture.eager is not None
         names: dict[str, Any] = {"__name__": "quantizer"}
         state = State(self.capture.eager)
         bar = tqdm(
-            itertools.islice(self._calls(), batches),
+            self._calls(),
             desc="verify the code",
             unit="batch",
             disable=None if self.progress is None else not self.progress,

@@ -16,7 +16,7 @@ from pt2qa.errors import ReportError
 @main.command()
 @click.argument("report", type=InputFile(path_type=Path))
 @click.option("--open", "opened", multiple=True, metavar="OP", help="Show the steps of a recurrent op; repeatable.")
-@click.option("--code", "prints_code", is_flag=True, help="Print the code of a reconfiguration, and nothing else.")
+@click.option("--code", "prints_code", is_flag=True, help="Print the code of a reconfiguration or a diagnosis.")
 @prints_report
 def show(report: Path, opened: Sequence[str], prints_code: bool, printing: Printing) -> None:
     """Print a report file.
@@ -28,14 +28,14 @@ def show(report: Path, opened: Sequence[str], prints_code: bool, printing: Print
       pt2qa show reports/xnnpack-reconfiguration.safetensors --code > quantizer.py
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa._layers.report import LayerReport
-    from pt2qa._reconfigure.report import Reconfiguration
     from pt2qa.report import load
 
     loaded = load(report)
     if prints_code:
-        if not isinstance(loaded, Reconfiguration):
-            raise ReportError(f"{report}: --code is for reconfigurations; this is a report of {loaded.kind}")
-        click.echo(clean_lines(loaded.code), nl=False)
+        code = getattr(loaded, "code", "")
+        if not code:
+            raise ReportError(f"{report}: --code: this {loaded.kind} report has no code; reconfigurations have it")
+        click.echo(clean_lines(code), nl=False)
         return
     for name in opened:
         if not isinstance(loaded, LayerReport):
