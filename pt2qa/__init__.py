@@ -14,7 +14,10 @@ __all__ = sorted(["__version__", *_names])
 
 def __getattr__(name: str) -> object:
     if name not in _names:
-        raise AttributeError(f"module 'pt2qa' has no attribute {name!r}; it has {', '.join(__all__)}")
+        from pt2qa._other_tools import NAMES
+
+        meant = f"call {NAMES[name]}" if name in NAMES else f"it has {', '.join(__all__)}"
+        raise AttributeError(f"module 'pt2qa' has no attribute {name!r}; {meant}")
     return _imported(name)
 
 

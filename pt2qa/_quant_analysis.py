@@ -7,7 +7,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from torch.export import ExportedProgram
+from torch.nn import Module
 
 from pt2qa._bad_cases.case_metrics import CaseMetric
 from pt2qa._bad_cases.report import BadCases
@@ -20,8 +23,9 @@ from pt2qa._diagnosis.analysis import diagnose
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._layers.report import LayerReport
+from pt2qa._other_tools import KEYWORDS, NAMES, explains_keywords
 from pt2qa._printable import clean
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._reconfigure.analysis import reconfigure
 from pt2qa._reconfigure.report import Reconfiguration
 from pt2qa._reconfigure.target import Target
@@ -32,7 +36,7 @@ from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa._weights.analysis import compare_weights
 from pt2qa._weights.report import WeightReport
-from pt2qa.errors import BatchError, ReportError
+from pt2qa.errors import BatchError, ReportError, SelectionError
 from pt2qa.report import load
 
 ReportType = TypeVar("ReportType", bound=Report)
@@ -76,8 +80,24 @@ class QuantAnalysis:
         progress: whether to show progress bars; None: only if stderr is a terminal.
 
     Raises:
+        SelectionError: ``pair`` is not a pair.
         BatchError: ``batches`` can be read only once.
     """
+
+    def __new__(cls, *args: Any, **given: Any) -> QuantAnalysis:
+        """Refuses two models and their type, which other tools take, and says what to pass."""
+        for name in given:
+            if name in KEYWORDS:
+                raise SelectionError(f"QuantAnalysis has no {name}=: {KEYWORDS[name]}.")
+        if len(args) > 1 and isinstance(args[1], (Module, ExportedProgram)):
+            raise SelectionError(f"batches: got a {type(args[1]).__name__}: {KEYWORDS['analysis_model']}.")
+        return super().__new__(cls)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f"; call {NAMES[name]}" if name in NAMES else ""
+            raise AttributeError(f"'QuantAnalysis' object has no attribute {name!r}{hint}")
 
     def __init__(
         self,
@@ -89,6 +109,7 @@ class QuantAnalysis:
         post_process: Callable[[Any], Any] | None = None,
         progress: bool | None = None,
     ) -> None:
+        check_pair(pair)
         if isinstance(batches, Iterator):
             raise BatchError(
                 f"batches is a {type(batches).__name__}, which can be read only once, but each step needs the "
@@ -115,6 +136,7 @@ class QuantAnalysis:
 
     # -- bad cases -----------------------------------------------------------------------------------------------
 
+    @explains_keywords
     def auto_find_bad_case(
         self,
         batches: Iterable[Any] | None = None,
@@ -181,6 +203,7 @@ class QuantAnalysis:
         self._write(BAD_CASES, self.bad_case)
         return self.bad_case
 
+    @explains_keywords
     def load_bad_case(self, path: str | os.PathLike[str] | None = None) -> BadCases:
         """Sets the bad cases from a file.
 
@@ -199,6 +222,7 @@ class QuantAnalysis:
 
     # -- analyses ------------------------------------------------------------------------------------------------
 
+    @explains_keywords
     def run(self, index: int | None = None, *, diagnose: bool = True) -> LayerReport:
         """Diagnoses on all batches, then compares all layers on the bad cases, or on all batches if none is set.
 
@@ -234,6 +258,7 @@ class QuantAnalysis:
         """
         return self._written("diagnosis", diagnose, **self._every_batch(), **options)
 
+    @explains_keywords
     def compare_per_layer(self, **options: Any) -> LayerReport:
         """Compares layers on the bad cases, or on all batches if none is set.
 
@@ -264,6 +289,7 @@ class QuantAnalysis:
         """
         return self._written("deployed", compare_deployed, **self._every_batch(), **options)
 
+    @explains_keywords
     def sensitivity(self, **options: Any) -> SensitivityReport:
         """Ranks activations and weights on the bad cases, or on all batches if none is set.
 

@@ -147,7 +147,8 @@ AnyMetric: TypeAlias = SumsMetric | KlMetric | CaseMetric
 
 def chosen_metrics(metric: str | CaseMetric | Sequence[str | CaseMetric], *, with_targets: bool) -> list[AnyMetric]:
     """The metrics that the user chose, without ``flips``, which is computed whenever there are targets."""
-    asked = [metric] if isinstance(metric, (str, CaseMetric)) else list(metric)
+    given = [metric] if isinstance(metric, (str, CaseMetric)) else list(metric)
+    asked = [entry.lower() if isinstance(entry, str) else entry for entry in given]
     names = [entry if isinstance(entry, str) else entry.name for entry in asked]
     known = [*BUILT_IN, FLIPS]
     for name, entry in zip(names, asked, strict=True):

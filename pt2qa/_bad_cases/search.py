@@ -19,7 +19,7 @@ from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
 from pt2qa._bad_cases.report import BadCases, LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Standing
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_batches
@@ -79,6 +79,7 @@ def find_bad_cases(
         SelectionError: a metric or name is unknown, a number is out of range, or the targets fit no output.
         SimulationError: the simulator does not compute what the converted graph computes.
     """
+    check_pair(pair)
     for name, number, least in (("k", k, 1), ("num_steps", num_steps, 1), ("batch_axis", batch_axis, 0)):
         if number is not None and number < least:
             raise SelectionError(f"{name} is {number}; expected {least} or more.")

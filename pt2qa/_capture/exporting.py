@@ -16,6 +16,8 @@ from pt2qa.errors import CaptureError
 
 _DOCS = "https://docs.pytorch.org/docs/stable/export.html"
 _LINES = 3
+_QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
+"""Where the modules are that eager mode and FX put in: their weights are packed integers."""
 
 
 def check_model(model: object) -> nn.Module:
@@ -27,6 +29,13 @@ def check_model(model: object) -> nn.Module:
         )
     if not isinstance(model, nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}; expected an nn.Module in eval mode.")
+    made = {name: type(part) for name, part in model.named_modules() if type(part).__module__.startswith(_QUANTIZED)}
+    if made:
+        kinds = few([f"{name or 'the model itself'} ({kind.__name__})" for name, kind in made.items()])
+        raise CaptureError(
+            f"the model was quantized by eager mode or FX already: {kinds}. Pass the float model that it was made "
+            "from; pt2qa quantizes with prepare_pt2e and convert_pt2e."
+        )
     # For a graph from torch.export, the flag means nothing, and eval() raises NotImplementedError.
     training = [] if _is_exported(model) else [name for name, part in model.named_modules() if part.training]
     if training:

@@ -14,7 +14,7 @@ from pt2qa._deployed.explained import explained, reasons_for
 from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.taps import Lowerable, lowerable
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import DeploymentError
@@ -58,6 +58,7 @@ def compare_deployed(
         BatchError: there is no batch, or one does not match the captured inputs.
         SimulationError: the simulator does not reproduce the converted graph.
     """
+    check_pair(pair)
     if deployed is not None and program is not None:
         raise DeploymentError("deployed= and program= were given: a program that was made elsewhere is not lowered.")
     first, every = peeked(batches, inputs_of, "compare on")

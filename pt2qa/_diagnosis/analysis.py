@@ -23,7 +23,7 @@ from pt2qa._diagnosis.rows import AsideRow, CauseRow, TriedRow
 from pt2qa._diagnosis.trials import Data, Treatment, Trials
 from pt2qa._diagnosis.verdict import next_command, verdict_of
 from pt2qa._graph.handles import handle_of, source_line
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import plain_flow
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.target import Target, read_target
@@ -107,6 +107,7 @@ def diagnose(
     >>> pt2qa.diagnose(pair, data, progress=False).rows[0].cause
     'narrow-calibration'
     """
+    check_pair(pair)
     aim = _aim(metric, target)
     data = Data("batches", batches, inputs_of)
     reference = Reference(pair, batches if evaluation is None else evaluation, inputs_of)

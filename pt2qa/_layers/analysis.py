@@ -11,7 +11,7 @@ from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.selection import find_blocks, select
 from pt2qa._metrics import Metric
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
 
@@ -55,6 +55,7 @@ def compare_layers(
         SelectionError: a prefix, op type or module matches nothing, or a metric's name is already taken.
         SimulationError: the simulator does not reproduce the converted graph.
     """
+    check_pair(pair)
     steps = [step for step in pair.program.steps if step.site is None]
     selected = frozenset(steps[position].index for position in select(steps, prefixes, ops))
     blocks = find_blocks(pair.program, modules)

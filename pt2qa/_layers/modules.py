@@ -11,7 +11,7 @@ from pt2qa._layers.comparison import Comparison, compare
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.selection import find_blocks
 from pt2qa._metrics import Metric
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.batches import Batch
 
 
@@ -52,6 +52,7 @@ def compare_modules(
     >>> [row.name for row in pt2qa.compare_modules(pair, [x], modules=[torch.nn.Linear]).rows]
     ['0', '2']
     """
+    check_pair(pair)
     blocks = find_blocks(pair.program, modules)
     report = compare(
         Comparison(pair, frozenset(), blocks, False, named_metrics(metrics)), batches, inputs_of, progress, "modules"

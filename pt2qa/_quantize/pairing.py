@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -32,7 +32,7 @@ from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa._simulator.program import Constant, Program, Region, Site
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Graphs, Verification, add_state, simulated
-from pt2qa.errors import PairingError
+from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.plugins import resolve
 
@@ -331,13 +331,33 @@ def fingerprint(graph_module: GraphModule) -> str:
     return digest.hexdigest()[:16]
 
 
+def check_pair(given: Any) -> None:
+    """Refuses what is not a pair, and says how to make one of it.
+
+    Raises:
+        SelectionError: it is not.
+    """
+    if isinstance(given, QuantizedPair):
+        return
+    if isinstance(given, Capture):
+        how = "pair = pt2qa.quantize(capture, quantizer, batches)"
+    elif isinstance(given, (GraphModule, ExportedProgram)):
+        how = "pair = pt2qa.pair(reference, quantized), of both graphs"
+    else:
+        how = "pair = pt2qa.quantize(pt2qa.capture(model, example_inputs), quantizer, batches)"
+    raise SelectionError(f"got a {type(given).__name__}, expected a QuantizedPair. Make one: {how}.")
+
+
 def as_graph_module(side: str, graph: Any) -> GraphModule:
     """A user's graph without torchao's loggers; anything else is a PairingError, which calls it by its side."""
     if isinstance(graph, ExportedProgram):
         graph = graph.module()
     if isinstance(graph, GraphModule):
         return without(graph, is_logger)
-    raise PairingError(f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram.")
+    raise PairingError(
+        f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram."
+        + (" Capture an eager model: pt2qa.capture(model, example_inputs)." if isinstance(graph, nn.Module) else "")
+    )
 
 
 def check_handles(sides: Mapping[str, GraphModule]) -> None:

@@ -69,6 +69,10 @@ def quantize(
         PluginError: there is no such quantizer, or it was given options it does not have, or an edit asks for what the
             backend does not support.
     """
+    if not isinstance(capture, Capture):
+        raise QuantizeError(
+            f"got a {type(capture).__name__}, expected a Capture. Make one: pt2qa.capture(model, example_inputs)."
+        )
     plugin = resolve(quantizer)
     if overrides is not None and not isinstance(overrides, OverridePlan):
         raise QuantizeError(f"overrides: got {overrides!r}, expected an OverridePlan or None")

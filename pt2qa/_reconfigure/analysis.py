@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pt2qa._capture.program import Capture
-from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
 from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from pt2qa._quantize.quantization import quantize
 from pt2qa._reconfigure.baseline import Baseline, with_free_edits
@@ -82,6 +82,7 @@ def reconfigure(
             pair that pt2qa did not quantize.
         BatchError: there is no batch.
     """
+    check_pair(pair)
     recipe, capture = _recipe(pair, fallback)
     limits = budget if isinstance(budget, Budget) else Budget(**dict(budget or {}))
     if target is None and limits == Budget():

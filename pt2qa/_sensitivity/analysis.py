@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
@@ -83,8 +83,11 @@ def sensitivity(
             differentiable; ``resume`` is of another analysis.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
+    check_pair(pair)
     if method not in METHODS:
         raise SelectionError(f"there is no method {method!r}; expected one of {', '.join(METHODS)}.")
+    if isinstance(metric, str):
+        metric = metric.lower()
     chosen = find_metric(metric, larger_is_worse)
     if method == "projection" and metric != "sqnr":
         raise SelectionError(f'method="projection" estimates sqnr alone; for {chosen.name} pass method="exact".')

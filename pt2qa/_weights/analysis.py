@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._metrics import error_sums
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._weights.report import WeightReport
@@ -28,6 +28,7 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         is one row, named after its first reader.  A channel is dead if its float value is not zero but its dequantized
         value is.
     """
+    check_pair(pair)
     rows = [_row(pair, constant, readers) for constant, readers in _each_once(pair)]
     return WeightReport(
         rows=tuple(rows),
