@@ -35,6 +35,7 @@ from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
 Grade = Literal["good", "bad", "warning", "plain"]
 ORDERS: Final = ("worst", "graph", "name")
@@ -182,6 +183,30 @@ class Report:
 
     def __repr__(self) -> str:
         return clean(self._headline())
+
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: sentences, charts and the worst rows."""
+        from pt2qa._report.notebook import notebook_html
+
+        return notebook_html(self)
+
+    def plot(self, chart: str | None = None, *, ax: Axes | None = None, others: Sequence[Report] = ()) -> Axes:
+        """Draw a chart of the page with matplotlib, from the extra ``plot``.
+
+        Args:
+            chart: its title, as on the page; None for the first.
+            ax: axes to draw on; None for a new figure.
+            others: further reports that the chart may read, such as the profiles of a layer report's histograms.
+
+        Returns:
+            the axes.
+
+        Raises:
+            ReportError: matplotlib is not installed, the report has no chart, or none of that title.
+        """
+        from pt2qa._report.plot import plot
+
+        return plot(self, chart, ax, others)
 
     # -- for programs --------------------------------------------------------------------------------------------------
 

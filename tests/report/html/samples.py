@@ -258,8 +258,29 @@ def diagnosis() -> Diagnosis:
     first = CauseRow(1, "unfused-activation", "a/conv2d", "a", "check: 33 pairs", "pt2qa.fuse(<x>)", *numbers)
     second = replace(first, rank=2, cause="narrow-calibration", name=EVIL, gain=1.0, gain_in_sequence=0.5)
     figures = (FigureRow("now", 6.8, "output", 6.8, 3, 1.5), FigureRow("after", 16.3, "output", 16.3, 3, 11.0))
-    said = ("The output has 6.8 dB: unfused activations.", "pt2qa show 'a b.safetensors'", "dB", "", -1, "", "", "")
-    return Diagnosis((first, second), (), figures, (), *said, 12, 2, 2, 16, (), "xnnpack", "Net", HERE)
+    return Diagnosis(
+        rows=(first, second),
+        tried=(),
+        figures=figures,
+        asides=(),
+        verdict="The output has 6.8 dB: unfused activations.",
+        next_command="pt2qa show 'a b.safetensors'",
+        unit="dB",
+        target="",
+        met=-1,
+        budget="",
+        plan_json="",
+        code="",
+        code_verified="",
+        forwards=12,
+        quantizations=2,
+        batches=2,
+        samples=16,
+        notes=(),
+        quantizer="xnnpack",
+        model="Net",
+        environment=HERE,
+    )
 
 
 def every() -> list[Report]:

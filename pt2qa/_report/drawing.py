@@ -1,0 +1,107 @@
+"""Charts as plain series of numbers, for notebooks and matplotlib; pages draw them in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pt2qa._report.columns import cell
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What one colour shows.
+
+    Args:
+        label: what it is; empty for a single one.
+        xs: positions; of a histogram the edges, one more than values; empty for bars.
+        ys: values; nan where there is none.
+    """
+
+    label: str
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One chart.
+
+    Args:
+        kind: ``points``, ``bars`` or ``histogram``.
+        title: above it.
+        about: what it shows.
+        x, y: what the axes are; empty where labels say it.
+        names: of the points or bars, in order; empty for numbers alone.
+        texts: the number of each bar as text.
+        series: what is drawn; those of bars lie end to end.
+        line: where a dashed line is; None without one.
+    """
+
+    kind: str
+    title: str
+    about: str
+    x: str
+    y: str
+    names: tuple[str, ...]
+    texts: tuple[str, ...]
+    series: tuple[Series, ...]
+    line: float | None = None
+
+
+def drawings(report: Any, others: Sequence[Any] = ()) -> list[Drawing]:
+    """The charts that a page shows of a report.
+
+    Args:
+        report: to draw.
+        others: further reports, such as profiles, that its charts may read.
+    """
+    return [_DRAWN[chart["kind"]](report, chart) for chart in report.charts((report, *others)) if "row" not in chart]
+
+
+def of_rows(report: Any) -> list[tuple[Any, Drawing]]:
+    """The charts of single rows, each with its row."""
+    charts = [chart for chart in report.charts((report,)) if "row" in chart]
+    return [(getattr(report, chart["table"])[chart["row"]], _DRAWN[chart["kind"]](report, chart)) for chart in charts]
+
+
+def _columns(report: Any, chart: dict[str, Any], xs: Sequence[float]) -> tuple[Series, ...]:
+    rows = getattr(report, chart["table"])
+    return tuple(
+        Series(label if len(chart["series"]) > 1 else "", tuple(xs), tuple(float(cell(row, key)) for row in rows))
+        for key, label in chart["series"]
+    )
+
+
+def _along(report: Any, chart: dict[str, Any]) -> Drawing:
+    names = tuple(row.name for row in getattr(report, chart["table"]))
+    series = _columns(report, chart, range(len(names)))
+    return Drawing("points", chart["title"], chart["about"], "", chart["unit"], names, (), series, chart["line"])
+
+
+def _curve(report: Any, chart: dict[str, Any]) -> Drawing:
+    xs = [100 * float(cell(row, chart["x"])) for row in getattr(report, chart["table"])]
+    return Drawing("points", chart["title"], chart["about"], chart["x_title"], "", (), (), _columns(report, chart, xs))
+
+
+def _bars(report: Any, chart: dict[str, Any]) -> Drawing:
+    bars = chart["bars"]
+    parts = zip(*(bar.get("parts", [bar["value"]]) for bar in bars), strict=True)
+    series = tuple(Series(label, (), tuple(part)) for label, part in zip(chart.get("series", [""]), parts, strict=True))
+    names, texts = tuple(bar["label"] for bar in bars), tuple(bar["text"] for bar in bars)
+    return Drawing("bars", chart["title"], chart["about"], "", "", names, texts, series)
+
+
+def _histogram(report: Any, chart: dict[str, Any]) -> Drawing:
+    edges = tuple(chart["edges"])
+    series = tuple(Series(each["side"], edges, tuple(each["counts"])) for each in chart["series"])
+    return Drawing("histogram", chart["title"], chart["about"], "value", "values in a bin", (), (), series)
+
+
+_DRAWN: Final[dict[str, Callable[[Any, dict[str, Any]], Drawing]]] = {
+    "along": _along,
+    "curve": _curve,
+    "bars": _bars,
+    "histogram": _histogram,
+}

@@ -1,0 +1,98 @@
+"""Charts as matplotlib axes; matplotlib is an extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pt2qa._near_names import question
+from pt2qa._report.drawing import Drawing, drawings
+from pt2qa.errors import ReportError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMES_SHOWN = 40
+"""Points that are named on an axis; of more, every so many."""
+
+
+def plot(report: Any, chart: str | None, ax: Axes | None, others: Sequence[Any]) -> Axes:
+    """Draw one chart of a report.
+
+    Args:
+        report: to draw.
+        chart: its title; None for the first.
+        ax: to draw on; None for a new figure.
+        others: further reports that its charts may read.
+
+    Raises:
+        ReportError: matplotlib is not installed, the report has no chart, or none of that title.
+    """
+    known = {each.title: each for each in drawings(report, others)}
+    if not known:
+        raise ReportError(f"this {type(report).__name__} has no chart to plot; to_pandas() gives its numbers")
+    title = next(iter(known)) if chart is None else chart
+    if title not in known:
+        name = type(report).__name__
+        raise ReportError(f"{name} has no chart {title!r}: {question(title, known)} It has {', '.join(known)}")
+    drawing = known[title]
+    return draw(drawing, new_axes(drawing) if ax is None else ax)
+
+
+def new_axes(drawing: Drawing) -> Axes:
+    """Axes of a new figure, as large as the chart needs.
+
+    Raises:
+        ReportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import pyplot
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "matplotlib":
+            raise
+        raise ReportError("matplotlib is not installed: pip install 'pt2qa[plot]'") from error
+    height = 1.2 + 0.25 * len(drawing.names) if drawing.kind == "bars" else 4.0
+    axes: Any = pyplot.subplots(figsize=(9.0, height), layout="constrained")[1]
+    return axes  # type: ignore[no-any-return]
+
+
+def draw(drawing: Drawing, ax: Axes) -> Axes:
+    """Draw a chart on axes, and return them."""
+    {"points": _points, "bars": _bars, "histogram": _histogram}[drawing.kind](drawing, ax)
+    ax.set_title(drawing.title)
+    ax.set_xlabel(drawing.x)
+    ax.set_ylabel(drawing.y)
+    if any(series.label for series in drawing.series):
+        ax.legend()
+    return ax
+
+
+def _points(drawing: Drawing, ax: Axes) -> None:
+    for series in drawing.series:
+        ax.plot(series.xs, series.ys, ".-", linewidth=0.8, label=series.label)
+    if drawing.line is not None:
+        ax.axhline(drawing.line, linestyle="--", linewidth=0.8, color="gray")
+    if drawing.names:
+        every = -(-len(drawing.names) // NAMES_SHOWN)
+        shown = range(0, len(drawing.names), every)
+        ax.set_xticks(list(shown), [drawing.names[i] for i in shown], rotation=90, fontsize="x-small")
+
+
+def _bars(drawing: Drawing, ax: Axes) -> None:
+    places = range(len(drawing.names))
+    ends = [0.0] * len(drawing.names)
+    for series in drawing.series:
+        ax.barh(places, series.ys, left=ends, label=series.label)
+        ends = [end + length for end, length in zip(ends, series.ys, strict=True)]
+    for place, (end, text) in enumerate(zip(ends, drawing.texts, strict=True)):
+        ax.annotate(text, (max(end, 0.0), place), xytext=(3, 0), textcoords="offset points", va="center")
+    ax.set_yticks(list(places), drawing.names)
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+
+
+def _histogram(drawing: Drawing, ax: Axes) -> None:
+    for series in drawing.series:
+        ax.stairs(series.ys, series.xs, label=series.label)
+    ax.set_yscale("symlog", linthresh=1.0)
+    ax.set_ylim(bottom=0)

@@ -1,0 +1,110 @@
+"""Notebooks show a report's sentences, charts and worst rows without scripts; matplotlib draws the same charts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from pt2qa._report.drawing import drawings
+from pt2qa._report.html.charts import stacked
+from pt2qa.errors import ReportError
+from pt2qa.report import Report
+from tests.report.html import samples
+
+EVERY = [*samples.every(), samples.diagnosis()]
+
+
+class Elements(HTMLParser):
+    """Each element must be closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, attrs))
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture
+def pyplot() -> Any:
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'pt2qa[plot]'")
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    yield pyplot
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("report", EVERY, ids=lambda report: type(report).__name__)
+def test_it_is_static_and_escaped(report: Report) -> None:
+    text = report._repr_html_()
+    elements = Elements(text)
+    assert elements.open == []
+    assert not {"script", "style", "img", "b onclick"} & {tag for tag, _ in elements.found}
+    assert not any(key.startswith("on") or key in {"href", "src"} for _, attrs in elements.found for key, _ in attrs)
+    assert 'alert("1")' not in text
+
+
+def test_the_worst_rows_come_first_and_a_missing_number_is_a_dash() -> None:
+    text = samples.layers()._repr_html_()
+    names = re.findall(r"<tr><td>(.*?)</td>", text)
+    assert names[0] == "blocks.3/conv2d"
+    assert '<td align="right">–</td>' in text
+    assert text.count("<svg") == 3
+    assert "<title>blocks.3/conv2d: 8.125 dB</title>" in text
+
+
+def test_drawings_hold_the_numbers_of_the_report() -> None:
+    first, isolated, _ = drawings(samples.layers())
+    assert (first.kind, first.line, first.names[3]) == ("points", 20.0, "blocks.3/conv2d")
+    assert isolated.series[0].ys[3] == 8.125
+    kinds = [each.kind for each in drawings(samples.layers(), samples.profiles())]
+    assert kinds == ["points"] * 3 + ["histogram"]
+
+
+def test_charts_become_axes(pyplot: Any) -> None:
+    report = samples.layers()
+    axes = report.plot("Isolated SQNR along the graph")
+    assert (axes.get_title(), axes.get_ylabel()) == ("Isolated SQNR along the graph", "dB")
+    assert axes.get_lines()[0].get_ydata()[3] == 8.125
+    assert axes.get_xticklabels()[3].get_text() == "blocks.3/conv2d"
+    _, given = pyplot.subplots()
+    assert samples.sensitivity().plot(ax=given) is given
+    assert [patch.get_width() for patch in given.patches] == [0.7, 0.25, 0.05]
+    histogram = report.plot("blocks.3/conv2d: isolated 8.1 dB", others=samples.profiles())
+    assert [text.get_text() for text in histogram.get_legend().get_texts()] == ["reference", "quantized"]
+    assert len(samples.reconfiguration().plot().get_lines()) == 2
+
+
+def test_stacked_bars_lie_end_to_end(pyplot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    charts = stacked("Noise", "", ["rounding", "clamping"], [("conv", [0.25, 0.5], "75 %")])
+    monkeypatch.setattr(type(samples.sensitivity()), "charts", lambda self, others: charts)
+    report = samples.sensitivity()
+    assert [(patch.get_x(), patch.get_width()) for patch in report.plot().patches] == [(0.0, 0.25), (0.25, 0.5)]
+    assert report._repr_html_().count("<rect") == 2
+
+
+def test_what_cannot_be_plotted_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ReportError, match="this Findings has no chart to plot; to_pandas"):
+        samples.findings().plot()
+    with pytest.raises(ReportError, match="has no chart 'Isolated SQNR along graph': did you mean 'Isolated"):
+        samples.layers().plot("Isolated SQNR along graph")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
+    with pytest.raises(ReportError, match=r"matplotlib is not installed: pip install 'pt2qa\[plot\]'"):
+        samples.layers().plot()
