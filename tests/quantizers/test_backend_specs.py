@@ -202,7 +202,7 @@ def deployed(model: nn.Module, example: Tensor, quantizer: Any, backend: str) ->
         output = program.run([example]).outputs[0]
     except DeploymentError as error:
         return Device(float("nan"), 0, str(error))
-    expected = converted(example)
+    expected = converted(example).detach()
     return Device(float((output - expected).abs().max() / expected.abs().mean()), len(program.delegated), "")
 
 
@@ -242,6 +242,24 @@ def test_what_kernels_make_of_weights(backend: str, weight: Any, becomes: str, s
     else:
         assert found.error < 0.05
         assert bool(found.kernels) == (becomes == "right")
+
+
+FOUR_BITS = replace(SYMMETRIC, quant_min=-8, quant_max=7)
+
+
+@pytest.mark.parametrize(
+    ("model", "weight", "fits"),
+    [(nn.Linear(6, 8), FOUR_BITS, True), (CONV, FOUR_BITS, False), (CONV, PER_TENSOR, False)],
+    ids=["linear in four bits", "convolution in four bits", "one scale for the weight"],
+)
+def test_what_xnnpack_takes_with_dynamic_inputs(model: nn.Module, weight: Any, fits: bool) -> None:
+    quantizer = products(DYNAMIC, weight)
+    # A single row, as each has a scale of its own on the device.
+    example = IMAGE[0, 0, :1] if isinstance(model, nn.Linear) else IMAGE
+    assert bool(broken(model, example, quantizer, "xnnpack")) != fits
+    found = deployed(copy.deepcopy(model), example, quantizer, "xnnpack")
+    assert bool(found.refusal) != fits
+    assert not fits or found.error < 0.05
 
 
 @pytest.mark.parametrize("op", MOVES)
