@@ -69,6 +69,7 @@ DIAGNOSIS = Diagnosis(
     tried=(),
     figures=(FigureRow("now", 38.4, "output", 38.4, 3, 20.1, 1.0, 8),),
     asides=(),
+    budget=(),
     verdict="Nothing to do: 38.4 dB.",
     next_command="",
     unit="dB",
@@ -225,6 +226,8 @@ def test_show_prints_the_code_of_a_reconfiguration_alone(run, report, tmp_path):
     searched = replace(load(Path(__file__).parent / "report/schema1/reconfiguration.safetensors"), code="x = 1\n")
     searched.save(tmp_path / "reconfiguration.safetensors")
     assert run("show", tmp_path / "reconfiguration.safetensors", "--code").stdout == "x = 1\n"
+    replace(DIAGNOSIS, code="y = 2\n").save(tmp_path / "diagnosis.safetensors")
+    assert run("show", tmp_path / "diagnosis.safetensors", "--code").stdout == "y = 2\n"
     result = run("show", report, "--code")
     assert result.exit_code == 2
     assert "--code: this layers report has no code; reconfigurations have it" in result.stderr
