@@ -134,7 +134,10 @@ def unfit(case: Case) -> Iterator[Hypothesis]:
     ]
     worst = case.ranked(unfit, case.excess)
     shared = [site for site in worst if _sharers(case, site)]
-    for cause, sites in (("shared-scale", shared), ("site-range", [site for site in worst if site not in shared])):
+    alone = [site for site in worst if site not in shared]
+    # What most sites have in common is no fault of a site.
+    most = 2 * len(set(unfit) - set(shared)) > len(case.static_sites) > 2
+    for cause, sites in (("shared-scale", shared), ("observer" if most else "site-range", alone)):
         if not sites:
             continue
         site = case.pair.sites[sites[0]]
@@ -151,8 +154,10 @@ def unfit(case: Case) -> Iterator[Hypothesis]:
             f"{number(case.ranges[site.index].whole[0])} to {number(case.ranges[site.index].whole[1])})",
             remedy="give it a scale of its own"
             if cause == "shared-scale"
+            else "annotate another observer: MinMaxObserver keeps all values that calibration shows it"
+            if most
             else "let calibration choose its range, or fix one that holds its values",
-            treatment=case.played(case.fitted, sites),
+            treatment=case.played(case.fitted, unfit if cause == "observer" else sites),
         )
 
 
