@@ -108,6 +108,8 @@ class Bench:
             against = planted.pair.reference if planted.against is None else planted.against
             after = sqnr(planted.pair.quantized, against, planted.evaluation)
             found, seconds = _diagnosed(planted)
+            if planted.deployed:
+                before, after = after, found.reports["deployed"].sqnr
         except Exception as error:  # where none is expected, a wrong answer that is printed
             said = f"{type(error).__name__}: {error}"
             seconds = time.monotonic() - begun

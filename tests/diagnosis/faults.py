@@ -57,9 +57,16 @@ def fault(
 
 def every_fault() -> dict[str, Fault]:
     """All kinds of all modules."""
-    from tests.diagnosis import planted_in_data, planted_in_graphs, planted_in_models, planted_in_specs, planted_in_vain
+    from tests.diagnosis import (
+        planted_in_data,
+        planted_in_graphs,
+        planted_in_kernels,
+        planted_in_models,
+        planted_in_specs,
+        planted_in_vain,
+    )
 
     assert planted_in_data, planted_in_graphs
-    assert planted_in_models, planted_in_specs
-    assert planted_in_vain
+    assert planted_in_kernels, planted_in_models
+    assert planted_in_specs, planted_in_vain
     return FAULTS

@@ -87,12 +87,12 @@ def per_tensor_everywhere(subject: Subject) -> Planted:
     return subject.planted()
 
 
-@fault("one channel of a value is fifty times the others", "outlier-channel")
+@fault("one channel of a value is two hundred times the others", "outlier-channel")
 def outlier_activation_channel(subject: Subject) -> Planted | None:
     link = subject.net.links[0]
     if not link.scales:
         return None
-    scaled(subject, link, 2, 50)
+    scaled(subject, link, 2, 200)
     return subject.planted(subject.places_at(link))
 
 
@@ -145,13 +145,13 @@ def near_twins(subject: Subject) -> Planted | None:
     before = product.weight.clone()
     twinned(subject, link)
     with torch.no_grad():
-        product.weight[1::2] += 0.05 * before[1::2]
-        reader.weight[:, 1::2] = -20 * reader.weight[:, 0::2]
-        reader.weight[:, 0::2] *= 20
+        product.weight[1::2] += 0.02 * before[1::2]
+        reader.weight[:, 1::2] = -50 * reader.weight[:, 0::2]
+        reader.weight[:, 0::2] *= 50
     return subject.planted(subject.places_at(link))
 
 
-@fault("a branch of a concatenation is thirty times the other", "shared-scale", "outlier-channel")
+@fault("a branch of a concatenation is a hundred times the other", "shared-scale", "outlier-channel")
 def unequal_cat(subject: Subject) -> Planted | None:
     if subject.net.name != "cat":
         return None
@@ -159,8 +159,8 @@ def unequal_cat(subject: Subject) -> Planted | None:
     norm, reader = model.wide[1], model.mix[0]
     twinned(subject, Link("wide.0", "mix.0", "wide.1"))
     with torch.no_grad():
-        norm.weight *= 30
-        norm.bias *= 30
+        norm.weight *= 100
+        norm.bias *= 100
         reader.weight[:, 13::2] = -reader.weight[:, 12::2]
     return subject.planted(["cat", "point.0/conv2d", "point.2/relu", "wide.0/conv2d", "wide.2/relu", "mix.0/conv2d"])
 
@@ -170,19 +170,19 @@ def unequal_add(subject: Subject) -> Planted | None:
     if subject.net.name != "residual":
         return None
     model = subject.model()
-    # The stem's channels are pairs of twins, thirty times as large; what reads the sum reads the pairs' difference.
-    twinned(subject, Link("stem.0", "", "stem.1"))
+    conv, norm, _ = model.stem
     with torch.no_grad():
-        model.stem[1].weight *= 30
-        model.stem[1].bias *= 30
-        model.blocks[0].a[0].weight /= 30
-        for reader in (model.blocks[1].a[0],):
-            reader.weight[:, 1::2] = -reader.weight[:, 0::2]
-        model.blocks[1].b[1].weight *= 30
-        model.blocks[1].b[1].bias *= 30
-    return subject.planted(
-        ["blocks.0/add", "blocks.0/relu", "blocks.1.a.0/conv2d", "stem.2/relu", "blocks.0.b.0/conv2d"]
-    )
+        # Half of the stem's channels are pairs of huge twins; what reads a sum reads the difference of twins.
+        for tensor in (conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor[1:8:2] = tensor[0:8:2]
+        norm.weight[:8] *= 100
+        norm.bias[:8] *= 100
+        model.blocks[0].a[0].weight[:, :8] = 0
+        for weight in (model.blocks[1].a[0].weight, model.blocks[2].a[0].weight, model.fc.weight.view(10, 16, 4)):
+            weight[:, 1:8:2] = -weight[:, 0:8:2]
+    sums = [f"blocks.{i}/{op}" for i in range(3) for op in ("add", "relu")]
+    ends = ["stem.2/relu", "avg_pool2d", "flatten", "fc/linear"]
+    return subject.planted([*sums, *ends, *(f"blocks.{i}.a.0/conv2d" for i in range(3))])
 
 
 @fault("a mask of -1e9 in what is rounded", "masked-values")

@@ -30,7 +30,7 @@ class Planted:
         calibration, evaluation: batches.
         places: names of ops and modules that are right to name; None if the fault is in the model as a whole, or in the
             data.
-        deployed: whether only the backend's kernels show it.
+        deployed: the backend whose kernels alone show it; False if the converted graph does.
         against: the float model that it is to be held against, where that is not what was captured.
     """
 
@@ -38,7 +38,7 @@ class Planted:
     calibration: Sequence[Any]
     evaluation: Sequence[Any]
     places: tuple[str, ...] | None = None
-    deployed: bool = False
+    deployed: Any = False
     against: nn.Module | None = None
 
     def is_place(self, name: str) -> bool:

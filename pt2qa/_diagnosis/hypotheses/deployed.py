@@ -44,7 +44,10 @@ def _costly(case: Case, backend: Any, report: DeployedReport) -> Iterator[Hypoth
         f"{number(worst.isolated_max_lsb)} integer steps from the converted graph (deployed kernels)"
     )
     others = tuple(row.name for row in report.suspects[1:])
-    yield from _narrower(case, backend, deployed, evidence, worst.name, others)
+    narrower = list(_narrower(case, backend, deployed, evidence, worst.name, others))
+    yield from narrower
+    if any(each.gain is not None and each.gain >= (converted - deployed) / 2 for each in narrower):
+        return  # saturation explains it
     yield Hypothesis(
         cause="deployed-kernel",
         name=worst.name,
