@@ -1,0 +1,54 @@
+"""Diagnoses of real models: the causes that are known, and none where nothing is wrong."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import pt2qa
+from tests.zoo import pairs
+
+pytestmark = pytest.mark.zoo
+
+
+@functools.cache
+def diagnosed(model: str, quantizer: str) -> pt2qa.Diagnosis:
+    """The diagnosis on all the model's data."""
+    return pt2qa.diagnose(pairs.pair_of(model, quantizer), pairs.captured(model).batches[:2], progress=False)
+
+
+@pytest.mark.parametrize(("model", "least"), [("efficientnet_lite0", 8.0), ("mobilenet_v2", 3.0)])
+def test_unfused_activations_are_the_cause(model: str, least: float) -> None:
+    found = diagnosed(model, "xnnpack")
+    row = found.rows[0]
+    assert row.cause == "unfused-activation"
+    assert row.gain > least
+    assert row.cost == 0.0
+    assert {edit.kind for edit in found.plan.edits} == {"fuse"}
+    assert found.code_verified == "equal"
+    # The pair that it holds has what it says, measured by torch alone.
+    made = pairs.captured(model)
+    with torch.no_grad():
+        reference = [made.model(batch) for batch in made.batches[:2]]
+        quantized = [found.pair.quantized(batch) for batch in made.batches[:2]]
+    assert pairs.decibels(reference, quantized) == pytest.approx(found.sqnr_after, abs=0.01)
+    assert len(found.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "quantizer"),
+    [
+        *((model, "x86") for model in ("mobilenet_v2", "efficientnet_lite0")),
+        *(
+            (model, quantizer)
+            for model in ("resnet18", "digit_net", "speech_encoder")
+            for quantizer in pairs.QUANTIZERS
+        ),
+    ],
+)
+def test_nothing_is_wrong(model: str, quantizer: str) -> None:
+    found = diagnosed(model, quantizer)
+    assert [(row.cause, row.name, row.gain) for row in found.rows] == []
+    assert found.verdict.startswith("No single cause: " if found.sqnr < 20 else "Nothing to do: ")
