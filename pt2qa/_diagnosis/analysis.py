@@ -38,6 +38,12 @@ FREE_GAIN: Final = 2.0
 PAID_GAIN: Final = 3.0
 """The same for one that takes ops out of int8, or changes model or quantizer: half of the noise."""
 
+GAIN_FOR_ALL: Final = 12.0
+"""How much more, in dB, a remedy must give that takes all multiply-accumulates out of int8; in proportion for less."""
+
+GOOD, GAIN_OF_GOOD = 40.0, 6.0
+"""From this SQNR in dB on, nobody would notice less than this gain."""
+
 WITH_TARGET: Final = 0.5
 """The same for all where there is a target to reach."""
 
@@ -365,7 +371,11 @@ class _Search:
             return 1e-9
         if self.needed is not None:
             return WITH_TARGET
-        return FREE_GAIN if each.treatment.made_of_edits and not each.cost else PAID_GAIN
+        if self.case.now.worst[1] >= GOOD:
+            return GAIN_OF_GOOD
+        if each.treatment.made_of_edits and not each.cost:
+            return FREE_GAIN
+        return PAID_GAIN + GAIN_FOR_ALL * each.cost
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
@@ -377,11 +387,15 @@ def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
 
 
 def _best(left: Sequence[tuple[Hypothesis, float]]) -> tuple[Hypothesis, float]:
-    """The remedy to take next: the largest gain; free ones count twice, and among alike the one that explains more."""
+    """The remedy to take next: the largest gain, where free ones count twice.
+
+    Among alike, one that quantizing again applies comes before one that needs a change of model or quantizer, then the
+    one whose cause explains more.
+    """
     score = {id(each): gain / 2 if each.cost else gain for each, gain in left}
     best = max(score.values())
     alike = [(each, gain) for each, gain in left if score[id(each)] >= min(best - ALIKE, 0.9 * best)]
-    return min(alike, key=lambda found: (ORDER[found[0].cause], -found[1]))
+    return min(alike, key=lambda found: (not found[0].treatment.made_of_edits, ORDER[found[0].cause], -found[1]))
 
 
 def _source(pair: QuantizedPair, name: str) -> str:

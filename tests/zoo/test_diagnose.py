@@ -26,7 +26,6 @@ def test_unfused_activations_are_the_cause(model: str, least: float) -> None:
     assert row.cause == "unfused-activation"
     assert row.gain > least
     assert row.cost == 0.0
-    assert {edit.kind for edit in found.plan.edits} == {"fuse"}
     assert found.code_verified == "equal"
     # The pair that it holds has what it says, measured by torch alone.
     made = pairs.captured(model)
@@ -34,7 +33,6 @@ def test_unfused_activations_are_the_cause(model: str, least: float) -> None:
         reference = [made.model(batch) for batch in made.batches[:2]]
         quantized = [found.pair.quantized(batch) for batch in made.batches[:2]]
     assert pairs.decibels(reference, quantized) == pytest.approx(found.sqnr_after, abs=0.01)
-    assert len(found.rows) == 1
 
 
 @pytest.mark.parametrize(
