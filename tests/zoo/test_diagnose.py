@@ -35,18 +35,21 @@ def test_unfused_activations_are_the_cause(model: str, least: float) -> None:
     assert pairs.decibels(reference, quantized) == pytest.approx(found.sqnr_after, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("model", "quantizer"),
-    [
-        *((model, "x86") for model in ("mobilenet_v2", "efficientnet_lite0")),
-        *(
-            (model, quantizer)
-            for model in ("resnet18", "digit_net", "speech_encoder")
-            for quantizer in pairs.QUANTIZERS
-        ),
-    ],
-)
+@pytest.mark.parametrize("quantizer", pairs.QUANTIZERS)
+@pytest.mark.parametrize("model", ["resnet18", "digit_net", "speech_encoder"])
 def test_nothing_is_wrong(model: str, quantizer: str) -> None:
     found = diagnosed(model, quantizer)
     assert [(row.cause, row.name, row.gain) for row in found.rows] == []
-    assert found.verdict.startswith("No single cause: " if found.sqnr < 20 else "Nothing to do: ")
+    assert found.verdict.startswith("Nothing to do: ")
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_lite0"])
+def test_poor_models_without_a_fault_get_fallbacks_at_most(model: str) -> None:
+    """On x86 both have less than 20 dB, and no range, weight or configuration is at fault."""
+    found = diagnosed(model, "x86")
+    assert found.sqnr < 20
+    for row in found.rows:
+        assert row.cause == "precision"
+        assert row.gain_in_sequence >= 3
+        assert row.cost < 0.25
+    assert found.rows or found.verdict.startswith("No single cause: ")
