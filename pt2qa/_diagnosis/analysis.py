@@ -56,7 +56,7 @@ ALIKE: Final = 0.5
 FITS: Final = 1.0
 """If ranges fitted to the data would give less than this, in dB, no range or weight is at fault."""
 
-SPREAD: Final = 8.0
+SPREAD: Final = 4.0
 """If ranges by channel would give less than this, in dB, no channel is an outlier."""
 
 
@@ -281,9 +281,10 @@ class _Search:
             yield from sites.floored(case)
             yield from weights.coarse(case)
             yield from sites.too_few_steps(case)
-            yield from calibration.ranges_of_calibration(case)
+            data = list(calibration.ranges_of_calibration(case))
+            yield from data
             yield from sites.twice(case)
-            yield from sites.unfit(case)
+            yield from sites.unfit(case, data_at_fault=bool(data))
         if unknown or by_channel >= SPREAD:
             yield from sites.outliers(case)
             yield from sites.outliers_in_series(case)

@@ -33,8 +33,8 @@ def unfused(case: Case) -> Iterator[Hypothesis]:
     )
 
 
-def rounded_before(case: Case) -> Iterator[Hypothesis]:
-    """Products that are rounded although only an activation reads them, which is rounded too."""
+def needless_roundings(case: Case) -> list[int]:
+    """Sites of products that only an activation reads, which drops a part of the range and is rounded too."""
     producers, steps = case.pair.program.producers, case.pair.program.steps
     found = []
     for site in case.static_sites:
@@ -46,6 +46,12 @@ def rounded_before(case: Case) -> Iterator[Hypothesis]:
         again = [step for step in steps if reader.out in step.reads]
         if reader.op in CLAMPING and again and all(step.site is not None for step in again):
             found.append(site.index)
+    return found
+
+
+def rounded_before(case: Case) -> Iterator[Hypothesis]:
+    """Products that are rounded although only an activation reads them, which is rounded too."""
+    found = needless_roundings(case)
     if found:
         site = case.pair.sites[max(found, key=case.noise)]
         yield Hypothesis(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pt2qa._check.masks import is_mask
 from pt2qa._diagnosis.case import FEWEST_STEPS, Case, Hypothesis
+from pt2qa._diagnosis.hypotheses.configuration import needless_roundings
 from pt2qa._diagnosis.ranges import use_of
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._report.formats import number, share
@@ -127,8 +128,11 @@ def too_few_steps(case: Case) -> Iterator[Hypothesis]:
         )
 
 
-def unfit(case: Case) -> Iterator[Hypothesis]:
-    """Sites whose range does not fit although the calibration data does: shared with other values, or fixed."""
+def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
+    """Sites whose range does not fit although the calibration data does: shared with other values, or fixed.
+
+    With ``data_at_fault``, calibration is suspected already of what most sites have in common.
+    """
     unfit = [
         site.index for site in case.static_sites if case.noise(site.index) > UNFIT * case.noise(site.index, "fitted")
     ]
@@ -138,7 +142,7 @@ def unfit(case: Case) -> Iterator[Hypothesis]:
     # What most sites have in common is no fault of a site.
     most = 2 * len(set(unfit) - set(shared)) > len(case.static_sites) > 2
     for cause, sites in (("shared-scale", shared), ("observer" if most else "site-range", alone)):
-        if not sites:
+        if not sites or (cause == "observer" and data_at_fault):
             continue
         site = case.pair.sites[sites[0]]
         used, beyond = use_of(site, *case.ranges[site.index].whole)
@@ -207,11 +211,12 @@ _MOVING = frozenset(
 
 def outliers(case: Case) -> Iterator[Hypothesis]:
     """Activations of which a few channels need the range."""
-    total = sum(case.noise(site.index) for site in case.pair.sites)
+    total, needless = sum(case.noise(site.index) for site in case.pair.sites), needless_roundings(case)
     found = [
         site
         for site in case.static_sites
-        if case.noise(site.index) >= NOTABLE * total
+        if site.index not in needless
+        and case.noise(site.index) >= NOTABLE * total
         and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
         and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
     ]
@@ -230,11 +235,12 @@ def outliers(case: Case) -> Iterator[Hypothesis]:
 
 def outliers_in_series(case: Case) -> Iterator[Hypothesis]:
     """Activations one behind the other, of which the same few channels need the range."""
-    total = sum(case.noise(site.index) for site in case.pair.sites)
+    total, needless = sum(case.noise(site.index) for site in case.pair.sites), needless_roundings(case)
     found = [
         site.index
         for site in case.static_sites
-        if case.noise(site.index) >= PART * total
+        if site.index not in needless
+        and case.noise(site.index) >= PART * total
         and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
         and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
     ]
