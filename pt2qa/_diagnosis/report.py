@@ -13,7 +13,6 @@ from pt2qa._report.columns import column, derived
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -47,7 +46,6 @@ class Diagnosis(Report):
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
-        set_apart: batches excluded from all numbers.
     """
 
     heading: ClassVar = "Diagnosis"
@@ -75,7 +73,6 @@ class Diagnosis(Report):
     quantizer: str
     model: str
     environment: Environment
-    set_apart: tuple[SetApart, ...] = ()
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
@@ -125,8 +122,7 @@ class Diagnosis(Report):
 
     def grade(self) -> Grade:
         """Bad where there is something to do, or a target is missed."""
-        usual = Report.grade(self)
-        return "bad" if usual == "bad" or self.rows or self.met == 0 else "warning" if self.asides else "good"
+        return "bad" if self.rows or self.met == 0 else "warning" if self.asides else "good"
 
     def _figure(self, name: str, field: str) -> float:
         return next((getattr(row, field) for row in self.figures if row.name == name), float("nan"))
@@ -139,7 +135,7 @@ class Diagnosis(Report):
         return f"Diagnosis of {self.model}, quantized by {self.quantizer}; {read}"
 
     def _lead(self) -> Sequence[str]:
-        return [*about_set_apart(self.set_apart, self.batches + len(self.set_apart)), self.verdict]
+        return [self.verdict]
 
     def _ordered(self, sort: str) -> tuple[Sequence[CauseRow], str | None]:
         return (self.rows, None) if sort == "worst" else Report._ordered(self, sort)
@@ -155,7 +151,6 @@ class Diagnosis(Report):
         yield Listing(f"Tried, and not recommended ({len(tried)})", tried)
         asides = [f"{row.rule}{f', {row.name}' if row.name else ''}: {row.why} -> {row.fix}" for row in self.asides]
         yield Listing(f"Also found by the structure check ({len(asides)})", asides)
-        yield from self._set_apart()
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
