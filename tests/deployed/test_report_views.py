@@ -30,20 +30,21 @@ def test_the_stages_are_bars_of_noise_amplitude(report: DeployedReport) -> None:
 
 
 def test_kernels_along_the_graph_are_in_steps_and_in_decibels(report: DeployedReport) -> None:
-    _, steps, levels = report.charts([])
-    assert (steps["series"], steps["line"], steps["unit"]) == ([("isolated_max_lsb", "isolated")], 1.0, "LSB")
-    assert [name for name, _ in levels["series"]] == ["deployed_sqnr", "quantized_sqnr", "isolated_sqnr"]
-    assert (levels["line"], levels["unit"]) == (20.0, "dB")
+    _, steps, levels, isolated = report.charts([])
+    assert (steps["series"], steps["line"], steps["unit"]) == ([["isolated_max_lsb", "isolated"]], 1.0, "LSB")
+    assert [name for name, _ in levels["series"]] == ["deployed_sqnr", "quantized_sqnr"]
+    assert [name for name, _ in isolated["series"]] == ["isolated_sqnr"]
+    assert {(chart["line"], chart["unit"]) for chart in (levels, isolated)} == {(20.0, "dB")}
     columns = {column.name for column in report.columns()}
-    assert all(name in columns for chart in (steps, levels) for name, _ in chart["series"])
+    assert all(name in columns for chart in (steps, levels, isolated) for name, _ in chart["series"])
 
 
 @pytest.mark.parametrize(
     ("change", "kinds"),
     [
         (lambda report: replace(report, rows=()), ["bars"]),
-        (lambda report: replace(report, stages=()), ["along", "along"]),
-        (lambda report: replace(report, rows=(report.rows[2],)), ["bars", "along"]),
+        (lambda report: replace(report, stages=()), ["along"] * 3),
+        (lambda report: replace(report, rows=(report.rows[2],)), ["bars", "along", "along"]),
         (lambda report: replace(report, rows=(), stages=()), []),
         (lambda report: replace(report, rows=(), stages=(replace(report.stages[1], sqnr=nan),) * 2), []),
     ],
