@@ -13,7 +13,8 @@ from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
 from pt2qa._report.columns import column, derived
-from pt2qa._report.events import Event, Scalar, scalars
+from pt2qa._report.drawing import drawings
+from pt2qa._report.events import Event, Runs, Scalar, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Environment, Unpaired
@@ -137,9 +138,10 @@ class DeployedReport(Report):
         """The noise after each stage, and the kernels along the graph."""
         return [*stage_bars(self.stages), *along_graph(self.rows)]
 
-    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
-        """Each number of each value, output and stage at the step, and along the graph; only finite ones."""
-        return "deployed", [*scalars(self.rows, self.outputs, SCALARS, step), *_of_stages(self.stages, step)]
+    def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
+        """Each number of each value, output and stage, only finite ones, and the charts of the page."""
+        found = scalars(self.rows + self.outputs, SCALARS, step)
+        return {"deployed": [*found, *_of_stages(self.stages, step), *pictures(drawings(self, others), step)]}
 
 
 def _of_stages(stages: Sequence[StageRow], step: int) -> list[Event]:

@@ -14,7 +14,8 @@ from pt2qa._layers.steps import folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
 from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
-from pt2qa._report.events import Event, scalars
+from pt2qa._report.drawing import drawings
+from pt2qa._report.events import Runs, pictures, scalars, sides
 from pt2qa._report.formats import cosine, decibel, number
 from pt2qa._report.prose import by_reason, counted, wrap
 from pt2qa._report.ranking import without_number
@@ -123,10 +124,14 @@ class LayerReport(Report):
         by = ranked_by(self.rows)
         return [*along_graph(self.rows), *histograms(self, self.worst(len(self.rows), by), by, others)]
 
-    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
-        """Each metric of each layer and output at the step, and along the graph; non-finite values are left out."""
-        metrics = (*SCALARS, *custom_names(self.rows + self.outputs))
-        return "layers", scalars(self.rows, self.outputs, metrics, step)
+    def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
+        """Each metric of each layer and output, the ends and means of both sides, and the charts of the page."""
+        rows = self.rows + self.outputs
+        own = [
+            *scalars(rows, (*SCALARS, *custom_names(rows)), step),
+            *pictures(drawings(self, others), step),
+        ]
+        return {"layers": own, **sides(rows, ("min", "max", "mean"), step)}
 
     def _headline(self) -> str:
         return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"

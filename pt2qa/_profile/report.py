@@ -16,7 +16,7 @@ from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Report, data_read
-from pt2qa._report.events import Event, Scalar
+from pt2qa._report.events import Event, Runs, Scalar
 from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
@@ -183,7 +183,7 @@ class Profile(Report):
         """As in printed tables, each value once."""
         return self.values if part == "rows" else Report.on_page(self, part)
 
-    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
+    def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
         """The histogram of each value that has finite numbers; the numbers by channel, whose steps are the channels.
 
         Raises:
@@ -192,7 +192,7 @@ class Profile(Report):
         found: list[Event] = [self._buckets(row, step) for row in self.rows if row.count > row.nonfinite]
         # A deployed report is the run "deployed".
         run = "deployed_values" if self.side == "deployed" else self.side
-        return run, [*found, *(self._by_channel() if per_channel else ())]
+        return {run: [*found, *(self._by_channel() if per_channel else ())]}
 
     def _buckets(self, row: ProfileRow, step: int) -> Buckets:
         edges, counts = self.histogram(row, BUCKETS)

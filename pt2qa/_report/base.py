@@ -23,7 +23,7 @@ from pt2qa._report.columns import (
     shown_columns,
     tables_of,
 )
-from pt2qa._report.events import Event
+from pt2qa._report.events import Runs
 from pt2qa._report.export import csv_text, frame
 from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
 from pt2qa._report.ranking import check_column, ranked
@@ -341,13 +341,20 @@ class Report:
         """What to do, most important first: the first screen of a page; None if the kind gives no advice."""
         return None
 
-    def events(self, step: int, per_channel: bool) -> tuple[str, list[Event]]:
-        """The name of a TensorBoard run, and what it shows.
+    def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
+        """What TensorBoard shows, by the name of the run.
+
+        Args:
+            step: the position on the axis.
+            per_channel: also numbers by channel, of a kind that has them.
+            others: the reports that are written together.
 
         Raises:
             ReportError: the kind has nothing to show in TensorBoard.
         """
-        raise ReportError(f"got a {type(self).__name__}; TensorBoard shows layer and deployed reports, and profiles")
+        raise ReportError(
+            f"got a {type(self).__name__}; TensorBoard shows layer, weight and deployed reports, and profiles"
+        )
 
     def _headline(self) -> str:
         """The text inside ``repr``."""

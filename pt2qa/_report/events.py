@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from pt2qa._report.columns import cell
+from pt2qa._report.drawing import Drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +44,63 @@ class Histogram:
     counts: Sequence[float]
 
 
-Event = Scalar | Histogram
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One chart, drawn with matplotlib."""
+
+    tag: str
+    step: int
+    drawing: Drawing
 
 
-def scalars(rows: Sequence[Any], outputs: Sequence[Any], metrics: Sequence[str], step: int) -> list[Event]:
-    """Each metric of each row and output at the step, and of the rows along the graph; only finite values.
+Event = Scalar | Histogram | Picture
+Runs = dict[str, list[Event]]
+"""Events by the name of a TensorBoard run; runs share a card where their tags are the same."""
+
+
+def scalars(rows: Sequence[Any], metrics: Sequence[str], step: int) -> list[Event]:
+    """Each metric of each row at the step; only finite values.
 
     Args:
-        rows: in graph order.
-        outputs: rows of the model's outputs.
+        rows: of layers and outputs.
         metrics: columns, or custom metrics.
         step: the position on the axis.
     """
-    found: list[Scalar] = []
+    found: list[Event] = []
     for metric in metrics:
-        seen: dict[str, int] = {}
-        for row in (*rows, *outputs):
-            # A value that is quantized in two ways has two rows with the same name.
-            seen[row.name] = ordinal = seen.get(row.name, 0) + 1
-            name = row.name if ordinal == 1 else f"{row.name} ({ordinal})"
-            found.append(Scalar(f"{metric}/{name}", step, float(cell(row, metric))))
-        found += [Scalar(f"along_graph/{metric}", n, float(cell(row, metric))) for n, row in enumerate(rows)]
-    return [each for each in found if isfinite(each.value)]
+        for row, name in zip(rows, _names(rows), strict=True):
+            value = float(cell(row, metric))
+            if isfinite(value):
+                found.append(Scalar(f"{metric}/{name}", step, value))
+    return found
+
+
+def _names(rows: Sequence[Any]) -> list[str]:
+    """A value that is quantized in two ways has two rows with the same name."""
+    seen: dict[str, int] = {}
+    found = []
+    for row in rows:
+        seen[row.name] = ordinal = seen.get(row.name, 0) + 1
+        found.append(row.name if ordinal == 1 else f"{row.name} ({ordinal})")
+    return found
+
+
+def sides(rows: Sequence[Any], numbers: Sequence[str], step: int) -> Runs:
+    """Columns such as ``ref_min`` and ``quant_min`` as the runs ``reference`` and ``quantized`` of one tag.
+
+    Args:
+        rows: with these columns.
+        numbers: what follows ``ref_`` and ``quant_``.
+        step: the position on the axis.
+    """
+    runs: Runs = {}
+    for run, prefix in (("reference", "ref"), ("quantized", "quant")):
+        pairs = [(row, name, number) for row, name in zip(rows, _names(rows), strict=True) for number in numbers]
+        values = [(f"{number}/{name}", float(cell(row, f"{prefix}_{number}"))) for row, name, number in pairs]
+        runs[run] = [Scalar(tag, step, value) for tag, value in values if isfinite(value)]
+    return runs
+
+
+def pictures(drawn: Sequence[Drawing], step: int) -> list[Event]:
+    """Charts of a report as pictures, both sides of a histogram in one."""
+    return [Picture(f"charts/{each.title}", step, each) for each in drawn]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pt2qa._near_names import question
@@ -12,6 +14,7 @@ from pt2qa.errors import ReportError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+DPI = 100
 NAMES_SHOWN = 40
 """Points that are named on an axis; of more, every so many."""
 
@@ -40,20 +43,41 @@ def plot(report: Any, chart: str | None, ax: Axes | None, others: Sequence[Any])
 
 
 def new_axes(drawing: Drawing) -> Axes:
-    """Axes of a new figure, as large as the chart needs.
+    """Axes of a new figure of pyplot, as large as the chart needs.
 
     Raises:
         ReportError: matplotlib is not installed.
     """
+    axes: Any = _matplotlib("pyplot").subplots(figsize=_size(drawing), layout="constrained")[1]
+    return axes  # type: ignore[no-any-return]
+
+
+def png(drawing: Drawing) -> tuple[bytes, int, int]:
+    """A chart as a picture: its bytes, and its width and height in pixels.
+
+    Raises:
+        ReportError: matplotlib is not installed.
+    """
+    # Not of pyplot, which keeps its figures and may open windows.
+    figure = _matplotlib("figure").Figure(figsize=_size(drawing), layout="constrained", dpi=DPI)
+    draw(drawing, figure.add_subplot())
+    held = io.BytesIO()
+    figure.savefig(held, format="png")
+    width, height = (int(DPI * inches) for inches in figure.get_size_inches())
+    return held.getvalue(), width, height
+
+
+def _size(drawing: Drawing) -> tuple[float, float]:
+    return 9.0, 1.2 + 0.25 * len(drawing.names) if drawing.kind == "bars" else 4.0
+
+
+def _matplotlib(module: str) -> Any:
     try:
-        from matplotlib import pyplot
+        return import_module(f"matplotlib.{module}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "matplotlib":
             raise
         raise ReportError("matplotlib is not installed: pip install 'pt2qa[plot]'") from error
-    height = 1.2 + 0.25 * len(drawing.names) if drawing.kind == "bars" else 4.0
-    axes: Any = pyplot.subplots(figsize=(9.0, height), layout="constrained")[1]
-    return axes  # type: ignore[no-any-return]
 
 
 def draw(drawing: Drawing, ax: Axes) -> Axes:

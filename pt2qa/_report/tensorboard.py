@@ -10,7 +10,8 @@ from typing import Any
 
 from pt2qa._printable import clean
 from pt2qa._report.base import Report
-from pt2qa._report.events import Event, Scalar
+from pt2qa._report.events import Event, Picture, Scalar
+from pt2qa._report.plot import png
 from pt2qa.errors import ReportError
 
 
@@ -21,33 +22,40 @@ def write_tensorboard(
     step: int = 0,
     per_channel: bool = False,
 ) -> None:
-    """Write layer reports, deployed reports and profiles as event files for ``tensorboard --logdir <folder>``.
+    """Write layer, weight and deployed reports and profiles as event files for ``tensorboard --logdir <folder>``.
 
-    Each report is a separate run: ``layers``, ``deployed``, and for a profile its side, such as ``reference``,
-    ``quantized`` and ``deployed_values``, so that TensorBoard shows all sides of a value in one chart.  A layer report
-    gives each metric as ``<metric>/<layer>`` at the step, and as ``along_graph/<metric>``, whose steps are the layers
-    in graph order.  So does a deployed report, and its stages as ``stages/sqnr/<stage>`` and
-    ``stages/step_sqnr/<stage>``.  A profile gives the histogram of each input, output, weight and bias as
-    ``<op>/<value>``.  Nan and infinite values are left out.
+    Runs that share a tag share a card.  A layer report gives each metric as ``<metric>/<layer>`` in the run ``layers``,
+    and the ends and means of both sides as ``min/<layer>`` and so on in the runs ``reference`` and ``quantized``.  A
+    weight report (``weights``) and a deployed report (``deployed``) give their numbers likewise, and its stages as
+    ``stages/sqnr/<stage>``.  The charts of the page are pictures ``charts/<title>``, with the names of the layers, and
+    with both sides in one histogram: of each quantized weight, and of the worst layers if profiles are written along.
+    A profile gives the histogram of each input, output, weight and bias as ``<op>/<value>`` in the run of its side,
+    such as ``reference``, ``quantized`` and ``deployed_values``.  Nan and infinite values are left out.
 
     Args:
-        reports: layer reports, deployed reports and profiles with histograms, at most one per run.
+        reports: layer, weight and deployed reports and profiles with histograms, at most one per run.
         folder: created if missing; events are added to existing ones.
         step: position of the reports on the axis of a training or a series of builds.
         per_channel: also write a profile's per-channel numbers, if it has them, as
             ``<op>/<value>/channel_<number>``, whose steps are the channels.
 
     Raises:
-        ReportError: tensorboard is not installed, two reports share a run, another kind of report was given, a
-            profile has no histograms or no channels, or the folder cannot be written.
+        ReportError: tensorboard or matplotlib is not installed, two reports share a run, another kind of report was
+            given, a profile has no histograms or no channels, or the folder cannot be written.
     """
-    runs: dict[str, Sequence[Event]] = {}
+    given = [reports] if isinstance(reports, Report) else list(reports)
+    runs: dict[str, list[Event]] = {}
+    written: set[tuple[str, str]] = set()
     # Everything is read before anything is written: an incomplete report leaves no partial run.
-    for report in reports if isinstance(reports, Sequence) else [reports]:
-        run, events = report.events(step, per_channel)
-        if run in runs:
+    for report in given:
+        found = report.events(step, per_channel, given)
+        tags = {(run, each.tag) for run, events in found.items() for each in events}
+        if both := written & tags:
+            run = min(both)[0]
             raise ReportError(f"two reports would be the run {run!r}; write them into folders of their own")
-        runs[run] = events
+        written |= tags
+        for run, events in found.items():
+            runs.setdefault(run, []).extend(events)
     packed = {run: [_packed(event) for event in events] for run, events in runs.items()}
     writer_type = _tensorboard("summary.writer.event_file_writer").EventFileWriter
     try:
@@ -67,6 +75,11 @@ def _packed(event: Event) -> Any:
     tag = clean(event.tag)
     if isinstance(event, Scalar):
         packed.summary.value.add(tag=tag, simple_value=event.value)
+        return packed
+    if isinstance(event, Picture):
+        image = packed.summary.value.add(tag=tag).image
+        image.encoded_image_string, image.width, image.height = png(event.drawing)
+        image.colorspace = 3
         return packed
     histogram = packed.summary.value.add(tag=tag).histo
     histogram.min, histogram.max, histogram.num = event.min, event.max, event.number

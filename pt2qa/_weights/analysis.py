@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,7 +16,7 @@ from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
-from pt2qa._weights.report import WeightReport
+from pt2qa._weights.report import BINS, SIDES, WeightReport, span
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 
 
@@ -29,7 +33,8 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         value is.
     """
     check_pair(pair)
-    rows = [_row(pair, constant, readers) for constant, readers in _each_once(pair)]
+    constants = _each_once(pair)
+    rows = [_row(pair, constant, readers) for constant, readers in constants]
     return WeightReport(
         rows=tuple(rows),
         unpaired=pair.pairing.unpaired,
@@ -37,6 +42,9 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
+        histograms=_histograms(
+            [(row, constant) for row, (constant, _) in zip(rows, constants, strict=True) if row.quantized]
+        ),
     )
 
 
@@ -103,6 +111,20 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
         quant_max=sums.quant_max,
         note="; ".join(part for part in notes if part),
     )
+
+
+def _histograms(weights: Sequence[tuple[WeightRow, Constant]]) -> dict[str, npt.NDArray[Any]]:
+    """Counts of the values of quantized weights, by side."""
+    counts = [[_counts(value, span(row)) for value in (each.reference, each.quantized)] for row, each in weights]
+    lines = np.array(counts, dtype=np.int32).reshape(-1, len(SIDES), BINS)
+    return {side: np.ascontiguousarray(lines[:, number]) for number, side in enumerate(SIDES)}
+
+
+def _counts(value: Tensor, covered: tuple[float, float] | None) -> list[float]:
+    if covered is None:
+        return [0.0] * BINS
+    found: list[float] = torch.histc(value.detach().double(), BINS, *covered).tolist()
+    return found
 
 
 def _attribute(constant: Constant) -> str:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import isnan
-from typing import ClassVar, Final
+from dataclasses import dataclass, field, replace
+from math import isfinite, isnan
+from typing import Annotated, Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.columns import column
+from pt2qa._report.drawing import of_rows
+from pt2qa._report.events import Runs, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.storage import register
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
+from pt2qa.errors import ReportError
 
 BY: Final = "worst_channel_sqnr"
 """The column that says which weight is worst."""
 
+BINS: Final = 32
+"""Bins of a weight's histogram."""
+SIDES: Final = ("float", "dequantized")
 
-@register("weights", schema=1)
+Array = npt.NDArray[Any]
+
+
+@register("weights", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class WeightReport(Report):
     """How far each dequantized weight is from the float one, overall and in its worst channel.
@@ -34,6 +47,8 @@ class WeightReport(Report):
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
+        histograms: counts of the finite values of each quantized weight in :data:`BINS` equal bins, two arrays
+            ``float`` and ``dequantized`` with one line for each; empty in files of older versions.
     """
 
     heading: ClassVar = "Weights"
@@ -45,6 +60,48 @@ class WeightReport(Report):
     quantizer: str
     model: str
     environment: Environment
+    histograms: Annotated[dict[str, npt.NDArray[Any]], column(since=2)] = field(default_factory=dict, compare=False)
+
+    def histogram(self, row: WeightRow) -> tuple[Array, Array, Array]:
+        """The histogram of a quantized weight, as ``(edges, float counts, dequantized counts)``.
+
+        Bins are equally wide, from the smallest value of both sides to the largest.
+
+        Raises:
+            ReportError: the report has none of this row.
+        """
+        quantized = self._tabled()
+        index = next((i for i, each in enumerate(quantized) if each is row), -1)
+        covered = span(row)
+        if covered is None or index < 0 or len(self.histograms.get(SIDES[0], ())) != len(quantized):
+            raise ReportError(f"{row.name!r}: the report holds no histogram of its {row.attr}")
+        counts = [self.histograms[side][index] for side in SIDES]
+        return np.linspace(*covered, BINS + 1), counts[0], counts[1]
+
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """The histogram of each quantized weight, for the row's own place."""
+        if not self.histograms:
+            return []
+        return [self._chart(index, row) for index, row in enumerate(self.rows) if row.quantized and span(row)]
+
+    def _chart(self, index: int, row: WeightRow) -> dict[str, Any]:
+        edges, *counts = self.histogram(row)
+        return {
+            "kind": "histogram",
+            "title": f"{row.name}, {row.attr}",
+            "about": f"{row.dtype}, {decibel(row.sqnr)} dB over all values",
+            "table": "rows",
+            "row": index,
+            "edges": edges.tolist(),
+            "series": [{"side": side, "counts": each.tolist()} for side, each in zip(SIDES, counts, strict=True)],
+            "grid": None,
+        }
+
+    def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
+        """SQNR of each quantized weight, and a picture of its histogram, both sides in one."""
+        rows = [replace(row, name=f"{row.name}/{row.attr}") for row in self._tabled()]
+        drawn = [each for _, each in of_rows(self)]
+        return {"weights": [*scalars(rows, ("sqnr", BY, "dead_channels"), step), *pictures(drawn, step)]}
 
     def worst(self, k: int, by: str = BY) -> tuple[WeightRow, ...]:
         """The k worst rows by a column, ties by ``sqnr``; rows where it is nan come last.
@@ -83,6 +140,14 @@ class WeightReport(Report):
         sentences = [_about_nan(quantized), _about_worst(self.ranked(quantized, BY))]
         dead = _about_dead(self.ranked([row for row in quantized if row.dead_channels > 0], "dead_channels"))
         return [*filter(None, sentences), *dead, counts]
+
+
+def span(row: WeightRow) -> tuple[float, float] | None:
+    """The values that a weight's histogram covers, those of both sides; None with NaN or infinities."""
+    low, high = min(row.ref_min, row.quant_min), max(row.ref_max, row.quant_max)
+    if not isfinite(high - low):
+        return None
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
 def _float_line(row: WeightRow) -> str:

@@ -58,6 +58,8 @@ def test_a_channel_that_is_not_finite_is_the_worst_and_is_said_first() -> None:
     row = next(r for r in report.rows if (r.name, r.attr) == ("first/linear", "weight"))
     assert math.isnan(row.sqnr)
     assert row.worst_channel == 3
+    _, float_counts, _ = report.histogram(row)
+    assert float_counts.sum() == math.prod(row.shape) - 1
     assert math.isnan(row.worst_channel_sqnr)
     first, second = report.summary().splitlines()[:2]
     assert first.startswith(
@@ -138,3 +140,23 @@ def test_a_weight_that_every_step_reads_is_one_row() -> None:
             scale = weight.abs().amax(1, keepdim=True) / 127.5
             rounded = (weight / scale).round().clamp(-128, 127) * scale
             assert row.sqnr == pytest.approx(direct_sqnr(weight, rounded), abs=1e-3)
+
+
+def test_a_quantized_weight_has_histograms_of_both_sides() -> None:
+    torch.manual_seed(0)
+    report = pt2qa.compare_weights(quantized_pair(Linears(), (torch.randn(4, 16),), pt2qa.quantizer("xnnpack")))
+    quantized = [row for row in report.rows if row.quantized]
+    assert {side: counts.shape for side, counts in report.histograms.items()} == {
+        "float": (len(quantized), 32),
+        "dequantized": (len(quantized), 32),
+    }
+    row = quantized[0]
+    edges, float_counts, dequantized_counts = report.histogram(row)
+    assert float_counts.sum() == dequantized_counts.sum() == math.prod(row.shape)
+    assert (edges[0], edges[-1]) == (min(row.ref_min, row.quant_min), max(row.ref_max, row.quant_max))
+    charts = report.charts([report])
+    assert [chart["row"] for chart in charts] == [i for i, each in enumerate(report.rows) if each.quantized]
+    assert charts[0]["series"][0]["counts"] == float_counts.tolist()
+    unquantized = next(row for row in report.rows if not row.quantized)
+    with pytest.raises(pt2qa.ReportError, match="the report holds no histogram of its"):
+        report.histogram(unquantized)

@@ -14,6 +14,7 @@ import pytest
 
 from pt2qa._layers.report import SCALARS
 from pt2qa._profile.report import CHANNELS, packed
+from pt2qa._report.events import Scalar
 from pt2qa._report.tensorboard import write_tensorboard
 from pt2qa.errors import ReportError
 from pt2qa.report import LayerReport, Profile, WeightReport
@@ -23,11 +24,12 @@ from tests.report.html import samples
 @pytest.fixture(scope="module")
 def accumulator() -> Callable[[Path], Any]:
     """TensorBoard's own reader of one run, with nothing thinned out."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'pt2qa[plot]'")
     reason = "tensorboard is not installed: pip install 'pt2qa[tensorboard]'"
     module = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
 
     def read(run: Path) -> Any:
-        found = module.EventAccumulator(str(run), size_guidance={"scalars": 0, "histograms": 0})
+        found = module.EventAccumulator(str(run), size_guidance={"scalars": 0, "histograms": 0, "images": 0})
         return found.Reload()
 
     return read
@@ -49,19 +51,40 @@ def test_every_finite_number_of_every_layer_is_a_scalar(accumulator, tmp_path):
         for row in report.rows + report.outputs
         if math.isfinite(getattr(row, metric))
     }
-    tags = [tag for tag in found.Tags()["scalars"] if not tag.startswith("along_graph/")]
+    tags = found.Tags()["scalars"]
     assert sorted(tags) == sorted(expected)
     for tag in tags:
         (event,) = found.Scalars(tag)
         assert (event.step, event.value) == (7, pytest.approx(expected[tag], rel=1e-6))
 
 
-def test_the_steps_along_the_graph_are_the_layers(accumulator, tmp_path):
+def test_both_sides_of_a_number_share_a_tag_and_so_a_card(accumulator, tmp_path):
     report = samples.layers()
     write_tensorboard(report, tmp_path, step=7)
-    found = accumulator(tmp_path / "layers").Scalars("along_graph/isolated_sqnr")
-    finite = [(i, row.isolated_sqnr) for i, row in enumerate(report.rows) if math.isfinite(row.isolated_sqnr)]
-    assert [(event.step, event.value) for event in found] == [(i, pytest.approx(value)) for i, value in finite]
+    for run, value in (("reference", report.rows[3].ref_max), ("quantized", report.rows[3].quant_max)):
+        (event,) = accumulator(tmp_path / run).Scalars("max/blocks.3/conv2d")
+        assert (event.step, event.value) == (7, pytest.approx(value))
+
+
+def test_charts_are_pictures_with_both_sides_in_one_histogram(accumulator, tmp_path):
+    write_tensorboard([samples.layers(), *samples.profiles()], tmp_path, step=7)
+    found = accumulator(tmp_path / "layers")
+    title = "charts/blocks.3/conv2d: isolated 8.1 dB"
+    assert [tag for tag in found.Tags()["images"] if not tag.endswith("along the graph")] == [title]
+    (image,) = found.Images(title)
+    assert (image.step, image.width, image.height) == (7, 900, 400)
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+    assert int.from_bytes(image.encoded_image_string[16:20], "big") == image.width
+
+
+def test_a_weight_has_a_picture_of_its_histogram(accumulator, tmp_path, weights: WeightReport) -> None:
+    quantized = [row for row in weights.rows if row.quantized]
+    counts = np.tile(np.arange(32, dtype=np.int32), (len(quantized), 1))
+    write_tensorboard(replace(weights, histograms={"float": counts, "dequantized": counts}), tmp_path)
+    found = accumulator(tmp_path / "weights")
+    assert found.Tags()["images"] == [f"charts/{row.name}, weight" for row in quantized]
+    (event,) = found.Scalars("worst_channel_sqnr/features.1/conv2d/weight")
+    assert event.value == quantized[1].worst_channel_sqnr
 
 
 def test_a_later_step_goes_on_with_the_curves(accumulator, tmp_path):
@@ -106,7 +129,9 @@ def test_rows_of_one_name_and_the_users_metrics_have_tags_of_their_own():
     first = samples.layers().rows[1]
     rows = (replace(first, custom={"kl": 0.5}), replace(first, sqnr=9.0, custom={"kl": math.inf}))
     report = replace(samples.layers(), rows=rows, outputs=())
-    found = {scalar.tag: scalar.value for scalar in report.events(0, False)[1] if "along" not in scalar.tag}
+    found = {
+        event.tag: event.value for event in report.events(0, False, [report])["layers"] if isinstance(event, Scalar)
+    }
     assert found["sqnr/blocks.1/linear"] == first.sqnr
     assert found["sqnr/blocks.1/linear (2)"] == 9.0
     assert found["kl/blocks.1/linear"] == 0.5
@@ -117,13 +142,12 @@ def test_what_does_not_fit_is_refused(layers: LayerReport, tmp_path: Path) -> No
     reference, _ = samples.profiles()
     with pytest.raises(ReportError, match="two reports would be the run 'layers'; write them into folders"):
         write_tensorboard([layers, layers], tmp_path)
-    wrong: Any = WeightReport((), (), (), "xnnpack", "Net", samples.HERE)
     with pytest.raises(
-        ReportError, match="got a WeightReport; TensorBoard shows layer and deployed reports, and profiles"
+        ReportError, match="got a Findings; TensorBoard shows layer, weight and deployed reports, and profiles"
     ):
-        write_tensorboard([wrong], tmp_path)
+        write_tensorboard([samples.findings()], tmp_path)
     with pytest.raises(ReportError, match="no numbers by channel; profile with per_channel=True"):
-        reference.events(0, True)
+        reference.events(0, True, [reference])
     assert list(tmp_path.iterdir()) == []
 
 

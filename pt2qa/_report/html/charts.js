@@ -169,7 +169,8 @@ class Chart {
   bars() {
     const step = 24, bars = this.data.bars, names = Math.min(0.5 * this.width, 300);
     this.size(bars.length * step + 8);
-    const x = scale(Math.min(0, ...bars.map(bar => bar.value)), Math.max(...bars.map(bar => bar.value), 0), names + 10, this.width - 66);
+    const room = 14 + 7 * Math.max(...bars.map(bar => bar.text.length));
+    const x = scale(Math.min(0, ...bars.map(bar => bar.value)), Math.max(...bars.map(bar => bar.value), 0), names + 10, this.width - room);
     bars.forEach((bar, i) => {
       const y = 4 + i * step;
       const letters = Math.floor(names / 6.8);
