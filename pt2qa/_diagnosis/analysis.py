@@ -38,7 +38,7 @@ FREE_GAIN: Final = 2.0
 PAID_GAIN: Final = 3.0
 """The same for one that takes ops out of int8, or changes model or quantizer: half of the noise."""
 
-GAIN_FOR_ALL: Final = 12.0
+GAIN_FOR_ALL: Final = 8.0
 """How much more, in dB, a remedy must give that takes all multiply-accumulates out of int8; in proportion for less."""
 
 GOOD, GAIN_OF_GOOD = 40.0, 6.0
@@ -48,7 +48,10 @@ WITH_TARGET: Final = 0.5
 """The same for all where there is a target to reach."""
 
 POOR: Final = 25.0
-"""dB below which single ops are tried in float although nobody gave a target."""
+"""dB below which half of the noise is worth ops in float although nobody gave a target; above, three quarters."""
+
+PAID: Final = 0.75
+"""How much of its gain counts where remedies are ranked, if a remedy takes ops out of int8."""
 
 ALIKE: Final = 0.5
 """Gains in dB that do not tell two remedies apart: the cause that explains more is preferred."""
@@ -219,7 +222,7 @@ class _Search:
             self._bound()
             own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
             self._take([*always, *(each for find in own for each in find(case)), *self._ranges()])
-            if self.quality.worst[1] < POOR if self.needed is None else not self._enough(self.quality):
+            if self.quality.worst[1] < GOOD if self.needed is None else not self._enough(self.quality):
                 self._take(list(precision.needed(self._treated())))
             # Last, because what hurts all samples may hurt one most.
             self._take(list(calibration.bad_sample(self.quality)))
@@ -376,7 +379,8 @@ class _Search:
             return GAIN_OF_GOOD
         if each.treatment.made_of_edits and not each.cost:
             return FREE_GAIN
-        return PAID_GAIN + GAIN_FOR_ALL * each.cost
+        fair = each.cost and not self.case.now.worst[1] < POOR
+        return (GAIN_OF_GOOD if fair else PAID_GAIN) + GAIN_FOR_ALL * each.cost
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
@@ -388,12 +392,12 @@ def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
 
 
 def _best(left: Sequence[tuple[Hypothesis, float]]) -> tuple[Hypothesis, float]:
-    """The remedy to take next: the largest gain, where free ones count twice.
+    """The remedy to take next: the largest gain, of which those that cost something count less.
 
     Among alike, one that quantizing again applies comes before one that needs a change of model or quantizer, then the
     one whose cause explains more.
     """
-    score = {id(each): gain / 2 if each.cost else gain for each, gain in left}
+    score = {id(each): PAID * (1 - each.cost) * gain if each.cost else gain for each, gain in left}
     best = max(score.values())
     alike = [(each, gain) for each, gain in left if score[id(each)] >= min(best - ALIKE, 0.9 * best)]
     return min(alike, key=lambda found: (not found[0].treatment.made_of_edits, ORDER[found[0].cause], -found[1]))

@@ -20,8 +20,10 @@ from pt2qa._diagnosis.ranges import Observed, observe
 from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.costs import Costs, costs_of
+from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
-from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.accumulate import first_fault, peeked
+from pt2qa._simulator.batches import Batch, read_batches
 from pt2qa._simulator.program import Constant, Site
 from pt2qa.overrides.annotations import Annotations
 
@@ -83,8 +85,6 @@ class Case:
 
     def flat(self, data: Data) -> Iterable[list[Any]]:
         """Batches as the simulator takes them; each counts as a run."""
-        from pt2qa._simulator.batches import read_batches
-
         for batch in read_batches(data.batches, data.inputs_of):
             self.trials.forwards += 1
             yield self.pair.values(batch)
@@ -92,9 +92,18 @@ class Case:
     @functools.cached_property
     def first(self) -> Batch:
         """The first batch of the data."""
-        from pt2qa._simulator.accumulate import peeked
-
         return peeked(self.data.batches, self.data.inputs_of, "diagnose")[0]
+
+    @functools.cached_property
+    def fault(self) -> SetApart | None:
+        """Where a value first is not finite, if the outputs have no number; in the quantized model, if it is there."""
+        if not math.isnan(self.now.worst[1]):
+            return None
+        found = [
+            first_fault(self.pair.simulator, values, number, 0) for number, values in enumerate(self.flat(self.data))
+        ]
+        known = [fault for fault in found if fault is not None]
+        return next((fault for fault in known if fault.side == "quantized"), next(iter(known), None))
 
     @functools.cached_property
     def ranges(self) -> dict[int, Observed]:

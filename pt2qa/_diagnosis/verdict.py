@@ -39,6 +39,10 @@ def verdict_of(
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
         missed = needed is not None and not after.value >= needed
         return f"{found}. The target, {number(needed)}, is still missed." if missed and needed else f"{found}."
+    if math.isnan(case.now.value):
+        fault = case.fault
+        where = f": {fault.what} at {fault.name} in the {fault.side} model, batch {fault.batch}" if fault else ""
+        return f"No diagnosis: the outputs have no SQNR{where}."
     if needed is not None and case.now.value >= needed:
         return f"Nothing to do: {now}, the target is {number(needed)}."
     if needed is not None:

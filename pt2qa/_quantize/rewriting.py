@@ -84,9 +84,9 @@ def decompose_attention(graph_module):
     """Replaces attention by matrix products and the ops between them, which quantizers know."""
     aten, graph = torch.ops.aten, graph_module.graph
     forms = {
-        aten.scaled_dot_product_attention.default: _attention,
+        aten.scaled_dot_product_attention.default: attention_in_ops,
         aten.bmm.default: torch.matmul,
-        aten.baddbmm.default: _masked_product,
+        aten.baddbmm.default: masked_product,
     }
     for node in list(graph.nodes):
         caller = list(node.meta.get("nn_module_stack", {}).values())[-1:]
@@ -178,7 +178,7 @@ def write_sources(graph_module):
 
 def _forms() -> str:
     """The formulas of attention that capture decomposes it into, as they are."""
-    source = "\n".join(inspect.getsource(form) for form in (attention._attention, attention._masked_product))
+    source = "\n".join(inspect.getsource(form) for form in (attention.attention_in_ops, attention.masked_product))
     return source.replace("SAFE_SOFTMAX", str(SAFE_SOFTMAX))
 
 

@@ -50,7 +50,8 @@ def broken_lines(annotations: Annotations, spec: BackendSpec) -> tuple[BrokenLin
     >>> import torch
     >>> from pt2qa.plugins.abilities import spec_of
     >>> plugin = pt2qa.quantizer("xnnpack")
-    >>> annotations = pt2qa.overrides.annotations_of(pt2qa.capture(torch.nn.Linear(4, 2), torch.randn(1, 4)), plugin)
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), torch.randn(1, 4))
+    >>> annotations = pt2qa.overrides.annotations_of(capture, plugin)
     >>> broken_lines(annotations, spec_of(plugin))
     ()
     """

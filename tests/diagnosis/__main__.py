@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from tests.diagnosis.bench import Bench, Outcome, append, read, score
 from tests.diagnosis.faults import Fault, every_fault
-from tests.diagnosis.models import NETS
+from tests.diagnosis.models import NETS, PRETRAINED
 from tests.diagnosis.subject import QUANTIZERS
 
 RIGHT, BROUGHT_BACK = 0.95, 0.9
@@ -24,7 +24,12 @@ def main() -> int:
     parser.add_argument(
         "--fault", action="append", choices=[*faults, "none"], help="these alone; none: untouched models"
     )
-    parser.add_argument("--model", action="append", choices=[*NETS], help="these alone")
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=[*NETS, *PRETRAINED],
+        help="these alone; without, all that are not pretrained",
+    )
     parser.add_argument("--quantizer", action="append", choices=QUANTIZERS, help="these alone")
     parser.add_argument("--list", action="store_true", help="print the kinds of fault and stop")
     parser.add_argument("--csv", type=Path, help="write each outcome there as it comes; a later run goes on behind it")

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.zoo import models as zoo
+
 BATCH, CALIBRATION, EVALUATION = 8, 16, 4
 """Samples of a batch, batches that calibrate, batches that are evaluated."""
+
+REAL_BATCH = 5
+"""Samples of a batch of real data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Net:
         links: pairs of products at which something can be planted.
         decompose: ops that are captured decomposed.
         fuse: on XNNPACK, pairs of ops to be fused in the healthy model: by op name.
+        samples: real data, the first half of which calibrates; None: random samples.
     """
 
     name: str
@@ -51,13 +57,18 @@ class Net:
     links: tuple[Link, ...]
     decompose: tuple[str, ...] = ()
     fuse: tuple[tuple[str, str], ...] = ()
+    samples: Callable[[], Tensor] | None = None
 
     def calibration(self) -> list[Tensor]:
         """Batches that calibrate."""
+        if self.samples is not None:
+            return list(self.samples().chunk(2)[0].split(REAL_BATCH))
         return list(contrasts(self.shape, 1, CALIBRATION, 0.5).split(BATCH))
 
     def evaluation(self) -> list[Tensor]:
         """Other samples, of no more contrast than calibration has seen."""
+        if self.samples is not None:
+            return list(self.samples().chunk(2)[1].split(REAL_BATCH))
         return list(contrasts(self.shape, 2, EVALUATION, 0.3).split(BATCH))
 
 
@@ -348,7 +359,49 @@ NETS: dict[str, Net] = {
 }
 
 
+_FUSED_IN_MOBILENET = (
+    ("features.0.0/conv2d", "features.0.2/hardtanh"),
+    ("features.1.conv.0.0/conv2d", "features.1.conv.0.2/hardtanh"),
+    *(
+        (f"features.{i}.conv.{part}.0/conv2d", f"features.{i}.conv.{part}.2/hardtanh")
+        for i in range(2, 18)
+        for part in (0, 1)
+    ),
+    ("features.18.0/conv2d", "features.18.2/hardtanh"),
+)
+
+PRETRAINED: dict[str, Net] = {
+    net.name: net
+    for net in (
+        Net(
+            "digits",
+            zoo.digit_net,
+            (1, 28, 28),
+            (
+                Link("conv_layers.3", "conv_layers.6", between=("conv_layers.4/relu", "conv_layers.5/max_pool2d")),
+                Link("fc_layers.0", "fc_layers.2", between=("fc_layers.1/relu",)),
+            ),
+            samples=lambda: zoo.digits()[0][:160],
+        ),
+        Net(
+            "mobilenet_v2",
+            zoo.mobilenet_v2,
+            (3, 224, 224),
+            (Link("features.1.conv.1", "features.2.conv.0.0", "features.1.conv.2"),),
+            fuse=_FUSED_IN_MOBILENET,
+            samples=zoo.pictures,
+        ),
+    )
+}
+"""Models with pretrained weights and real data, which ``make zoo`` installs; int8 does not hold MobileNetV2 well."""
+
+
+def net_of(name: str) -> Net:
+    """The net of a name, pretrained or not."""
+    return NETS[name] if name in NETS else PRETRAINED[name]
+
+
 @functools.cache
 def model_of(name: str) -> nn.Module:
     """The float model of a net; copy it before you edit it."""
-    return NETS[name].build().requires_grad_(False)
+    return net_of(name).build().requires_grad_(False)

@@ -16,7 +16,7 @@ import pt2qa
 from pt2qa._graph.handles import handle_of
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.plugins import resolve
-from tests.diagnosis.models import NETS, Link, Net, model_of
+from tests.diagnosis.models import Link, Net, model_of, net_of
 
 QUANTIZERS = ("xnnpack", "x86")
 
@@ -48,7 +48,7 @@ class Planted:
 
 @functools.cache
 def _capture(name: str) -> pt2qa.Capture:
-    net = NETS[name]
+    net = net_of(name)
     return pt2qa.capture(model_of(name), (net.calibration()[0],), decompose=net.decompose)
 
 
@@ -73,7 +73,7 @@ class Subject:
     @classmethod
     def healthy(cls, net: str, quantizer: str) -> Subject:
         """As it is before anything is planted."""
-        found = NETS[net]
+        found = net_of(net)
         fuses = found.fuse if quantizer == "xnnpack" else ()
         plan = OverridePlan(tuple(Edit("fuse", pair) for pair in fuses)) if fuses else None
         return cls(found, quantizer, found.calibration(), found.evaluation(), plan)

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from pt2qa.report import Findings, LayerReport, Report, SensitivityReport, WeightReport, load
@@ -64,9 +63,10 @@ def _names(what: str) -> tuple[str, str]:
 
 def _write(top: Path, rounds: int, number: int) -> None:
     """One of the processes: it waits until the others stand before the same folder."""
-    from pt2qa import QuantAnalysis
+    from pt2qa import QuantAnalysis, QuantizedPair
 
-    pair: Any = SimpleNamespace(model="Net", quantizer="xnnpack")
+    nothing: Any = None
+    pair = QuantizedPair(reference=nothing, quantized=nothing, names={}, model="Net", quantizer="xnnpack")
     reports = {what: sample(kind) for what, kind in WRITTEN[number].items()}
     for each in range(rounds):
         (top / f"ready-{each}-{number}").touch()

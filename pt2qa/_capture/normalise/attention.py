@@ -57,7 +57,7 @@ def decompose_attention(program: ExportedProgram) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def _attention(
+def attention_in_ops(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -83,7 +83,7 @@ def _attention(
     return torch.matmul(SAFE_SOFTMAX(scores, -1), value)
 
 
-def _masked_product(mask: Tensor, query: Tensor, key: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def masked_product(mask: Tensor, query: Tensor, key: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     scores = torch.matmul(query, key)
     scores = scores if alpha == 1 else scores * alpha
     return scores - -(mask if beta == 1 else mask * beta)
@@ -93,11 +93,11 @@ _Decomposition = tuple[Callable[..., Any], str]
 
 _ANYWHERE: dict[Any, _Decomposition] = {
     torch.ops.aten.scaled_dot_product_attention.default: (
-        _attention,
+        attention_in_ops,
         "decomposed into two matmuls and the ops between them",
     )
 }
 _IN_MODULE: dict[Any, _Decomposition] = {
     torch.ops.aten.bmm.default: (torch.matmul, "written as a matmul"),
-    torch.ops.aten.baddbmm.default: (_masked_product, "written as a matmul and a mask"),
+    torch.ops.aten.baddbmm.default: (masked_product, "written as a matmul and a mask"),
 }
