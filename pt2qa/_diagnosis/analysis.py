@@ -48,7 +48,10 @@ WITH_TARGET: Final = 0.5
 """The same for all where there is a target to reach."""
 
 POOR: Final = 25.0
-"""dB below which half of the noise is worth ops in float although nobody gave a target; above, three quarters."""
+"""dB below which half of the noise is worth ops in float although nobody gave a target."""
+
+GAIN_OF_FAIR: Final = 9.0
+"""What ops in float must give above that: in a small net, one op may well make three quarters of the noise."""
 
 PAID: Final = 0.75
 """How much of its gain counts where remedies are ranked, if a remedy takes ops out of int8."""
@@ -380,7 +383,7 @@ class _Search:
         if each.treatment.made_of_edits and not each.cost:
             return FREE_GAIN
         fair = each.cost and not self.case.now.worst[1] < POOR
-        return (GAIN_OF_GOOD if fair else PAID_GAIN) + GAIN_FOR_ALL * each.cost
+        return (GAIN_OF_FAIR if fair else PAID_GAIN) + GAIN_FOR_ALL * each.cost
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
