@@ -372,17 +372,18 @@ class _Search:
             return math.nan
 
     def _least(self, each: Hypothesis) -> float:
-        """The smallest gain for which a remedy is a row; with a target, any that counts."""
+        """The smallest gain over the model with the remedies so far for which another one is a row."""
         aim = self.case.trials.target
         if aim is not None and aim.metric is not None:
             return 1e-9
         if self.needed is not None:
             return WITH_TARGET
-        if self.case.now.worst[1] >= GOOD:
+        now = self.quality.worst[1]
+        if now >= GOOD:
             return GAIN_OF_GOOD
         if each.treatment.made_of_edits and not each.cost:
             return FREE_GAIN
-        fair = each.cost and not self.case.now.worst[1] < POOR
+        fair = each.cost and not now < POOR
         return (GAIN_OF_FAIR if fair else PAID_GAIN) + GAIN_FOR_ALL * each.cost
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from pt2qa._diagnosis.rows import CauseRow, signed
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
+from pt2qa.plugins import GenericPlugin, describe
+from pt2qa.plugins.options import with_options
 
 if TYPE_CHECKING:
     from pt2qa._diagnosis.case import Case
@@ -64,22 +66,21 @@ LOW = 20.0
 
 
 def next_command(case: Case, rows: Sequence[CauseRow], state: Treatment, after: Figures, needed: float | None) -> str:
-    """What to type next; empty if there is nothing to do."""
-    if needed is not None and not after.value >= needed:
-        return f"pt2qa.reconfigure(pair, batches, target={needed:g}), which searches combinations of fallbacks"
+    """What to call next, or what to change; empty if there is nothing to do."""
+    poor = case.now.worst[1] if not rows and needed is None and case.now.worst[1] < LOW else None
+    if poor is not None or (needed is not None and not after.value >= needed):
+        target = math.ceil(poor) + 3 if poor is not None else needed
+        return f"pt2qa.reconfigure(pair, batches, target={target:g})"
     if not rows:
-        more = math.ceil(case.now.worst[1]) + 3 if case.now.worst[1] < LOW else None
-        return "" if more is None else f"pt2qa.reconfigure(pair, batches, target={more}), which searches combinations"
-    if state.made_of_edits and (state.requantizes or state.floats):
-        parts = []
-        if state.options:
-            parts.append("options " + ", ".join(f"{name}={value}" for name, value in state.options))
-        if state.edits or state.floats:
-            parts.append("overrides=diagnosis.plan")
-        if state.data is not None:
-            parts.append(f"calibration on {state.data.name}")
-        return f"quantize with {', '.join(parts)}; diagnosis.pair is that pair"
-    return rows[0].remedy
+        return ""
+    recipe = case.trials.recipe
+    if recipe is None or not state.made_of_edits or not (state.requantizes or state.floats):
+        return rows[0].remedy
+    plugin = with_options(recipe.plugin, dict(state.options))
+    quantizer = "quantizer" if isinstance(plugin, GenericPlugin) else repr(describe(plugin))
+    data = "calibration" if state.data is None else state.data.name
+    overrides = ", overrides=diagnosis.plan" if state.edits or state.floats else ""
+    return f"pt2qa.quantize(capture, {quantizer}, {data}{overrides})"
 
 
 def _value(found: Figures, unit: str) -> str:

@@ -83,6 +83,9 @@ def test_calibration_data_that_does_not_fit(
     found = diagnosed(net, calibrated(data[0]), data[1], quantizer)
     assert found.rows[0].cause == cause
     assert found.rows[0].how == "quantized again"
+    own = {"capture": found.pair.capture, "calibration": calibrated(data[0]), "batches": data[1]}
+    again = eval(found.next_command, {"pt2qa": pt2qa, "diagnosis": found, **own})
+    assert torch.equal(again.quantized(data[1][0]), found.pair.quantized(data[1][0]))
     # What it promises is what quantizing with its pair gives.
     [now, after] = (next(row for row in found.figures if row.name == name) for name in ("now", "after"))
     assert after.sqnr - now.sqnr > 10

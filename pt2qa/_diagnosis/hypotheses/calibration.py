@@ -116,7 +116,13 @@ def _outlier(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[Hypot
             f"{'is' if len(alone) == 1 else 'are'} more than twice as wide; here {number(widths[worst])} instead of "
             f"{number(_width((low, high)))}",
             remedy=f"leave batch {batch} out of the calibration data",
-            treatment=Treatment(data=Data("calibration", _Without(own.batches, batch), own.inputs_of)),
+            treatment=Treatment(
+                data=Data(
+                    f"[batch for number, batch in enumerate(calibration) if number != {batch}]",
+                    _Without(own.batches, batch),
+                    own.inputs_of,
+                )
+            ),
         )
 
 
