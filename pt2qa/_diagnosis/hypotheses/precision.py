@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
@@ -27,7 +27,7 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     for candidate in candidates_of(case.pair, annotations, case.costs, "float"):
         freed = [site for site, edges in edges_of.items() if edges and edges <= candidate.frees]
         noise = sum(map(case.noise, freed))
-        if noise > 0:
+        if noise > 0 and _is_quantized_after(case, (candidate.edit,)):
             found.append((noise, candidate, freed))
     for noise, candidate, freed in sorted(found, key=lambda each: -each[0])[:MOST]:
         worst = max(freed, key=case.noise)
@@ -52,7 +52,7 @@ def _together(case: Case, total: float, tried: set[frozenset[str]]) -> Iterator[
         treatment = treatment.then(own)
         edits.extend(own.floats)
     ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
-    if len(edits) < 2 or any(set(ops) <= before for before in tried):
+    if len(edits) < 2 or any(set(ops) <= before for before in tried) or not _is_quantized_after(case, edits):
         return
     site = case.pair.sites[worst[0]]
     yield Hypothesis(
@@ -65,3 +65,10 @@ def _together(case: Case, total: float, tried: set[frozenset[str]]) -> Iterator[
         treatment=treatment,
         cost=case.costs.macs_of(ops),
     )
+
+
+def _is_quantized_after(case: Case, edits: Iterable[Edit]) -> bool:
+    """Whether edits leave anything that makes noise; else they are no remedy, but the float model."""
+    assert case.annotations is not None, "edits are of annotations"
+    after = case.annotations.after(*edits)
+    return after is not None and any(case.noise(site) > 0 for site in after.sites_on(case.pair.sites))
