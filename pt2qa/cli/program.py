@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, Final, TextIO
 
 from pt2qa.cli.exit_codes import FAILED, INTERRUPTED
 
@@ -22,15 +22,16 @@ _AGAIN: Final = 0.02
 
 
 class _Interrupts:
-    """Whether Ctrl-C was pressed, whatever happened to the exception."""
+    """Whether Ctrl-C was pressed, whatever happened to the exception; when the commands are over, it raises no more."""
 
     # Not a dataclass: importing dataclasses takes longer than all else here, and Ctrl-C would not work meanwhile.
     def __init__(self) -> None:
-        self.pressed = False
+        self.pressed = self.over = False
 
-    def hear(self, number: int, frame: FrameType | None) -> NoReturn:
+    def hear(self, number: int, frame: FrameType | None) -> None:
         self.pressed = True
-        raise KeyboardInterrupt
+        if not self.over:
+            raise KeyboardInterrupt
 
 
 class Lasting(io.RawIOBase):
@@ -130,6 +131,8 @@ def _code(interrupts: _Interrupts, args: Sequence[str] | None, extra: dict[str, 
         # An interrupt may surface as any error: an import that was broken off fails when it is tried again.
         if not interrupts.pressed:
             raise
+    # One that fell into a destructor is raised again, perhaps only now.
+    interrupts.over = True
     if interrupts.pressed or code == INTERRUPTED:
         _say("interrupted")
         return INTERRUPTED
@@ -150,9 +153,12 @@ def _heard() -> Iterator[_Interrupts]:
         yield interrupts
         return
 
+    again: list[threading.Timer] = []
+
     def unraisable(found: sys.UnraisableHookArgs) -> None:
         if isinstance(found.exc_value, KeyboardInterrupt):
-            threading.Timer(_AGAIN, signal.raise_signal, [signal.SIGINT]).start()
+            again.append(threading.Timer(_AGAIN, signal.raise_signal, [signal.SIGINT]))
+            again[-1].start()
         else:
             hook(found)
 
@@ -161,6 +167,8 @@ def _heard() -> Iterator[_Interrupts]:
     try:
         yield interrupts
     finally:
+        for timer in again:
+            timer.cancel()
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
 
