@@ -36,7 +36,6 @@ from pt2qa.report import (
     CandidateReport,
     CandidateRow,
     CaseRow,
-    Diagnosis,
     Environment,
     FigureRow,
     LayerReport,
@@ -47,6 +46,7 @@ from pt2qa.report import (
     WeightReport,
     load,
 )
+from tests.report.html.samples import diagnosis
 
 HERE = Environment("2.13.0", "0.18.0", "1.4.1", "0.1.0", "3f2a")
 VALUES = {"int": 1, "float": 0.5, "text": "dq", "shape": (2, 3)}
@@ -64,27 +64,12 @@ LAYERS = LayerReport(
     environment=HERE,
 )
 WEIGHTS = WeightReport((), (), (), "xnnpack", "Net", HERE)
-DIAGNOSIS = Diagnosis(
+DIAGNOSIS = replace(
+    diagnosis(),
     rows=(),
-    tried=(),
     figures=(FigureRow("now", 38.4, "output", 38.4, 3, 20.1, 1.0, 8),),
-    asides=(),
-    budget="",
     verdict="Nothing to do: 38.4 dB.",
     next_command="",
-    unit="dB",
-    target="",
-    met=-1,
-    plan_json="",
-    code="",
-    code_verified="",
-    forwards=9,
-    quantizations=0,
-    batches=2,
-    samples=8,
-    notes=(),
-    quantizer="xnnpack",
-    model="Net",
     environment=HERE,
 )
 CASES = BadCases(

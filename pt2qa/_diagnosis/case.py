@@ -41,7 +41,7 @@ class Hypothesis:
         evidence: the numbers that suggest it, and from which analysis.
         remedy: what to do, in words or as a call.
         treatment: what is measured.
-        others: further places.
+        others: all places, or the further ones; the report leaves out ``name`` and what is named twice.
         cost: share of the multiply-accumulates that it takes out of int8.
         sentence: the cause in words, where the usual ones do not fit.
         gain: the gain in dB where it was measured in another way than by the treatment; None: measure the treatment.
@@ -162,9 +162,14 @@ class Case:
         value = noises.noise.get((site, variant), noises.noise.get((site, "quantized"), 0.0))
         return value / noises.signal if noises.signal > 0 else value
 
-    def excess(self, site: int, variant: str = "fitted") -> float:
+    @functools.cached_property
+    def total_noise(self) -> float:
+        """The noise of all sites, each alone."""
+        return sum(self.noise(site.index) for site in self.pair.sites)
+
+    def excess(self, site: int) -> float:
         """How much of a site's noise parameters that fit would remove."""
-        return max(self.noise(site) - self.noise(site, variant), 0.0)
+        return max(self.noise(site) - self.noise(site, "fitted"), 0.0)
 
     def levels(self, site: Site) -> tuple[int, int]:
         """The integers that a site should have."""

@@ -42,11 +42,6 @@ class Figures:
     labels: float = math.nan
 
     @property
-    def rank(self) -> float:
-        """The value for comparisons: nan ranks below any number."""
-        return -math.inf if math.isnan(self.value) else self.value
-
-    @property
     def worst(self) -> tuple[str, float]:
         """The worst output and its SQNR."""
         return min(self.outputs, key=lambda each: -math.inf if math.isnan(each[1]) else each[1], default=("", math.nan))

@@ -34,7 +34,8 @@ class CauseRow:
         others: other places it is at, separated by commas.
         source: the line of the user's code, ``net.py:12``; empty if not known.
         quality: dB of the worst output, or the user's metric, with this remedy and those of the rows above.
-        how: how it was measured: ``quantized again`` or ``simulated``.
+        how: how it was measured: ``quantized again``, ``simulated``, or ``compared``: from the outputs of two stages,
+            of some samples, or of the kernels.
     """
 
     rank: Annotated[int, column(worse="smaller", importance=0)]

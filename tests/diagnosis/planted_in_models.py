@@ -249,16 +249,23 @@ def unfused(subject: Subject) -> Planted | None:
     return subject.planted(places)
 
 
+def _with_low_channel(subject: Subject) -> Link | None:
+    """A link whose product has a channel far below zero, which the ReLU behind it drops; None if the net has none."""
+    link = next((link for link in subject.net.links if any("relu" in name for name in link.between)), None)
+    if link is not None:
+        product, norm, _ = modules(subject, link)
+        source = product if norm is None else norm
+        with torch.no_grad():
+            source.weight[0] *= 0.01
+            source.bias[0] = -100.0
+    return link
+
+
 @fault("a product is rounded before its ReLU, too", "unfused-activation")
 def rounded_before_relu(subject: Subject) -> Planted | None:
-    link = next((link for link in subject.net.links if any("relu" in name for name in link.between)), None)
+    link = _with_low_channel(subject)
     if link is None:
         return None
-    product, norm, _ = modules(subject, link)
-    source = product if norm is None else norm
-    with torch.no_grad():
-        source.weight[0] *= 0.01
-        source.bias[0] = -100.0
     name = subject.op_at(link.product)
     subject.altered(lambda graph: graph.round_at(graph.op(name)))
     return subject.planted([name, *link.between])
@@ -266,14 +273,9 @@ def rounded_before_relu(subject: Subject) -> Planted | None:
 
 @fault("biases in eight bits, one of them huge", "weight-scheme")
 def int8_bias(subject: Subject) -> Planted | None:
-    link = next((link for link in subject.net.links if any("relu" in name for name in link.between)), None)
+    link = _with_low_channel(subject)
     if link is None:
         return None
-    product, norm, _ = modules(subject, link)
-    source = product if norm is None else norm
-    with torch.no_grad():
-        source.weight[0] *= 0.01
-        source.bias[0] = -100.0
     name = subject.op_at(link.product)
 
     def edit(graph: Graph) -> None:

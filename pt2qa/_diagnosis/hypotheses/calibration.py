@@ -55,7 +55,7 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     yield Hypothesis(
         cause="narrow-calibration" if narrow else "wide-calibration",
         name=site.name,
-        others=tuple(name for name in case.names(worst) if name != site.name),
+        others=case.names(worst),
         evidence=f"{evidence} (ranges of {counted(len(case.ranges[site.index].lowest), 'batch', 'batches')} against "
         f"those of {counted(len(seen[site.index].lowest), 'calibration batch', 'calibration batches')})",
         remedy="calibrate on data like that which the model gets, prepared in the same way: "
@@ -111,7 +111,7 @@ def _outlier(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[Hypot
         yield Hypothesis(
             cause="calibration-outlier",
             name=case.pair.sites[worst].name,
-            others=tuple(name for name in case.names(sorted(alone, key=lambda site: -weight[site]))[1:]),
+            others=case.names(sorted(alone, key=lambda site: -weight[site])),
             evidence=f"with calibration batch {batch} {counted(len(alone), 'range')} "
             f"{'is' if len(alone) == 1 else 'are'} more than twice as wide; here {number(widths[worst])} instead of "
             f"{number(_width((low, high)))}",

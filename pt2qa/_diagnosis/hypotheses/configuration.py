@@ -20,12 +20,12 @@ def unfused(case: Case) -> Iterator[Hypothesis]:
     between = {edit.ops[0] for edit in edits}
     sites = [site.index for site in case.pair.sites if site.kind == "activation" and site.name in between]
     worst = sorted(sites, key=case.noise, reverse=True)
-    noise = sum(map(case.noise, sites)) / max(sum(case.noise(site.index) for site in case.pair.sites), 1e-300)
+    noise = sum(map(case.noise, sites)) / max(case.total_noise, 1e-300)
     first = case.pair.sites[worst[0]].name if worst else edits[0].ops[0]
     yield Hypothesis(
         cause="unfused-activation",
         name=first,
-        others=tuple(name for name in case.names(worst) if name != first),
+        others=case.names(worst),
         evidence=f"{counted(len(edits), 'pair')} rounded in between; these roundings make {share(noise)} % of the "
         "noise of all sites (error budget)",
         remedy=f"fuse them: {counted(len(edits), 'edit')} of the plan",
@@ -57,7 +57,7 @@ def rounded_before(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause="unfused-activation",
             name=site.name,
-            others=tuple(name for name in (*case.names(found), *site.readers) if name != site.name),
+            others=(*case.names(found), *site.readers),
             evidence=f"{counted(len(found), 'product')} rounded before the {site.readers[0]} that alone reads it",
             remedy="annotate the two ops as one: no output_qspec at the first",
             treatment=Treatment(exact=frozenset(case.places[index] for index in found)),

@@ -22,7 +22,6 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     if annotations is None:
         return
     edges_of = edges_by_site(case.pair, annotations)
-    total = sum(case.noise(site.index) for site in case.pair.sites)
     found = []
     for candidate in candidates_of(case.pair, annotations, case.costs, "float"):
         freed = [site for site, edges in edges_of.items() if edges and edges <= candidate.frees]
@@ -34,16 +33,16 @@ def needed(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause="precision",
             name=case.pair.sites[worst].name,
-            others=tuple(name for name in candidate.edit.ops if name != case.pair.sites[worst].name),
-            evidence=f"its roundings make {share(noise / total)} % of the noise of all sites (error budget)",
+            others=candidate.edit.ops,
+            evidence=f"its roundings make {share(noise / case.total_noise)} % of the noise of all sites (error budget)",
             remedy=f"leave it in float: {candidate.edit}",
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
-    yield from _together(case, total, {frozenset(candidate.edit.ops) for _, candidate, _ in found})
+    yield from _together(case, {frozenset(candidate.edit.ops) for _, candidate, _ in found})
 
 
-def _together(case: Case, total: float, tried: set[frozenset[str]]) -> Iterator[Hypothesis]:
+def _together(case: Case, tried: set[frozenset[str]]) -> Iterator[Hypothesis]:
     """The noisiest sites all at once: what one op makes and the next amplifies needs both in float."""
     worst = case.ranked([site.index for site in case.pair.sites], case.noise)[:MOST]
     treatment, edits = Treatment(), list[Edit]()
@@ -58,9 +57,9 @@ def _together(case: Case, total: float, tried: set[frozenset[str]]) -> Iterator[
     yield Hypothesis(
         cause="precision",
         name=site.name,
-        others=tuple(name for name in dict.fromkeys((*case.names(worst), *ops)) if name != site.name),
+        others=(*case.names(worst), *ops),
         evidence=f"{counted(len(worst), 'site')} {'makes' if len(worst) == 1 else 'make'} "
-        f"{share(sum(map(case.noise, worst)) / total)} % of the noise of all sites (error budget)",
+        f"{share(sum(map(case.noise, worst)) / case.total_noise)} % of the noise of all sites (error budget)",
         remedy=f"leave these ops in float: {', '.join(ops)}",
         treatment=treatment,
         cost=case.costs.macs_of(ops),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._check.masks import is_mask
+from pt2qa._check.rules.specs import VALUE_PRESERVING
 from pt2qa._diagnosis.case import FEWEST_STEPS, Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.configuration import needless_roundings
 from pt2qa._diagnosis.ranges import use_of
@@ -42,7 +43,7 @@ def masked(case: Case) -> Iterator[Hypothesis]:
     yield Hypothesis(
         cause="masked-values",
         name=first.name,
-        others=tuple(name for name in case.names([site.index for site in masks]) if name != first.name),
+        others=case.names([site.index for site in masks]),
         evidence=f"values down to {number(_lowest(case, first))} have the scale {number(first.params.largest_scale)}, "
         "so ordinary values are rounded to a few integers",
         remedy="use a finite mask that is only a little below the scores, such as -30, or leave the ops in "
@@ -81,7 +82,7 @@ def floored(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause="observer",
             name=site.name,
-            others=tuple(name for name in case.names(low) if name != site.name),
+            others=case.names(low),
             evidence=f"the scale of {counted(len(low), 'site')} is {number(site.params.largest_scale)}, the smallest "
             "that the observer gives, and the values need a smaller one",
             remedy="give these observers a smaller eps, such as observer.with_args(eps=1e-9)",
@@ -120,7 +121,7 @@ def too_few_steps(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause="activation-scheme",
             name=site.name,
-            others=tuple(name for name in case.names(worst) if name != site.name),
+            others=case.names(worst),
             evidence=f"{counted(len(worst), 'site')} with few integers; this {site.params.dtype} has "
             f"{site.params.quant_min}..{site.params.quant_max}",
             remedy="annotate the whole range of the type (quant_min, quant_max)",
@@ -153,7 +154,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause=cause,
             name=site.name,
-            others=tuple(name for name in case.names(sites) if name != site.name),
+            others=case.names(sites),
             evidence=f"{how}{with_them} (scale {number(site.params.largest_scale)}, values "
             f"{number(case.ranges[site.index].whole[0])} to {number(case.ranges[site.index].whole[1])})",
             remedy="give it a scale of its own"
@@ -175,7 +176,7 @@ def twice(case: Case) -> Iterator[Hypothesis]:
         held = rounded.get(source) if source is not None else None
         if held is None:
             continue
-        if step.site is None and step.op in _MOVING:
+        if step.site is None and step.op in VALUE_PRESERVING:
             rounded.setdefault(step.out, held)
         elif step.site is not None and _differs(case.pair.sites[step.site], held):
             again[step.site] = held
@@ -185,7 +186,7 @@ def twice(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause="broken-sharing",
             name=site.name,
-            others=tuple(name for name in case.names(worst) if name != site.name),
+            others=case.names(worst),
             evidence=f"rounded with the scale {number(before.params.largest_scale)} at {before.name} and with "
             f"{number(site.params.largest_scale)} here, though the values are the same",
             remedy="share the scale: SharedQuantizationSpec of the input, as the op only moves values",
@@ -193,34 +194,10 @@ def twice(case: Case) -> Iterator[Hypothesis]:
         )
 
 
-_MOVING = frozenset(
-    {"view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "clone", "slice"}
-    | {
-        "max_pool2d",
-        "select",
-        "expand",
-        "dropout",
-        "upsample_nearest2d",
-        "pixel_shuffle",
-        "unflatten",
-        "chunk",
-        "split",
-    }
-)
-
-
 def outliers(case: Case) -> Iterator[Hypothesis]:
     """Activations of which a few channels need the range."""
-    total, needless = sum(case.noise(site.index) for site in case.pair.sites), needless_roundings(case)
-    found = [
-        site
-        for site in case.static_sites
-        if site.index not in needless
-        and case.noise(site.index) >= NOTABLE * total
-        and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
-        and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
-    ]
-    for site in sorted(found, key=lambda each: -case.noise(each.index)):
+    for index in _with_outliers(case, NOTABLE):
+        site = case.pair.sites[index]
         treatment, edit, cost = in_float(case, site)
         yield Hypothesis(
             cause="outlier-channel",
@@ -235,23 +212,14 @@ def outliers(case: Case) -> Iterator[Hypothesis]:
 
 def outliers_in_series(case: Case) -> Iterator[Hypothesis]:
     """Activations one behind the other, of which the same few channels need the range."""
-    total, needless = sum(case.noise(site.index) for site in case.pair.sites), needless_roundings(case)
-    found = [
-        site.index
-        for site in case.static_sites
-        if site.index not in needless
-        and case.noise(site.index) >= PART * total
-        and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
-        and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
-    ]
-    worst = sorted(found, key=case.noise, reverse=True)
+    worst = _with_outliers(case, PART)
     if len(worst) > 1:
         site = case.pair.sites[worst[0]]
         whole, rest = (sum(case.noise(index, variant) for index in worst) for variant in ("quantized", "by channel"))
         yield Hypothesis(
             cause="outlier-channel",
             name=site.name,
-            others=tuple(name for name in case.names(worst) if name != site.name),
+            others=case.names(worst),
             evidence=f"{counted(len(worst), 'activation')} of which {_largest(case, site)}; with a range for each "
             f"channel they would make {share(rest / whole)} % of their noise (error budget)",
             remedy="scale these channels down where they begin and up in the weights that read them, or take the "
@@ -262,6 +230,20 @@ def outliers_in_series(case: Case) -> Iterator[Hypothesis]:
 
 PART = 0.02
 """The share of all noise from which on a site counts among several."""
+
+
+def _with_outliers(case: Case, least: float) -> list[int]:
+    """The sites that make this share of all noise or more, most of it because of a few channels; noisiest first."""
+    needless = needless_roundings(case)
+    found = [
+        site.index
+        for site in case.static_sites
+        if site.index not in needless
+        and case.noise(site.index) >= least * case.total_noise
+        and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
+        and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
+    ]
+    return sorted(found, key=case.noise, reverse=True)
 
 
 def _largest(case: Case, site: Site) -> str:

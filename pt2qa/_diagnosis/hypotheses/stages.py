@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
-from pt2qa._decibels import decibels
 from pt2qa._deployed.stages import Stages
 from pt2qa._deployed.taps import leaves_of
 from pt2qa._diagnosis.case import Case, Hypothesis
@@ -17,6 +16,7 @@ from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights
 from pt2qa._diagnosis.played import with_roundings
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._metrics import noise_sums
 from pt2qa._report.formats import decibel, number
 from pt2qa._simulator.simulator import Simulator
 
@@ -82,7 +82,7 @@ def constants(case: Case) -> Iterator[Hypothesis]:
     yield Hypothesis(
         cause="prepare-changed",
         name=name,
-        others=tuple(each for each in apart if each != name),
+        others=tuple(apart),
         evidence=f"a weight or bias is {apart[name]}",
         remedy="find what changed it between the float model and the converted graph, such as a batch norm folded with "
         "other statistics",
@@ -115,11 +115,9 @@ def nonfinite(case: Case) -> Iterator[Hypothesis]:
 
 def _sqnr(reference: list[Tensor], other: list[Tensor]) -> float:
     """SQNR of the worst of several outputs; nan without one that has a number."""
-    found = []
-    for ref, out in zip(reference, other, strict=False):
-        if isinstance(ref, Tensor) and ref.is_floating_point() and ref.shape == out.shape and ref.numel():
-            noise = (ref.double() - out.double()).square().sum()
-            found.append(
-                float("inf") if torch.equal(ref, out) else decibels(float(ref.double().square().sum()), float(noise))
-            )
-    return min(found, default=float("nan"))
+    found = (
+        noise_sums((ref, out), ((0, 1),))[0].sqnr
+        for ref, out in zip(reference, other, strict=False)
+        if ref.is_floating_point() and ref.shape == out.shape
+    )
+    return min((each for each in found if not math.isnan(each)), default=math.nan)

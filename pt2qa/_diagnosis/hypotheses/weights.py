@@ -35,7 +35,7 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause=cause,
             name=site.name,
-            others=tuple(name for name in case.names(sites) if name != site.name),
+            others=case.names(sites),
             evidence=f"{counted(len(sites), 'weight')}, this one {_scheme(site)}; it makes "
             f"{number(case.noise(site.index) / max(case.noise(site.index, 'fitted'), 1e-300))} times the noise of int8 "
             f"weights per output channel (error budget); {_spread(case, site)}",
@@ -74,7 +74,7 @@ def biases(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause="weight-scheme",
             name=site.name,
-            others=tuple(name for name in case.names(few) if name != site.name),
+            others=case.names(few),
             evidence=f"{counted(len(few), 'bias', 'biases')} rounded to {site.params.dtype} with the scale "
             f"{number(site.params.largest_scale)}",
             remedy="leave biases in float, or derive their scale: int32, scale of the input times scale of the weight",

@@ -1,0 +1,274 @@
+"""The search for remedies: which hypotheses are made, what each must give, and in which order they are taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.causes import ORDER
+from pt2qa._diagnosis.figures import Figures
+from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, sites, stages, weights
+from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
+from pt2qa._diagnosis.rows import CauseRow, TriedRow
+from pt2qa._diagnosis.trials import Treatment
+from pt2qa._graph.handles import handle_of, source_line
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.base import Report
+from pt2qa.errors import Pt2qaError
+
+FREE_GAIN: Final = 2.0
+"""Smallest gain in dB for which a remedy that quantizing again applies for free is a row; other data differ by less."""
+
+PAID_GAIN: Final = 3.0
+"""The same for one that takes ops out of int8, or changes model or quantizer: half of the noise."""
+
+GAIN_FOR_ALL: Final = 8.0
+"""How much more, in dB, a remedy must give that takes all multiply-accumulates out of int8; in proportion for less."""
+
+GOOD, GAIN_OF_GOOD = 40.0, 6.0
+"""From this SQNR in dB on, nobody would notice less than this gain."""
+
+WITH_TARGET: Final = 0.5
+"""The same for all where there is a target to reach."""
+
+POOR: Final = 25.0
+"""dB below which half of the noise is worth ops in float although nobody gave a target."""
+
+GAIN_OF_FAIR: Final = 9.0
+"""What ops in float must give above that: in a small net, one op may well make three quarters of the noise."""
+
+PAID: Final = 0.75
+"""How much of its gain counts where remedies are ranked, if a remedy takes ops out of int8."""
+
+ALIKE: Final = 0.5
+"""Gains in dB that do not tell two remedies apart: the cause that explains more is preferred."""
+
+FITS: Final = 1.0
+"""If ranges fitted to the data would give less than this, in dB, no range or weight is at fault."""
+
+SPREAD: Final = 4.0
+"""If ranges by channel would give less than this, in dB, no channel is an outlier."""
+
+
+@dataclass
+class Search:
+    """The remedies found so far; ``state`` has all of them."""
+
+    case: Case
+    needed: float | None
+
+    def __post_init__(self) -> None:
+        self.rows: list[CauseRow] = []
+        self.tried: list[TriedRow] = []
+        self.state = Treatment()
+        self.quality: Figures = self.case.now
+        self.bounds: dict[str, Figures] = {}
+
+    def run(self) -> None:
+        """Tries what always matters, then, where the numbers call for it, ranges and weights, then fallbacks."""
+        case = self.case
+        always = [*stages.changed(case), *stages.constants(case), *stages.nonfinite(case)]
+        if math.isnan(case.now.worst[1]) or math.isinf(case.now.worst[1]):
+            self._take(always)  # the instruments below need numbers
+            return
+        if not self._enough(case.now):
+            self._bound()
+            own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
+            self._take([*always, *(each for find in own for each in find(case)), *self._ranges()])
+            if self.quality.worst[1] < GOOD if self.needed is None else not self._enough(self.quality):
+                self._take(list(precision.needed(self._treated())))
+            # Last, because what hurts all samples may hurt one most.
+            self._take(list(calibration.bad_sample(self.quality)))
+        else:
+            self._take(always)
+
+    def final(self) -> tuple[QuantizedPair | None, Figures]:
+        """The pair with all remedies that can be applied by quantizing again, and the figures with all of them."""
+        state = self.state
+        if not (state.requantizes or state.floats):
+            return None, self.quality
+        try:
+            pair = self.case.trials.applied(state)
+        except Pt2qaError as error:
+            self.case.notes.append(f"all remedies together cannot be applied: {error}")
+            return None, self.quality
+        if state.made_of_edits:
+            return pair, self.case.trials.converted(pair)
+        return pair, self.quality
+
+    def figures(self, after: Figures) -> Iterator[Any]:
+        """The rows of the table of figures."""
+        yield self.case.now.row("now")
+        if self.rows:
+            yield after.row("after")
+        for name, found in self.bounds.items():
+            yield found.row(name)
+
+    def look_at_kernels(self, backend: Any) -> Report:
+        """Compares the deployed program, and adds what its kernels cost."""
+        report, found = deployed_kernels.kernels(self.case, backend)
+        self._take(list(found))
+        return report
+
+    def _enough(self, found: Figures) -> bool:
+        return self.needed is not None and found.value >= self.needed
+
+    def _bound(self) -> None:
+        """What the model would have with ranges that fit the data, per tensor and by channel."""
+        case = self.case
+        fitted = {**case.fitted, **case.fitted_weights}
+        by_channel = {**case.by_channel, **case.fitted_weights}
+        if fitted:
+            self.bounds["ranges fitted to the data"] = case.trials.quality(case.played(fitted))
+            self.bounds["ranges fitted by channel"] = case.trials.quality(case.played(by_channel))
+
+    def _ranges(self) -> Iterator[Hypothesis]:
+        """Hypotheses about ranges and weights, if these explain something."""
+        case, now = self.case, self.case.now
+        bounds = list(self.bounds.values())
+        if not bounds:
+            return
+        fitted, by_channel = (found.worst[1] - now.worst[1] for found in bounds)
+        unknown = math.isnan(now.worst[1])
+        yield from weights.biases(case)
+        yield from weights.unread(case)
+        yield from sites.masked(case)
+        if unknown or fitted >= FITS:
+            yield from sites.floored(case)
+            yield from weights.coarse(case)
+            yield from sites.too_few_steps(case)
+            data = list(calibration.ranges_of_calibration(case))
+            yield from data
+            yield from sites.twice(case)
+            yield from sites.unfit(case, data_at_fault=bool(data))
+        if unknown or by_channel >= SPREAD:
+            yield from sites.outliers(case)
+            yield from sites.outliers_in_series(case)
+        if unknown or fitted >= FITS or self.needed is not None:
+            yield from configuration.observers(case)
+
+    def _treated(self) -> Case:
+        """The case after the remedies so far."""
+        pair = self.case.trials.pair_with(self.state)
+        if pair is self.case.pair:
+            return self.case
+        treated = Case(pair, self.case.trials, self.case.data, self.quality, self.case.progress, self.state)
+        if not (self.state.data or self.state.options):
+            # Edits leave the parameters of all other sites as they were, so what these make was measured before.
+            at = {place: index for index, place in self.case.places.items()}
+            before = self.case.noises
+            known = {
+                (index, "quantized"): before.noise[at[place], "quantized"]
+                for index, place in treated.places.items()
+                if place in at and (at[place], "quantized") in before.noise
+            }
+            treated.noises = replace(before, noise=known)
+        return treated
+
+    def _take(self, hypotheses: Sequence[Hypothesis]) -> None:
+        """Measures each remedy after those taken before, then adds them, the best first, as long as they help."""
+        start, before = self.state, self.quality
+        left = []
+        for each in _distinct(hypotheses):
+            gain = self._gain(each, start, before)
+            if gain >= self._least(each):
+                left.append((each, gain))
+            else:
+                self._reject(each, gain, "could not be measured" if math.isnan(gain) else "it helps too little")
+        while left:
+            each, gain = _best(left)
+            left.remove((each, gain))
+            if self._enough(self.quality):
+                self._reject(each, gain, "the target is met without it")
+            else:
+                self._add(each)
+
+    def _add(self, each: Hypothesis) -> None:
+        alone = self._gain(each, Treatment(), self.case.now)
+        in_sequence = self._gain(each, self.state, self.quality)
+        if not in_sequence >= self._least(each):
+            self._reject(each, alone, "it adds nothing to the remedies above")
+            return
+        if each.gain is None:
+            self.state = self.state.then(each.treatment)
+            self.quality = self.case.trials.quality(self.state)
+        self.rows.append(
+            CauseRow(
+                rank=len(self.rows) + 1,
+                cause=each.cause,
+                name=each.name,
+                module=each.name.rpartition("/")[0],
+                evidence=each.evidence,
+                remedy=each.remedy,
+                gain=alone,
+                gain_in_sequence=in_sequence,
+                cost=each.cost,
+                sentence=each.in_words,
+                others=", ".join(name for name in dict.fromkeys(each.others) if name != each.name),
+                source=_source(self.case.pair, each.name),
+                quality=self.quality.value,
+                how=_how(each),
+            )
+        )
+
+    def _gain(self, each: Hypothesis, state: Treatment, quality: Figures) -> float:
+        """What a remedy gives a treated model; nan if it cannot be tried there."""
+        if each.gain is not None:
+            return each.gain
+        try:
+            return self.case.trials.quality(state.then(each.treatment)).gain_over(quality)
+        except Pt2qaError as error:
+            self.case.notes.append(f"{each.cause}: {each.remedy}: cannot be tried: {error}")
+            return math.nan
+
+    def _least(self, each: Hypothesis) -> float:
+        """The smallest gain over the model with the remedies so far for which another one is a row."""
+        aim = self.case.trials.target
+        if aim is not None and aim.metric is not None:
+            return 1e-9
+        if self.needed is not None:
+            return WITH_TARGET
+        now = self.quality.worst[1]
+        if now >= GOOD:
+            return GAIN_OF_GOOD
+        if each.treatment.made_of_edits and not each.cost:
+            return FREE_GAIN
+        fair = each.cost and not now < POOR
+        return (GAIN_OF_FAIR if fair else PAID_GAIN) + GAIN_FOR_ALL * each.cost
+
+    def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
+        self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
+
+
+def _how(each: Hypothesis) -> str:
+    """How the gain of a remedy was measured."""
+    if each.treatment.requantizes:
+        return "quantized again"
+    return "simulated" if each.gain is None else "compared"
+
+
+def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """Each cause at each place once."""
+    return list({(each.cause, each.name, each.remedy): each for each in hypotheses}.values())
+
+
+def _best(left: Sequence[tuple[Hypothesis, float]]) -> tuple[Hypothesis, float]:
+    """The remedy to take next: the largest gain, of which those that cost something count less.
+
+    Among alike, one that quantizing again applies comes before one that needs a change of model or quantizer, then the
+    one whose cause explains more.
+    """
+    score = {id(each): PAID * (1 - each.cost) * gain if each.cost else gain for each, gain in left}
+    best = max(score.values())
+    alike = [(each, gain) for each, gain in left if score[id(each)] >= min(best - ALIKE, 0.9 * best)]
+    return min(alike, key=lambda found: (not found[0].treatment.made_of_edits, ORDER[found[0].cause], -found[1]))
+
+
+def _source(pair: QuantizedPair, name: str) -> str:
+    graph = pair.reference if pair.float_graph is None else pair.float_graph
+    handles = {str(found.name): handle for handle, found in pair.names.items()}
+    node = next((node for node in graph.graph.nodes if handle_of(node) == handles.get(name, -1)), None)
+    return "" if node is None else source_line(node)
