@@ -25,7 +25,8 @@ from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
 from pt2qa._simulator.accumulate import first_fault, peeked
 from pt2qa._simulator.batches import Batch, read_batches
 from pt2qa._simulator.program import Constant, Site
-from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.annotations import Annotations, fusions_in
+from pt2qa.overrides.plan import Edit
 
 FEWEST_STEPS = 127
 """Integer steps below which an 8-bit site is narrowed by mistake: 7 bits are a choice for CPUs without VNNI."""
@@ -73,6 +74,7 @@ class Case:
         data: the batches that the instruments read, and that remedies may calibrate on.
         now: the figures of the pair.
         state: the remedies that the pair has already.
+        instead: parameters for all sites that were measured to help: ``fitted``, ``by channel``.
     """
 
     pair: QuantizedPair
@@ -82,6 +84,7 @@ class Case:
     progress: bool | None = None
     state: Treatment = field(default_factory=Treatment)
     notes: list[str] = field(default_factory=list)
+    instead: frozenset[str] = frozenset()
 
     def flat(self, data: Data) -> Iterable[list[Any]]:
         """Batches as the simulator takes them; each counts as a run."""
@@ -127,10 +130,13 @@ class Case:
         return self.trials.annotations(self.state)
 
     @functools.cached_property
+    def fusions(self) -> tuple[Edit, ...]:
+        """The edits that fuse ops which are rounded in between."""
+        return () if self.annotations is None else fusions_in(self.annotations)
+
+    @functools.cached_property
     def noises(self) -> SiteNoises:
-        """The output noise of each site as it is (``quantized``), and with parameters ``fitted`` to the data, per
-        tensor, or ``by channel``.
-        """
+        """The output noise of each site as it is (``quantized``), and with the parameters in :attr:`instead`."""
         return site_noises(
             self.pair,
             self.data.batches,
@@ -143,8 +149,12 @@ class Case:
         own = {"quantized": Variant(own_rounding(self.pair.simulator, site))}
         if self.state != Treatment():  # ranges were looked at before
             return own
-        instead = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": self.by_channel}
-        played = {name: Variant(each[site.index].value) for name, each in instead.items() if site.index in each}
+        known = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": self.by_channel}
+        played = {
+            name: Variant(each[site.index].value)
+            for name, each in known.items()
+            if name in self.instead and site.index in each
+        }
         return {**own, **played, **self._mechanisms(site)}
 
     @functools.cached_property

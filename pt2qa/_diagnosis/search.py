@@ -117,26 +117,27 @@ class Search:
         return self.needed is not None and found.value >= self.needed
 
     def _bound(self) -> None:
-        """What the model would have with ranges that fit the data, per tensor and by channel."""
+        """What the model would have with ranges that fit the data, per tensor and by channel, and if that is much."""
         case = self.case
-        fitted = {**case.fitted, **case.fitted_weights}
-        by_channel = {**case.by_channel, **case.fitted_weights}
-        if fitted:
-            self.bounds["ranges fitted to the data"] = case.trials.quality(case.played(fitted))
-            self.bounds["ranges fitted by channel"] = case.trials.quality(case.played(by_channel))
+        for name, title, least, params in (
+            ("fitted", "ranges fitted to the data", FITS, case.fitted),
+            ("by channel", "ranges fitted by channel", SPREAD, case.by_channel),
+        ):
+            instead = {**params, **case.fitted_weights}
+            if instead:
+                found = self.bounds[title] = case.trials.quality(case.played(instead))
+                if found.worst[1] - case.now.worst[1] >= least:
+                    case.instead |= {name}
 
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights, if these explain something."""
-        case, now = self.case, self.case.now
-        bounds = list(self.bounds.values())
-        if not bounds:
+        case = self.case
+        if not self.bounds:
             return
-        fitted, by_channel = (found.worst[1] - now.worst[1] for found in bounds)
-        unknown = math.isnan(now.worst[1])
         yield from weights.biases(case)
         yield from weights.unread(case)
         yield from sites.masked(case)
-        if unknown or fitted >= FITS:
+        if "fitted" in case.instead:
             yield from sites.floored(case)
             yield from weights.coarse(case)
             yield from sites.too_few_steps(case)
@@ -144,10 +145,10 @@ class Search:
             yield from data
             yield from sites.twice(case)
             yield from sites.unfit(case, data_at_fault=bool(data))
-        if unknown or by_channel >= SPREAD:
+        if "by channel" in case.instead:
             yield from sites.outliers(case)
             yield from sites.outliers_in_series(case)
-        if unknown or fitted >= FITS or self.needed is not None:
+        if "fitted" in case.instead or self.needed is not None:
             yield from configuration.observers(case)
 
     def _treated(self) -> Case:

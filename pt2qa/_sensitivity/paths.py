@@ -98,28 +98,33 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
 
 def errors_at_end(
     path: Path, simulator: Simulator, reference: list[Any], variants: Mapping[str, Variant]
-) -> Iterator[tuple[str, list[Tensor] | None]]:
+) -> Iterator[tuple[list[str], list[Tensor] | None]]:
     """How each floating-point tensor at the end of a path changes in each variant of its site; None if none does.
 
-    ``reference`` has the values by slot.
+    Variants that make the same change come together: what clamps nothing leaves the value as it is.  ``reference`` has
+    the values by slot.
     """
     before = reference[path.start.reads[0] if path.constant is None else path.constant]
     unchanged = float_tensors(reference[path.end.out]), False
     ends: dict[Rounding | None, tuple[list[Tensor], bool]] = {None: unchanged}
-    last = {each: name for name, variant in variants.items() for each in (variant.start, variant.end)}
+    alike: dict[tuple[Rounding | None, Rounding | None], list[str]] = {}
     for name, variant in variants.items():
         for each in (variant.start, variant.end):
             if each is not None and each not in ends:
                 value = each(before)
                 ends[each] = unchanged if value is before else _followed(path, simulator, reference, value)
-        (old, _), (new, own) = ends[variant.start], ends[variant.end]
-        own = own and last[variant.end] == name
+        start, end = (None if ends[each] is unchanged else each for each in (variant.start, variant.end))
+        alike.setdefault((start, end), []).append(name)
+    last = {each: change for change in alike for each in change}
+    for change, names in alike.items():
+        (old, _), (new, own) = (ends[each] for each in change)
         if new is old:
-            yield name, None
+            yield names, None
         else:
-            yield name, [a.sub_(b) if own else a - b for a, b in zip(new, old, strict=True)]
-        for each in (variant.start, variant.end):
-            if each is not None and last[each] == name:
+            own = own and last[change[1]] == change
+            yield names, [a.sub_(b) if own else a - b for a, b in zip(new, old, strict=True)]
+        for each in change:
+            if each is not None and last[each] == change:
                 ends.pop(each, None)
 
 

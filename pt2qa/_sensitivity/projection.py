@@ -212,18 +212,18 @@ class _Meter:
         with torch.no_grad():
             for path in self.paths.get(step.index, ()):
                 variants = self.projection.variants[path.site]
-                for name, errors in errors_at_end(path, simulator, self.run.env, variants):
-                    self._add(path, name, gradients, errors)
+                for names, errors in errors_at_end(path, simulator, self.run.env, variants):
+                    self._add(path, names, gradients, errors)
 
-    def _add(self, path: Path, name: str, gradients: Gradients, errors: list[Tensor] | None) -> None:
+    def _add(self, path: Path, names: Iterable[str], gradients: Gradients, errors: list[Tensor] | None) -> None:
         """Adds dot products: float64 of shape (projections, samples or 1)."""
         rows = self.samples if path.end.out in self.independent else 1
-        key = path.site, name
         for number, leaf in enumerate(gradients):
             if leaf is None:
                 continue
             if errors is None:
-                self.dots.setdefault(key, torch.zeros(len(leaf), rows, dtype=torch.float64))
+                for name in names:
+                    self.dots.setdefault((path.site, name), torch.zeros(len(leaf), rows, dtype=torch.float64))
                 continue
             error = errors[number]
             dots = _dots(leaf, error, rows)
@@ -231,10 +231,17 @@ class _Meter:
                 self.projection.cleaned[path.start.name] = None
                 finite = error.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
                 dots = _dots(leaf, finite, rows).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            known = self.dots.get(key)
-            if known is not None and known.shape != dots.shape:
-                known, dots = known.sum(1, keepdim=True), dots.sum(1, keepdim=True)
-            self.dots[key] = dots if known is None else known + dots
+            for name in names:
+                self.dots[path.site, name] = _sum(self.dots.get((path.site, name)), dots)
+
+
+def _sum(known: Tensor | None, dots: Tensor) -> Tensor:
+    """The sum of dot products; over all samples where one of them is."""
+    if known is None:
+        return dots
+    if known.shape != dots.shape:
+        known, dots = known.sum(1, keepdim=True), dots.sum(1, keepdim=True)
+    return known + dots
 
 
 def _dots(gradients: Sequence[Tensor], error: Tensor, rows: int) -> Tensor:

@@ -27,21 +27,33 @@ largest value of a symmetric range, ``scale = largest / 127.5``, lies there exac
 class Variant:
     """One change of a site's value x: from ``start(x)``, or from x itself, to ``end(x)``.
 
-    Variants of a site that share a rounding (the same object) compute it once.
+    Variants of a site that share a rounding (equal objects) compute it once, and those of the same change its effect.
     """
 
     end: Rounding
     start: Rounding | None = None
 
 
-def own_rounding(simulator: Simulator, site: Site) -> Rounding:
+@dataclass(frozen=True, slots=True)
+class OwnRounding:
     """What the quantized model has in place of a site's value: the very op that the simulator runs, or its constant."""
-    producer = simulator.program.producers.get(site.result)
-    if producer is None:
-        return lambda value: simulator.on[site.source]
-    step = simulator.program.steps[producer]
-    # Looked up at each call, because verification may switch fused ops off.
-    return lambda value: simulator.site_function(step)(value, out=None)
+
+    simulator: Simulator
+    slot: int
+    step: int | None
+
+    def __call__(self, value: Tensor) -> Tensor:
+        if self.step is None:
+            constant: Tensor = self.simulator.on[self.slot]
+            return constant
+        # Looked up at each call, because verification may switch fused ops off.
+        rounded: Tensor = self.simulator.site_function(self.simulator.program.steps[self.step])(value, out=None)
+        return rounded
+
+
+def own_rounding(simulator: Simulator, site: Site) -> Rounding:
+    """A site's own rounding; equal for each call, so that variants share it."""
+    return OwnRounding(simulator, site.source, simulator.program.producers.get(site.result))
 
 
 def clamping(params: QuantParams) -> Rounding:

@@ -8,13 +8,12 @@ from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
-from pt2qa.overrides.annotations import fusions_in
 from pt2qa.overrides.plan import OBSERVERS, Edit
 
 
 def unfused(case: Case) -> Iterator[Hypothesis]:
     """Pairs of ops that the backend fuses and the quantizer does not."""
-    edits = () if case.annotations is None else fusions_in(case.annotations)
+    edits = case.fusions
     if not edits:
         return
     between = {edit.ops[0] for edit in edits}
@@ -50,8 +49,9 @@ def needless_roundings(case: Case) -> list[int]:
 
 
 def rounded_before(case: Case) -> Iterator[Hypothesis]:
-    """Products that are rounded although only an activation reads them, which is rounded too."""
-    found = needless_roundings(case)
+    """Products that are rounded before an activation that alone reads them, where no edit fuses the two."""
+    fused = {edit.ops[0] for edit in case.fusions}
+    found = [site for site in needless_roundings(case) if case.pair.sites[site].name not in fused]
     if found:
         site = case.pair.sites[max(found, key=case.noise)]
         yield Hypothesis(
