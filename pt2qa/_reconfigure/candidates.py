@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Literal
 
 from pt2qa._quantize.pairing import QuantizedPair
@@ -20,7 +19,7 @@ Fallback = Literal["float", "int16", "dynamic"]
 def edges_by_site(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
     """By site, the annotated edges that require it."""
     return {
-        index: frozenset(_unspecified(edge) for point in points if (edge := annotations.edge(point)) is not None)
+        index: frozenset(edge for point in points if (edge := annotations.unspecified(point)) is not None)
         for index, points in annotations.points_at(pair.sites).items()
     }
 
@@ -68,8 +67,4 @@ def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallb
 
 def _edges(annotations: Annotations) -> frozenset[Edge]:
     """The edges by what annotates them; the rounding may change when the anchor of a shared spec is removed."""
-    return frozenset(map(_unspecified, annotations.edges))
-
-
-def _unspecified(edge: Edge) -> Edge:
-    return replace(edge, spec="")
+    return frozenset(edge for point in annotations.specs if (edge := annotations.unspecified(point)) is not None)

@@ -162,7 +162,7 @@ class Annotations:
         values: dict[str, list[Point]] = defaultdict(list)
         constants: dict[str, list[tuple[int, Point]]] = defaultdict(list)
         for point in self.specs:
-            if self.edge(point) is None:
+            if self.unspecified(point) is None:
                 continue
             source = self.ground.nodes[point[0]]
             if source.constant:
@@ -212,6 +212,12 @@ class Annotations:
 
     def edge(self, point: Point) -> Edge | None:
         """The edge of a point; None if it rounds nothing, or if its value does not exist."""
+        found = self.unspecified(point)
+        root = root_of(self.specs, point)
+        return found if found is None or root is None else replace(found, spec=spec_text(self.specs[root]))
+
+    def unspecified(self, point: Point) -> Edge | None:
+        """The same without the spec: what is rounded, however it is."""
         root = root_of(self.specs, point)
         node = self.ground.nodes[point[0]]
         if root is None or not is_quantized(self.specs[root], node):
@@ -222,7 +228,7 @@ class Annotations:
         if not reader and not node.is_tensor and not node.constant:
             return None
         name = self.ground.nodes[reader].name if reader else ""
-        return Edge(node.name, name, self._role(point), spec_text(self.specs[root]))
+        return Edge(node.name, name, self._role(point), "")
 
     def _role(self, point: Point) -> EdgeKind:
         source = self.ground.nodes[point[0]]
@@ -331,7 +337,8 @@ def _as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, Graph
             name = found[sources[0]].name if constant else node.owner or name
         if constant and reads_rounded:
             rounded.add(key)
-        found[key] = replace(node, constant=constant, name=name)
+        same = constant == node.constant and name == node.name
+        found[key] = node if same else replace(node, constant=constant, name=name)
     return found
 
 
