@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum, inf, nan
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pt2qa._decibels import decibels
 from pt2qa._report.base import Report, data_read
 from pt2qa._report.columns import Column, column, derived
 from pt2qa._report.formats import decibel, share
-from pt2qa._report.html.charts import bars
+from pt2qa._report.html.charts import stacked
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import SetApart, about_set_apart
@@ -153,19 +153,32 @@ class ErrorBudget(Report):
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """The share of the measured noise by mechanism, and by module for those that cost most."""
-        mechanisms, modules = self.by("mechanism"), self.by("module")
-        most = dict(list(modules.items())[:BARS])
+        """The measured noise by module, with its mechanisms, and by mechanism; each chart adds up to all of it."""
+        if not self.noise:
+            return []
+        left = ("interactions", {"interactions": self.interactions})
+        mechanisms = [(name, {name: noise}) for name, noise in self.by("mechanism").items()]
+        parts: dict[str, dict[str, float]] = {name: defaultdict(float) for name in self.by("module")}
+        for row in self.rows:
+            parts[row.module][row.mechanism] += row.noise
+        modules = [(name or "(top level)", noises) for name, noises in parts.items()]
+        if rest := modules[BARS:]:
+            added = {name: fsum(noises.get(name, 0.0) for _, noises in rest) for name, _ in mechanisms}
+            modules[BARS:] = [(counted(len(rest), "other module"), added)]
+        about = "Share of the measured output noise; interactions are what is left of it."
         return [
-            *bars("Noise by mechanism", "Share of the measured output noise.", self._bars(mechanisms)),
-            *bars("Noise by module", f"The {counted(len(most), 'module')} that cost most.", self._bars(most)),
+            *self._stacked("Noise by module", f"{about} The module that costs most comes first.", [*modules, left]),
+            *self._stacked("Noise by mechanism", about, [*mechanisms, left]),
         ]
 
-    def _bars(self, noises: dict[str, float]) -> list[tuple[str, float, str]]:
-        return [
-            (name or "(top level)", self._share(noise), f"{share(self._share(noise))} %")
-            for name, noise in noises.items()
-        ]
+    def _stacked(self, title: str, about: str, bars: list[tuple[str, dict[str, float]]]) -> list[dict[str, Any]]:
+        """A bar for each entry, made of its noise by mechanism; both charts have the same series, and so colours."""
+        series = [*(name for name in get_args(Mechanism) if name in self.by("mechanism")), "interactions"]
+        rows = []
+        for label, noises in bars:
+            parts = [self._share(noises.get(name, 0.0)) for name in series]
+            rows.append((label, parts, f"{share(fsum(parts))} %"))
+        return stacked(title, about, series, rows)
 
     def _share(self, noise: float) -> float:
         return noise / self.noise if self.noise else nan if noise else 0.0

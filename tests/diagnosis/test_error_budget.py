@@ -195,7 +195,9 @@ def test_says_the_decibels_first_then_mechanisms_then_places(tmp_path: Path) -> 
     report.save(tmp_path / "budget.safetensors")
     assert pt2qa.load(tmp_path / "budget.safetensors") == report
     assert list(report.to_pandas()) == ["name", "op", "kind", "mechanism", "noise", "noise_share", "dtype"]
-    assert [chart["title"] for chart in report.charts([])] == ["Noise by mechanism", "Noise by module"]
+    modules, mechanisms = report.charts([])
+    assert (modules["title"], mechanisms["title"]) == ("Noise by module", "Noise by mechanism")
+    assert modules["series"] == mechanisms["series"]
     assert len(report.csv(extended=True).splitlines()) == len(report.rows) + 1
     pt2qa.write_html(report, tmp_path / "page.html")
 

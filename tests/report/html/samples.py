@@ -11,6 +11,7 @@ import numpy as np
 from pt2qa._profile.histogram import Histogram
 from pt2qa._profile.report import HISTOGRAM, packed
 from pt2qa.report import (
+    BudgetRow,
     Candidate,
     CandidateReport,
     CandidateRow,
@@ -20,6 +21,7 @@ from pt2qa.report import (
     DeployedRow,
     Diagnosis,
     EditRow,
+    ErrorBudget,
     FigureRow,
     Finding,
     Findings,
@@ -283,6 +285,16 @@ def diagnosis() -> Diagnosis:
     )
 
 
+def budget(modules: int = 3) -> ErrorBudget:
+    """Activations that are rounded and clamped, the last one's most; their errors cancel in part."""
+    rows = tuple(
+        BudgetRow(f"blocks.{i}/linear", f"blocks.{i}", "linear", "activation", mechanism, noise, noise, "int8", i, 0.0)
+        for i in range(modules)
+        for mechanism, noise in (("activation rounding", 0.25 * (i + 1)), ("activation clamping", 0.125))
+    )
+    return ErrorBudget(rows, ("output",), "exact", 0, 100.0, 1.0, 2, 16, (), "xnnpack", "Net", HERE)
+
+
 def every() -> list[Report]:
     """All of them."""
-    return [layers(), findings(), sensitivity(), candidates(), reconfiguration(), deployed(), *profiles()]
+    return [layers(), findings(), sensitivity(), candidates(), reconfiguration(), deployed(), *profiles(), budget()]

@@ -61,7 +61,7 @@ def test_everything_is_drawn(opened: Callable[..., str]) -> None:
     assert any("&lt;/script&gt;" in name for name in names)
     assert "<b onclick" not in dom
     figures = re.findall(r"<figure.*?</figure>", dom, re.DOTALL)
-    assert len(figures) == 11
+    assert len(figures) == 13
     assert all("<svg" in figure and ("<path" in figure or "<rect" in figure) for figure in figures)
     assert "NaN" not in "".join(figures)
     assert 'data-theme="light"' in dom

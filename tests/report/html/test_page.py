@@ -180,6 +180,27 @@ def test_a_stacked_bar_has_parts() -> None:
     assert stacked("Noise", "", ["rounding"], []) == []
 
 
+def test_an_error_budget_is_drawn_by_module_and_mechanism_and_adds_up_to_all_noise() -> None:
+    for report in (samples.budget(), samples.budget(modules=40)):
+        for chart in report.charts(()):
+            assert chart["series"] == ["activation rounding", "activation clamping", "interactions"]
+            assert sum(bar["value"] for bar in chart["bars"]) == pytest.approx(1.0)
+            assert all(bar["value"] == pytest.approx(sum(bar["parts"])) for bar in chart["bars"])
+    modules, mechanisms = samples.budget().charts(())
+    assert [(bar["label"], bar["parts"]) for bar in modules["bars"]] == [
+        ("blocks.2", [0.75, 0.125, 0.0]),
+        ("blocks.1", [0.5, 0.125, 0.0]),
+        ("blocks.0", [0.25, 0.125, 0.0]),
+        ("interactions", [0.0, 0.0, -0.875]),
+    ]
+    assert [bar["text"] for bar in mechanisms["bars"]] == ["150.00 %", "37.50 %", "-87.50 %"]
+    assert [bar["label"] for bar in samples.budget(modules=40).charts(())[0]["bars"]][-2:] == [
+        "15 other modules",
+        "interactions",
+    ]
+    assert replace(samples.budget(), noise=0.0).charts(()) == []
+
+
 def test_what_to_do_is_the_first_screen() -> None:
     found = samples.diagnosis()
     text = html_page([samples.layers(), found])
