@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._layers.reading import Reading
+from pt2qa._layers.reading import Reading, nearest_before
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
 from pt2qa._layers.selection import Block
@@ -343,6 +343,8 @@ class Comparison:
             found = [next((numbers(one).sums.sqnr for one in rows if not one.is_block), math.nan) for rows in own]
             return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
 
+        shown = [row for row in rows if numbers(row).shape is not None or row.problem]
+        inputs = nearest_before(self.program, {row.name for row in shown})
         missing = [row for row in rows if numbers(row).shape is None and not row.problem]
         extra = list(notes)
         if missing:
@@ -351,11 +353,7 @@ class Comparison:
             if entry.carries_arithmetic and entry.quantized < entry.total:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
         return LayerReport(
-            rows=tuple(
-                finish(row, numbers(row), input_sqnr(row))
-                for row in rows
-                if numbers(row).shape is not None or row.problem
-            ),
+            rows=tuple(finish(row, numbers(row), input_sqnr(row), inputs.get(row.name, ())) for row in shown),
             outputs=tuple(finish(row, numbers(row)) for row in self.outputs),
             modules=tuple(finish(row, numbers(row)) for row in self.module_rows),
             unpaired=self.pair.pairing.unpaired,
@@ -391,7 +389,7 @@ def compare(
     return comparison.report([*pair.notes, *pair.program.notes, *notes, *comparison.check.notes])
 
 
-def finish(row: Row, totals: Totals, input_sqnr: float = math.nan) -> LayerRow:
+def finish(row: Row, totals: Totals, input_sqnr: float = math.nan, inputs: tuple[str, ...] = ()) -> LayerRow:
     sums, params, scale = totals.sums, row.params, row.scale
     alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
     range_use, excess_lsb = _reach(sums, params)
@@ -427,6 +425,7 @@ def finish(row: Row, totals: Totals, input_sqnr: float = math.nan) -> LayerRow:
         answers_for="" if row.is_block else row.answers_for,
         input_sqnr=input_sqnr,
         excess_lsb=excess_lsb,
+        inputs=", ".join(inputs),
         custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
     )
 

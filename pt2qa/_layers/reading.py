@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS, Read, reads_of, state_of
@@ -55,6 +55,22 @@ class Reading:
         index = self.program.producers.get(slot)
         first = None if index is None else self.program.steps[index].duplicate_of
         return index if first is None else self._producer(first)
+
+
+def nearest_before(program: Program, shown: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """For each op, the nearest ops before it that are ``shown``, by name: those whose values it reads, directly or
+    through ops that are not.
+    """
+    own = {name: (name,) for name in shown}
+    inputs = zip(program.inputs, program.input_names, strict=True)
+    nearest: dict[int, tuple[str, ...]] = {slot: own.get(name, ()) for slot, name in inputs}
+    found: dict[str, tuple[str, ...]] = {}
+    for step in program.steps:
+        nearest[step.out] = tuple(dict.fromkeys(name for slot in step.reads for name in nearest.get(slot, ())))
+        if step.site is None:
+            found[step.name] = nearest[step.out]
+            nearest[step.out] = own.get(step.name, nearest[step.out])
+    return found
 
 
 def _quantizes(op: str, reads: Sequence[Read]) -> bool:

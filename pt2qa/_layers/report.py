@@ -31,7 +31,7 @@ SCALARS = (
 """The columns that TensorBoard shows, besides the user's metrics."""
 
 
-@register("layers", schema=2, oldest=1)
+@register("layers", schema=3, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerReport(Report):
     """How far each layer of the quantized model is from the reference, and which op causes it.

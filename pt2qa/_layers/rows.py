@@ -62,6 +62,8 @@ class LayerRow:
             inputs, nan if one of them has no row or no number.
         excess_lsb: how far, in integer steps, the reference's values exceed the integer range; 0 if they stay within
             it, nan if there is no single scale.
+        inputs: names of the nearest rows before this one in the graph, separated by commas: those whose values its op
+            reads, directly or through ops that have no row.
         custom: the user's metrics by name; all rows of a report have the same names.
 
     Raises:
@@ -107,6 +109,7 @@ class LayerRow:
     answers_for: Annotated[str, column(extended=True, since=2)] = ""
     input_sqnr: Annotated[float, column(unit="dB", extended=True, since=2)] = nan
     excess_lsb: Annotated[float, column(extended=True, since=2)] = nan
+    inputs: Annotated[str, column(extended=True, since=3)] = ""
     custom: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
