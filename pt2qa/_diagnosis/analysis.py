@@ -20,7 +20,7 @@ from pt2qa._diagnosis.search import Search
 from pt2qa._diagnosis.trials import Data, Treatment, Trials
 from pt2qa._diagnosis.verdict import next_command, verdict_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
-from pt2qa._quantize.plain_flow import plain_flow
+from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._report.base import Report
@@ -98,27 +98,39 @@ def diagnose(
     now = trials.quality(Treatment())
     case = Case(pair, trials, data, now, progress)
     search = Search(case, _needed(aim, trials))
-    search.run()
     reports: dict[str, Report] = {}
-    if deployed:
-        reports["deployed"] = search.look_at_kernels(None if deployed is True else deployed)
-    structure = check(pair, rules=_errors_of(pair), progress=False) if findings is None else findings
-    reports["findings"] = structure
+    interrupted, structure = False, findings
+    try:
+        search.run()
+        if deployed:
+            reports["deployed"] = search.look_at_kernels(None if deployed is True else deployed)
+        if structure is None:
+            structure = check(pair, rules=_errors_of(pair), progress=False)
+        final, after = search.final()
+    except KeyboardInterrupt:
+        notes.append("interrupted: remedies that were not tried yet are missing")
+        interrupted = True
+        final, after = search.so_far()
+    trials.bar.close()
+    if structure is not None:
+        reports["findings"] = structure
     budget = case.budget
     if budget is not None:
         reports["budget"] = budget
-    trials.bar.close()
-    final, after = search.final()
     plan = trials.plan(search.state)
     about = f"{pair.model}, quantized by {pair.quantizer} with the remedies of a diagnosis."
-    flow = None if final is None else plain_flow(final, about=about, verify=verify_code, progress=False)
+    flow = None
+    if final is not None:
+        flow, unverified = kept_flow(final, about, verify_code and not interrupted, progress=False)
+        flow = replace(flow, verified="not run: interrupted") if interrupted else flow
+        notes += unverified
     diagnosis = Diagnosis(
         rows=tuple(search.rows),
         tried=tuple(search.tried),
         figures=tuple(search.figures(after)),
-        asides=tuple(_asides(structure)),
-        verdict=verdict_of(case, search.rows, search.bounds, after, search.needed, aim),
-        next_command=next_command(case, search.rows, search.state, after, search.needed),
+        asides=() if structure is None else tuple(_asides(structure)),
+        verdict=verdict_of(case, search.rows, search.bounds, after, search.needed, aim, interrupted=interrupted),
+        next_command=next_command(case, search.rows, search.state, after, search.needed, interrupted=interrupted),
         unit="dB" if aim is None or aim.metric is None else aim.name,
         target="" if search.needed is None else f"at least {search.needed:g}",
         met=-1 if search.needed is None else int(now.value >= search.needed),

@@ -20,6 +20,7 @@ from pt2qa._diagnosis.ranges import Observed, observe
 from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.costs import Costs, costs_of
+from pt2qa._report.prose import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
 from pt2qa._simulator.accumulate import first_fault, peeked
@@ -137,13 +138,15 @@ class Case:
     @functools.cached_property
     def noises(self) -> SiteNoises:
         """The output noise of each site as it is (``quantized``), and with the parameters in :attr:`instead`."""
-        return site_noises(
+        found = site_noises(
             self.pair,
             self.data.batches,
             self._variants,
             inputs_of=self.data.inputs_of,
             progress=self.progress,
         )
+        stop_if_interrupted(found.notes)
+        return found
 
     def _variants(self, site: Site) -> dict[str, Variant]:
         own = {"quantized": Variant(own_rounding(self.pair.simulator, site))}

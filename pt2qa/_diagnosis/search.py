@@ -66,6 +66,7 @@ class Search:
         self.state = Treatment()
         self.quality: Figures = self.case.now
         self.bounds: dict[str, Figures] = {}
+        self._left: list[tuple[Hypothesis, float]] = []
 
     def run(self) -> None:
         """Tries what always matters, then, where the numbers call for it, ranges and weights, then fallbacks."""
@@ -98,6 +99,18 @@ class Search:
         if state.made_of_edits:
             return pair, self.case.trials.converted(pair)
         return pair, self.quality
+
+    def so_far(self) -> tuple[QuantizedPair | None, Figures]:
+        """The same after Ctrl-C, with the best of the remedies that were measured and not yet taken; runs no model."""
+        if self._left and not self.rows:
+            best = _best(self._left)
+            self._left.remove(best)
+            self._add(best[0])
+        for each, gain in self._left:
+            self._reject(each, gain, "interrupted before it was tried after those above")
+        state = self.state
+        requantized = state.requantizes and state.made_of_edits and not state.floats
+        return self.case.trials.pair_with(state) if requantized else None, self.quality
 
     def figures(self, after: Figures) -> Iterator[Any]:
         """The rows of the table of figures."""
@@ -172,7 +185,7 @@ class Search:
     def _take(self, hypotheses: Sequence[Hypothesis]) -> None:
         """Measures each remedy after those taken before, then adds them, the best first, as long as they help."""
         start, before = self.state, self.quality
-        left = []
+        left = self._left = []
         for each in _distinct(hypotheses):
             gain = self._gain(each, start, before)
             if gain >= self._least(each):

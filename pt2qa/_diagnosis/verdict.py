@@ -29,6 +29,8 @@ def verdict_of(
     after: Figures,
     needed: float | None,
     aim: Target | None,
+    *,
+    interrupted: bool,
 ) -> str:
     """The diagnosis in one or two sentences."""
     unit = "dB" if aim is None or aim.metric is None else aim.name
@@ -36,11 +38,14 @@ def verdict_of(
     if rows:
         first = rows[0]
         where = f" at {first.name}" if first.name else ""
+        now = f"Interrupted. So far: {now}" if interrupted else now
         found = f"{now}. {first.cause}{where}: {first.sentence} ({signed(first.gain)} {unit})"
         if len(rows) > 1:
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
         missed = needed is not None and not after.value >= needed
         return f"{found}. The target, {number(needed)}, is still missed." if missed and needed else f"{found}."
+    if interrupted:
+        return f"Interrupted before a cause was found: {now}."
     if math.isnan(case.now.value):
         fault = case.fault
         where = f": {fault.what} at {fault.name} in the {fault.side} model, batch {fault.batch}" if fault else ""
@@ -65,8 +70,18 @@ LOW = 20.0
 """dB below which 8 bits with the best ranges are too few for a model."""
 
 
-def next_command(case: Case, rows: Sequence[CauseRow], state: Treatment, after: Figures, needed: float | None) -> str:
+def next_command(
+    case: Case,
+    rows: Sequence[CauseRow],
+    state: Treatment,
+    after: Figures,
+    needed: float | None,
+    *,
+    interrupted: bool,
+) -> str:
     """What to call next, or what to change; empty if there is nothing to do."""
+    if interrupted:
+        return "pt2qa.diagnose(pair, batches)"
     poor = case.now.worst[1] if not rows and needed is None and case.now.worst[1] < LOW else None
     if poor is not None or (needed is not None and not after.value >= needed):
         target = math.ceil(poor) + 3 if poor is not None else needed

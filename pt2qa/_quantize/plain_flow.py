@@ -121,6 +121,15 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     return PlainFlow(whole.text, f"{EQUAL}, with pt2qa; without it: {found}")
 
 
+def kept_flow(pair: QuantizedPair, about: str, verify: bool, progress: bool | None) -> tuple[PlainFlow, list[str]]:
+    """The same, and a note if Ctrl-C stopped the verification: what an analysis has found is not lost."""
+    try:
+        return plain_flow(pair, about=about, verify=verify, progress=progress), []
+    except KeyboardInterrupt:
+        code = plain_flow(pair, about=about, verify=False).code
+        return PlainFlow(code, "not run: interrupted"), ["interrupted: the code was not verified"]
+
+
 def _reason_not_to_run(pair: QuantizedPair, recipe: Recipe, capture: Capture) -> str:
     """Why no code can be compared with a pair; empty if it can."""
     if recipe.train is not None:

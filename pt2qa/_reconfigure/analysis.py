@@ -9,7 +9,7 @@ from typing import Any
 
 from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
-from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
+from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._quantize.quantization import quantize
 from pt2qa._reconfigure.baseline import Baseline, with_free_edits
 from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
@@ -167,7 +167,7 @@ def reconfigure(
     simulated = base.scorer.quality(stay)
     said = verdict(aim, needed, limits, result, pair.quantizer, names)
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(result.edits, 'edit')}.\n\n{said}"
-    flow, interrupted = _code_of(final.pair, about, verify_code, progress)
+    flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     return Reconfiguration(
         rows=(*free_rows(pair, base), *edit_rows(final.chosen, search)),
         curve=tuple(curve(base, found, search)),
@@ -188,15 +188,6 @@ def reconfigure(
         environment=pair.environment,
         code_verified=flow.verified,
     ).with_pair(final.pair)
-
-
-def _code_of(pair: QuantizedPair, about: str, verify: bool, progress: bool | None) -> tuple[PlainFlow, list[str]]:
-    """The code of a pair, and a note where Ctrl-C stopped its verification: the search is not lost."""
-    try:
-        return plain_flow(pair, about=about, verify=verify, progress=progress), []
-    except KeyboardInterrupt:
-        code = plain_flow(pair, about=about, verify=False).code
-        return PlainFlow(code, "not run: interrupted"), ["interrupted: the code was not verified"]
 
 
 def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:

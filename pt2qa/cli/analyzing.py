@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pt2qa._report.prose import stop_if_interrupted
 from pt2qa.cli.group import (
     DEBUG,
     Failure,
@@ -23,7 +24,7 @@ from pt2qa.cli.group import (
     say_wrote,
 )
 from pt2qa.cli.next_step import next_step
-from pt2qa.cli.printing import Printing, prints_reports, stop_if_interrupted
+from pt2qa.cli.printing import Printing, prints_reports
 from pt2qa.errors import Pt2qaError, ReportError
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class _Keeping:
         if what != "weights":
             printing = self.printing if what == "layers" else replace(self.printing, sort="worst")
             click.echo(f"{printing.text(report)}\n")
-        stop_if_interrupted(report)
+        stop_if_interrupted(getattr(report, "notes", ()))
 
     def write_page(self, reports: Sequence[Any]) -> None:
         """Writes the page of all reports, if it was asked for."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pt2qa._report.prose import stop_if_interrupted
 from pt2qa.cli.group import OutputFile, say_wrote, width_option
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Printing:
             click.echo(report.csv(extended=True), nl=False)
         else:
             click.echo(self.text(report))
-        stop_if_interrupted(report)
+        stop_if_interrupted(getattr(report, "notes", ()))
 
     def text(self, report: Report) -> str:
         """A report as text."""
@@ -80,9 +81,3 @@ def _taking(options: Sequence[Callable[..., Any]], function: Callable[..., None]
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def stop_if_interrupted(report: Any) -> None:
-    """Raises KeyboardInterrupt for the report of an analysis that was interrupted: one of its notes says so."""
-    if any(note.startswith("interrupted") for note in getattr(report, "notes", ())):
-        raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._diagnosis.causes import CAUSES
+from pt2qa._diagnosis.projected import site_noises
+from pt2qa._diagnosis.trials import Trials
 from pt2qa.report import Diagnosis
 
 
@@ -129,6 +132,39 @@ def test_a_report_says_all_of_it(net: nn.Module, data: Any, tmp_path: Any) -> No
     assert tuple(loaded.to_pandas().columns) == columns
     with pytest.raises(pt2qa.ReportError, match="holds no pair"):
         loaded.pair  # noqa: B018
+
+
+@pytest.mark.parametrize("runs", [2, 4, 6])
+def test_ctrl_c_keeps_what_was_found(net: nn.Module, data: Any, monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
+    measured: list[Any] = []
+    quality = Trials.quality
+
+    def counted(trials: Trials, treatment: Any) -> Any:
+        if treatment not in measured:
+            if len(measured) == runs:
+                raise KeyboardInterrupt
+            measured.append(treatment)
+        return quality(trials, treatment)
+
+    monkeypatch.setattr(Trials, "quality", counted)
+    found = diagnosed(net, [batch * 0.3 for batch in data[0]], data[1])
+    assert any(note.startswith("interrupted") for note in found.notes)
+    assert found.verdict.startswith("Interrupted")
+    assert found.next_command == "pt2qa.diagnose(pair, batches)"
+    assert [row.cause for row in found.rows] == ["narrow-calibration"] * (runs > 2)
+    if found.rows:
+        assert found.pair.sites
+        assert found.code_verified == "not run: interrupted"
+
+
+def test_ctrl_c_in_the_budget_is_not_ignored(net: nn.Module, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **options: Any) -> Any:
+        return dataclasses.replace(site_noises(*args, **options), notes=("interrupted: covers 1 batch",))
+
+    monkeypatch.setattr("pt2qa._diagnosis.case.site_noises", interrupted)
+    found = diagnosed(net, [batch * 0.3 for batch in data[0]], data[1])
+    assert found.verdict.startswith("Interrupted")
+    assert "budget" not in found.reports
 
 
 def test_a_target_decides(net: nn.Module, data: Any) -> None:

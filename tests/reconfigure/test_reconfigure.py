@@ -176,7 +176,7 @@ def test_the_code_is_verified_at_the_end_or_says_that_it_was_not(monkeypatch: py
             raise KeyboardInterrupt
         return plain_flow(pair, verify=False, **options)
 
-    monkeypatch.setattr("pt2qa._reconfigure.analysis.plain_flow", interrupted)
+    monkeypatch.setattr("pt2qa._quantize.plain_flow.plain_flow", interrupted)
     stopped = pt2qa.reconfigure(pair, batches, target=40.0, progress=False)
     assert stopped.code_verified == "not run: interrupted"
     assert "interrupted: the code was not verified" in stopped.notes
