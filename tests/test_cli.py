@@ -402,13 +402,11 @@ PLANNED = OverridePlan((Edit("float", ("fc1/linear",)),)).to_json()
 def test_the_next_command_quantizes_as_the_diagnosis_did(
     run, library, flow, tmp_path, monkeypatch, options, plan, data, step
 ):
-    from pt2qa._quantize.pairing import Recipe
-
     def diagnose(pair, batches, **given):
         kept = sys.modules["pt2qa_flow_flow"].given["batches"] if data == "same" else [1]
         plugin = Plugin(**dict(option.split("=") for option in options.split(",") if option))
         return replace(DIAGNOSIS, plan_json=plan, code="pass\n").with_evidence(
-            SimpleNamespace(recipe=Recipe(plugin, kept)), {}
+            SimpleNamespace(recipe=SimpleNamespace(plugin=plugin, calibration=kept)), {}
         )
 
     monkeypatch.setitem(vars(pt2qa), "diagnose", diagnose)

@@ -74,12 +74,9 @@ def annotations(
 
 
 def _of_pair(pair: QuantizedPair) -> AnnotationReport:
-    recipe, capture = pair.recipe, pair.capture
-    known = None
+    known = None if pair.recipe is None else pair.recipe.annotations
     notes = pair.notes
-    if recipe is not None and capture is not None:
-        known = annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat)
-    else:
+    if known is None:
         notes += (
             "the pair was not made by pt2qa.quantize: what its quantizer asked for, observers and shared scales are "
             "not known",

@@ -51,7 +51,7 @@ def check(
         args: for a model, example inputs as :func:`pt2qa.capture` takes them.
         kwargs: for a model, keyword example inputs.
         quantizer: as :func:`pt2qa.quantize` takes it, for rules on what it annotates; a pair knows its own.
-        qat: whether it is for quantization-aware training.
+        qat: whether it is for quantization-aware training; a pair knows.
         batches: for a pair, data for the rules on values.
         inputs_of: maps an item of ``batches`` to a batch.
         dynamic_shapes: for a model, as :func:`pt2qa.capture` takes it.
@@ -95,7 +95,7 @@ def check(
         args=args,
         kwargs=kwargs,
         quantizer=quantizer,
-        qat=qat,
+        qat=qat or (kind == "pair" and subject.recipe is not None and subject.recipe.qat),
         batches=batches,
         inputs_of=inputs_of,
         dynamic_shapes=dynamic_shapes,

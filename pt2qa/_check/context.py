@@ -173,7 +173,10 @@ class CheckContext:
         plugin = self.plugin
         if self.given in ("program", "graph"):
             return self._annotated(lambda: self.annotate(self.graph, self.names))
-        edits = self.value.recipe.edits if self.given == "pair" and self.value.recipe is not None else ()
+        recipe = self.value.recipe if self.given == "pair" else None
+        if recipe is not None and (recipe.plugin, recipe.qat) == (plugin, self.qat):
+            return recipe.annotations  # type: ignore[no-any-return]
+        edits = () if recipe is None else recipe.edits
         captured = self.capture
         return self._annotated(lambda: annotations_of(captured, plugin, edits, qat=self.qat))
 
@@ -189,13 +192,8 @@ class CheckContext:
             raise UnavailableError("to quantizers without a spec of what their backend takes")
         if self.given != "pair":
             return broken_lines(self.annotations, spec)
-        recipe, captured = self.value.recipe, self.value.capture
-        if recipe is None or captured is None:
-            return broken_weights(self.pair.sites, spec)
-        if recipe.plugin == self.plugin and recipe.qat == self.qat:
-            return broken_lines(self.annotations, spec)
-        made = self._annotated(lambda: annotations_of(captured, recipe.plugin, recipe.edits, qat=recipe.qat), "made")
-        return broken_lines(made, spec)
+        recipe = self.pair.recipe
+        return broken_weights(self.pair.sites, spec) if recipe is None else broken_lines(recipe.annotations, spec)
 
     @property
     def unshared(self) -> frozenset[str]:

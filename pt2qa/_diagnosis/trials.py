@@ -178,7 +178,11 @@ class Trials:
         plain, edited = (treatment.options, ()), (treatment.options, treatment.edits)
         if plain not in self._annotations:
             plugin = with_options(recipe.plugin, dict(treatment.options))
-            self._annotations[plain] = annotations_of(capture, plugin, recipe.edits, qat=recipe.qat)
+            self._annotations[plain] = (
+                annotations_of(capture, plugin, recipe.edits, qat=recipe.qat)
+                if treatment.options
+                else recipe.annotations
+            )
         if edited not in self._annotations:
             self._annotations[edited] = self._annotations[plain].with_edits(treatment.edits)
         return self._annotations[edited]

@@ -8,7 +8,7 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -33,6 +33,7 @@ from pt2qa._simulator.program import Constant, Program, Region, Site
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Graphs, Verification, add_state, simulated
 from pt2qa.errors import PairingError, SelectionError
+from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.plugins import resolve
 
@@ -89,10 +90,12 @@ class OpCoverage:
 class Recipe:
     """How a pair was quantized, so that it can be quantized again with other settings.
 
-    ``calibration`` is None if the batches came from an iterator, which is exhausted.
+    ``calibration`` is None if the batches came from an iterator, which is exhausted.  ``annotations`` is what the
+    quantizer asked for, edits included.
     """
 
     plugin: Any
+    annotations: Annotations = field(repr=False)
     calibration: Iterable[Any] | None
     qat: bool = False
     train: Callable[[GraphModule], None] | None = None

@@ -26,6 +26,7 @@ from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
+from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import EditedQuantizer
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import taken_by
@@ -81,7 +82,7 @@ def quantize(
     edits = overrides.edits if overrides is not None else ()
     names, float_graph = capture.names, capture.module()
     refuse_float64(float_graph)
-    prepared, annotated = _prepare(plugin, float_graph, edits, names, qat)
+    prepared, annotated, annotations = _prepare(plugin, float_graph, edits, names, qat)
     if not find_observers(prepared):
         raise QuantizeError(
             f"{plugin.name} annotated 0 of {_ops_of(float_graph).total()} ops: the model would stay in float. "
@@ -105,6 +106,7 @@ def quantize(
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
     notes = (*_notes(capture), rewriting, *_override_notes(overrides, describe(plugin)), sliced)
+    kept = None if isinstance(calibration, Iterator) else calibration
     result = QuantizedPair(
         reference=reference,
         quantized=quantized,
@@ -114,7 +116,7 @@ def quantize(
         float_graph=float_graph,
         capture=capture,
         notes=tuple(filter(None, notes)),
-        recipe=Recipe(plugin, None if isinstance(calibration, Iterator) else calibration, qat, train, inputs_of, edits),
+        recipe=Recipe(plugin, annotations, kept, qat, train, inputs_of, edits),
     )
     try:
         result.program  # noqa: B018  lowering finds now what would otherwise surface in the first analysis
@@ -128,8 +130,8 @@ def quantize(
 
 def _prepare(
     plugin: QuantizerPlugin, float_graph: GraphModule, edits: tuple[Edit, ...], names: Mapping[int, OpName], qat: bool
-) -> tuple[GraphModule, Counter[str]]:
-    """A prepared copy of a graph, and how many ops of each kind the quantizer annotated before any edit."""
+) -> tuple[GraphModule, Counter[str], Annotations]:
+    """A prepared copy of a graph, how many ops of each kind the quantizer annotated, and what after all edits."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
     # prepare folds batch norms into the graph it is given, and QAT trains its parameters: work on a copy of both.
@@ -144,8 +146,8 @@ def _prepare(
             f"{plugin.name} could not prepare the model: {type(error).__name__}: {str(error) or 'no message'}. "
             "The traceback above this one shows the op it stumbled on."
         ) from error
-    assert quantizer.annotated is not None, "prepare has the quantizer annotate"
-    return prepared, quantizer.annotated
+    assert quantizer.annotations is not None, "prepare has the quantizer annotate"
+    return prepared, quantizer.annotated, quantizer.annotations
 
 
 def _ops_of(graph_module: GraphModule) -> Counter[str]:

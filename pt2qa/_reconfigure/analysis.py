@@ -27,7 +27,6 @@ from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.edited import annotations_of
 from pt2qa.overrides.plan import OBSERVERS, Edit
 from pt2qa.plugins.abilities import levels_of
 
@@ -115,7 +114,7 @@ def reconfigure(
     notes = list(pair.verify(first.batch))
     needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
     before = scorer.quality(scorer.every)
-    base = Baseline(pair, scorer, annotations_of(capture, recipe.plugin, recipe.edits, qat=recipe.qat), (), before)
+    base = Baseline(pair, scorer, recipe.annotations, (), before)
     if needed is None or not before.value >= needed:
         base = with_free_edits(base, requantize, fuse, observers, needed)
     notes += base.pair.verify(first.batch)

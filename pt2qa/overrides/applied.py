@@ -51,7 +51,7 @@ class PlannedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type 
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Lets the quantizer annotate, then edits the annotations; changes ``model`` in place, as torchao expects."""
-        begun = self._edited is not None and self._edited.annotated is None and names_of(model)
+        begun = self._edited is not None and self._edited.annotations is None and names_of(model)
         if not begun and model not in self._bodies:
             self._edited = self._begin(model)
         model = self._current.annotate(model)

@@ -27,7 +27,9 @@ from pt2qa.plugins import QuantizerPlugin, resolve
 class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
     """Wraps a quantizer, counts its annotations, and edits them.
 
-    ``annotated`` says by op type how many ops the quantizer annotated; it is None before that.
+    Attributes:
+        annotations: what is annotated, edits included; None before that.
+        annotated: by op type, how many ops the quantizer annotated before any edit.
     """
 
     quantizer: Any
@@ -35,7 +37,8 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
     edits: tuple[Edit, ...]
     names: Mapping[int, OpName]
     qat: bool = field(kw_only=True)
-    annotated: Counter[str] | None = field(default=None, init=False)
+    annotations: Annotations | None = field(default=None, init=False)
+    annotated: Counter[str] = field(default_factory=Counter, init=False)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Applies the quantizer's own rewriting of the graph before annotation."""
@@ -47,11 +50,12 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         ``prepare`` calls this again for the bodies of loops, which no edit reaches.
         """
         model = self.quantizer.annotate(model) or model
-        if self.annotated is None:
+        if self.annotations is None:
             self.annotated = annotated_ops(model.graph.nodes)
+            self.annotations = read_annotations(model, self.plugin, self.names, qat=self.qat)
             if self.edits:
-                before = read_annotations(model, self.plugin, self.names, qat=self.qat)
-                write_specs(model, before.specs, before.with_edits(self.edits).specs)
+                write_specs(model, self.annotations.specs, self.annotations.with_edits(self.edits).specs)
+                self.annotations = read_annotations(model, self.plugin, self.names, qat=self.qat)
         return model
 
     def validate(self, model: GraphModule) -> None:

@@ -54,6 +54,24 @@ def test_silenced_findings_are_counted() -> None:
     assert everything.rules[0].silenced == 2
 
 
+def test_a_pair_is_not_annotated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = residual_pair()
+    quantizer = type(pair.recipe.plugin.build(pair.float_graph, qat=False))
+    annotate, graphs = quantizer.annotate, []
+    monkeypatch.setattr(quantizer, "annotate", lambda self, graph: graphs.append(graph) or annotate(self, graph))
+    rules = [one for one in RULES if one != "in-place-spelling"]  # which annotates another graph
+    pt2qa.check(pair, batches=[images()], rules=rules, progress=False)
+    pt2qa.annotations(pair)
+    assert not graphs
+
+
+def test_a_pair_for_training_is_checked_as_such() -> None:
+    capture = pt2qa.capture(residual().eval(), images(2))
+    pair = pt2qa.quantize(capture, "x86", [images(2)], qat=True, progress=False)
+    findings = pt2qa.check(pair, rules=["unfoldable-batch-norm"])
+    assert findings.rules[0].reason.startswith("to quantization-aware training")
+
+
 def test_an_unknown_rule_is_an_error_with_the_nearest() -> None:
     with pytest.raises(pt2qa.SelectionError, match=r"rules: there is no rule 'train-mod'; did you mean 'train-mode'\?"):
         pt2qa.check(in_training(), rules=["train-mod"])

@@ -114,6 +114,20 @@ def test_the_quantizer_that_edits_gives_the_annotation_that_was_worked_out(
     )
 
 
+@pytest.mark.parametrize(("net", "quantizer", "edit"), EDITS[2:7], ids=str)
+def test_a_pair_keeps_what_was_annotated(net: str, quantizer: str, edit: Edit) -> None:
+    for edits in ((), (edit,)):
+        recipe = edited(net, quantizer, *edits).recipe
+        assert recipe is not None
+        assert recipe.annotations == annotations_of(captured(net)[0], recipe.plugin, edits)
+
+
+def test_a_pair_keeps_what_was_annotated_for_training() -> None:
+    recipe = plain("residual", "x86", qat=True).recipe
+    assert recipe is not None
+    assert recipe.annotations == annotated("residual", "x86", qat=True)
+
+
 def test_edits_add_up() -> None:
     before = annotated("residual", "xnnpack")
     one, two = Edit("float", ("conv2/conv2d",)), Edit("float", ("fc/linear",))
