@@ -63,6 +63,9 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._annotations.report import AnnotationReport as AnnotationReport
     from ._annotations.diff import AnnotationDiff as AnnotationDiff
 
+    # reports of parts of the data
+    from ._report.merging import merge as merge
+
     # reports for other eyes
     from ._report.html import write_html as write_html
     from ._report.tensorboard import write_tensorboard as write_tensorboard

@@ -75,6 +75,7 @@ NAMES = [
     "find_bad_cases",
     "gate",
     "load",
+    "merge",
     "metrics",
     "pair",
     "profile",

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor
@@ -14,12 +14,13 @@ from torch import Tensor
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._layers.reading import Reading, nearest_before
 from pt2qa._layers.report import LayerReport
-from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
 from pt2qa._layers.selection import Block
-from pt2qa._metrics import ErrorSums, Metric, NoiseSums, error_sums, sums_of_row
+from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tables
+from pt2qa._metrics import Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart
+from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.isolated_check import Isolated
@@ -28,40 +29,6 @@ from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import Verification
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """The sums of one row over some values; ``merge`` combines two.
-
-    ``clamped`` of ``clamped_of`` values were clamped; ``dtype`` and ``shape`` are the first value's, None without one.
-    """
-
-    sums: ErrorSums = field(default_factory=ErrorSums)
-    isolated: NoiseSums = field(default_factory=NoiseSums)
-    rounding: NoiseSums = field(default_factory=NoiseSums)
-    custom: dict[str, Metric] = field(default_factory=dict)
-    clamped: int = 0
-    clamped_of: int = 0
-    dtype: str = ""
-    shape: tuple[int, ...] | None = None
-
-    def merge(self, other: Totals) -> Totals:
-        return Totals(
-            self.sums.merge(other.sums),
-            self.isolated.merge(other.isolated),
-            self.rounding.merge(other.rounding),
-            {name: metric.merge(other.custom[name]) for name, metric in self.custom.items()},
-            self.clamped + other.clamped,
-            self.clamped_of + other.clamped_of,
-            other.dtype if self.shape is None else self.dtype,
-            other.shape if self.shape is None else self.shape,
-        )
-
-    @property
-    def nonfinite(self) -> bool:
-        """Whether a value is NaN or infinite on one side only, so that the numbers are nan."""
-        return bool(self.sums.nonfinite) or math.isnan(self.isolated.noise) or math.isnan(self.rounding.noise)
 
 
 @dataclass(slots=True)
@@ -96,6 +63,34 @@ class Row:
         """The real value of one integer step, the largest of several; nan if unknown."""
         return self.params.largest_scale if self.params is not None else math.nan
 
+    def summed(
+        self, table: TableName, *, sources: tuple[int, ...] | None = None, read: bool = False, note: str = ""
+    ) -> RowSums:
+        """The row as data, for a table of the report; ``read`` if the value is what one reader reads."""
+        params, low, high = self.params, math.nan, math.nan
+        if params is not None and isinstance(params.scale, float) and isinstance(params.zero_point, int):
+            low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
+        compared = Compared(
+            name=self.name,
+            module=self.module,
+            op=self.op,
+            handle=self.handle,
+            table=table,
+            observed_at="raw" if params is None and not read else "dq",
+            dtype="" if params is None else params.dtype,
+            scale=self.scale,
+            zero_point=math.nan if params is None else params.single_zero_point,
+            low=float(low),
+            high=float(high),
+            part_of=self.part_of,
+            step=self.step,
+            answers_for="" if self.is_block else self.answers_for,
+            sources=sources,
+            note=note,
+            problem=self.problem,
+        )
+        return RowSums(compared, self.totals, self.apart)
+
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
@@ -119,6 +114,7 @@ class Comparison:
         metrics: dict[str, Metric],
     ) -> None:
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
+        self.block_table: TableName = "modules" if steps else "rows"
         # Arguments that a metric also gets if its update names them; see pt2qa.Metric.
         self.asked = {
             name: {"isolated", "scale"} & inspect.signature(metric.update).parameters.keys()
@@ -166,7 +162,7 @@ class Comparison:
         }
         for index in sorted(sources - self.rows.keys()):
             step = self.program.steps[index]
-            row = Row(step.name, step.module, step.op, step.handle, None, None, Totals(), Totals(), aside=True)
+            row = Row(step.name, step.module, step.op, step.handle, None, None, self.empty, self.empty, aside=True)
             self.rows[index] = [row]
 
     def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> Row:
@@ -290,8 +286,10 @@ class Comparison:
     def _measured(self, row: Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
         """The user's metrics for one value, each with the arguments it names."""
         known = {"isolated": isolated, "scale": None if math.isnan(row.scale) else row.scale}
+        if row.aside:
+            return self.metrics
         measured = {}
-        for name, metric in () if row.aside else self.metrics.items():
+        for name, metric in self.metrics.items():
             update = cast(Callable[..., Metric], metric.update)
             measured[name] = update(ref, quant, **{key: known[key] for key in self.asked[name]})
         return measured
@@ -330,32 +328,15 @@ class Comparison:
 
     def report(self, notes: Sequence[str]) -> LayerReport:
         """The results so far; ``notes`` come before its own."""
-        rows = [row for place in sorted(self.rows) for row in self.rows[place] if not (row.is_block or row.aside)]
-        # If no batch counts, show the excluded ones rather than nothing.
-        only_apart = len(self.set_apart) == self.batches
-
-        def numbers(row: Row) -> Totals:
-            return row.apart if only_apart else row.totals
-
-        def input_sqnr(row: Row) -> float:
-            """The smallest SQNR among the values that a row's region reads; nan if one of them has none."""
-            own = (self.rows.get(source, ()) for source in row.sources if source is not None)
-            found = [next((numbers(one).sums.sqnr for one in rows if not one.is_block), math.nan) for rows in own]
-            return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
-
-        shown = [row for row in rows if numbers(row).shape is not None or row.problem]
-        inputs = nearest_before(self.program, {row.name for row in shown})
-        missing = [row for row in rows if numbers(row).shape is None and not row.problem]
+        sums = self._sums()
         extra = list(notes)
-        if missing:
-            extra.append(f"not compared, no single tensor as output: {few([row.name for row in missing])}")
+        if missing := [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]:
+            extra.append(f"not compared, no single tensor as output: {few(missing)}")
         for entry in self.pair.coverage:
             if entry.carries_arithmetic and entry.quantized < entry.total:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
         return LayerReport(
-            rows=tuple(finish(row, numbers(row), input_sqnr(row), inputs.get(row.name, ())) for row in shown),
-            outputs=tuple(finish(row, numbers(row)) for row in self.outputs),
-            modules=tuple(finish(row, numbers(row)) for row in self.module_rows),
+            **tables(sums, only_apart=len(self.set_apart) == self.batches),
             unpaired=self.pair.pairing.unpaired,
             notes=tuple(dict.fromkeys(extra)),
             batches=self.batches,
@@ -363,10 +344,30 @@ class Comparison:
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
+            set_apart=tuple(self.set_apart),
             smaller_is_worse=self._metrics_worse("smaller"),
             larger_is_worse=self._metrics_worse("larger"),
-            set_apart=tuple(self.set_apart),
+            sums=packed(sums, {QUANTIZATION: self.pair.quantization, "isolated": str(self.with_isolated)}),
         )
+
+    def _sums(self) -> list[RowSums]:
+        """The sums of all rows in graph order, then those of whole modules and of outputs."""
+        ordered = [row for place in sorted(self.rows) for row in self.rows[place] if not row.is_block]
+        # The first row at a place stands for it; the later ones have other scales.
+        positions = {id(row): position for position, row in enumerate(ordered)}
+        first = {place: positions[id(rows[0])] for place, rows in self.rows.items() if not rows[0].is_block}
+
+        def read(row: Row) -> tuple[int, ...]:
+            return tuple(first[source] for source in row.sources if source is not None)
+
+        found = [row.summed("" if row.aside else "rows", sources=read(row)) for row in ordered]
+        shown = {each.compared.name for each in found if each.compared.table and each.seen}
+        inputs = nearest_before(self.program, shown)
+        return [
+            *(each.reading(inputs.get(each.compared.name, ())) for each in found),
+            *(row.summed(self.block_table) for row in self.module_rows),
+            *(row.summed("outputs") for row in self.outputs),
+        ]
 
     def _metrics_worse(self, way: str) -> tuple[str, ...]:
         """The user's metrics that declare smaller, or larger, values as worse."""
@@ -387,59 +388,3 @@ def compare(
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     pair = comparison.pair
     return comparison.report([*pair.notes, *pair.program.notes, *notes, *comparison.check.notes])
-
-
-def finish(row: Row, totals: Totals, input_sqnr: float = math.nan, inputs: tuple[str, ...] = ()) -> LayerRow:
-    sums, params, scale = totals.sums, row.params, row.scale
-    alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
-    range_use, excess_lsb = _reach(sums, params)
-    return LayerRow(
-        handle=row.handle,
-        name=row.name,
-        module=row.module,
-        op=row.op,
-        observed_at="raw" if params is None else "dq",
-        dtype=totals.dtype if params is None else params.dtype,
-        scale=scale,
-        zero_point=params.single_zero_point if params is not None else math.nan,
-        shape=totals.shape or (),
-        sqnr=sums.sqnr,
-        isolated_sqnr=totals.isolated.sqnr,
-        rounding_sqnr=totals.rounding.sqnr,
-        mse=sums.mse,
-        cosine=sums.cosine,
-        l1=sums.l1,
-        atol=sums.atol,
-        max_lsb=sums.atol / scale if scale > 0 else math.nan,
-        saturation=totals.clamped / totals.clamped_of if totals.clamped_of else math.nan,
-        ref_min=sums.ref_min if sums.count else math.nan,
-        quant_min=sums.quant_min if sums.count else math.nan,
-        ref_max=sums.ref_max if sums.count else math.nan,
-        quant_max=sums.quant_max if sums.count else math.nan,
-        ref_mean=sums.ref_mean,
-        quant_mean=sums.quant_mean,
-        range_use=range_use,
-        note="; ".join(filter(None, (row.problem, sums.reason, alone))),
-        part_of=row.part_of,
-        step=row.step,
-        answers_for="" if row.is_block else row.answers_for,
-        input_sqnr=input_sqnr,
-        excess_lsb=excess_lsb,
-        inputs=", ".join(inputs),
-        custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
-    )
-
-
-def _reach(sums: ErrorSums, params: QuantParams | None) -> tuple[float, float]:
-    """Share of the integer range that the reference spans, and how many steps it reaches beyond the range."""
-    if (
-        params is None
-        or not isinstance(params.scale, float)
-        or not isinstance(params.zero_point, int)
-        or not sums.count
-    ):
-        return math.nan, math.nan
-    low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
-    smallest, largest = sums.ref_min / params.scale, sums.ref_max / params.scale
-    spanned = min(max(round(largest), low), high) - min(max(round(smallest), low), high)
-    return spanned / (high - low), max(largest - high, low - smallest, 0.0)

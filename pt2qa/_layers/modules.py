@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pt2qa._layers.analysis import named_metrics
@@ -54,7 +53,5 @@ def compare_modules(
     """
     check_pair(pair)
     blocks = find_blocks(pair.program, modules)
-    report = compare(
-        Comparison(pair, frozenset(), blocks, False, named_metrics(metrics)), batches, inputs_of, progress, "modules"
-    )
-    return replace(report, rows=report.modules, modules=())
+    comparison = Comparison(pair, frozenset(), blocks, False, named_metrics(metrics))
+    return compare(comparison, batches, inputs_of, progress, "modules")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Annotated, Any, ClassVar
+
+import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._layers.charts import along_graph, histograms
@@ -48,6 +50,7 @@ class LayerReport(Report):
         environment: versions, and the model's fingerprint.
         set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
         smaller_is_worse, larger_is_worse: the custom metrics that declare a direction.
+        sums: what :func:`pt2qa.merge` adds up.
 
     Raises:
         ReportError: custom metrics differ between rows, or one is named like a column or declares both directions.
@@ -74,6 +77,7 @@ class LayerReport(Report):
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     smaller_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
     larger_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
+    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         check_custom(LayerRow, self.rows + self.outputs + self.modules)
@@ -89,6 +93,13 @@ class LayerReport(Report):
     def batches_apart(self) -> int:
         """How many batches are in none of the numbers."""
         return len(self.set_apart)
+
+    @classmethod
+    def merged(cls, reports: Sequence[LayerReport], metrics: Mapping[str, Any]) -> LayerReport:
+        from pt2qa._layers.sums import merged
+
+        found: LayerReport = merged(reports, metrics)
+        return found
 
     def worst(self, k: int, by: str = "isolated_sqnr") -> tuple[LayerRow, ...]:
         """The k worst rows by a column or custom metric, ties by ``sqnr``; rows where it is nan come last.

@@ -8,7 +8,7 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -31,7 +31,7 @@ from pt2qa._simulator.lower import lower
 from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa._simulator.program import Constant, Program, Region, Site
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.verification import Graphs, Verification, add_state, simulated
+from pt2qa._simulator.verification import Graphs, Verification, add_state, digest_of, simulated
 from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
@@ -169,6 +169,12 @@ class QuantizedPair:
     def environment(self) -> Environment:
         """Versions and the model's fingerprint, for reports."""
         return Environment.here(fingerprint(self.reference if self.float_graph is None else self.float_graph))
+
+    @functools.cached_property
+    def quantization(self) -> str:
+        """Identifies how it rounds: a digest of scale, zero point, range and place of every site."""
+        values = [(site.kind, site.name, *astuple(site.params)) for site in self.sites]
+        return digest_of([value for site in values for value in site])[:16]
 
     def as_deployed(self, quantizer: Any = None) -> QuantizedPair:
         """This pair with the dynamic scales of the backend's kernels in place of the converted graph's.

@@ -5,7 +5,7 @@ everything else follows from its fields.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -126,6 +126,7 @@ class Report:
         code: text to paste, if the kind has a field for it.
         next_command: what to type next, if the kind has a field for it.
         served: tables that a page does not show as tables: they are internal, or shown as a list.
+        one_run: the fields in which reports must agree to be merged.
     """
 
     __slots__ = ()
@@ -135,6 +136,7 @@ class Report:
     usual_measures: ClassVar[tuple[str, ...]] = ()
     ties: ClassVar[str] = "sqnr"
     served: ClassVar[frozenset[str]] = frozenset({"unpaired"})
+    one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer")
     rows: tuple[Any, ...]
 
     # -- for people ----------------------------------------------------------------------------------------------------
@@ -394,6 +396,19 @@ class Report:
         """The column that says which row is worst; None if rows are not ranked."""
         usual = [name for name in self.usual_measures if "." not in name]
         return usual[0] if usual else None
+
+    @classmethod
+    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
+        """One report of several of this class, from their field ``sums``; see :func:`pt2qa.merge`.
+
+        Args:
+            reports: of one model, and alike in the fields ``one_run``.
+            metrics: the user's metrics, in their empty state.
+
+        Raises:
+            ReportError: the sums differ in what they are of.
+        """
+        raise NotImplementedError
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
         """A column with the unit and direction that this report's data give it.

@@ -196,12 +196,12 @@ def _write_arrays(name: str, value: dict[str, Array], tensors: dict[str, Array],
     text[name] = json.dumps(list(value))
     for key, array in value.items():
         # safetensors writes the raw bytes at the array's pointer, so the array must be contiguous.
-        tensors[f"{name}/{key}"] = np.require(array, requirements="C")
+        tensors[_spelled(f"{name}/{key}")] = np.require(array, requirements="C")
 
 
 def _read_arrays(name: str, source: Source) -> dict[str, Array]:
     keys = source.json(name, "a list of different texts", _is_names)
-    return {key: source.array(f"{name}/{key}") for key in keys}
+    return {key: source.array(_spelled(f"{name}/{key}")) for key in keys}
 
 
 def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import torch
@@ -18,9 +17,9 @@ from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.executorch import aten_op, is_delegate
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
-from pt2qa._layers.comparison import Row, Totals, finish
-from pt2qa._layers.rows import LayerRow
+from pt2qa._layers.comparison import Row
 from pt2qa._layers.selection import select
+from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.observers import without
 from pt2qa._quantize.pairing import as_graph_module, check_handles, fingerprint
@@ -179,20 +178,14 @@ class _Comparison:
 
     def report(self, notes: Sequence[str], model: str) -> GraphReport:
         """The results so far; ``notes`` come before its own."""
-        only_apart = len(self.set_apart) == self.batches
-
-        def finished(row: Row, note: str = "", *, read: bool = False) -> LayerRow:
-            result = finish(row, row.apart if only_apart else row.totals)
-            at = "dq" if read else result.observed_at
-            return replace(result, observed_at=at, note="; ".join(filter(None, (note, row.problem or result.note))))
-
-        spoke = {id(row) for _, row in self.rows if row.problem or {row.totals.shape, row.apart.shape} != {None}}
-        silent = [row.name for _, row in self.rows if id(row) not in spoke]
+        sums = [
+            *(row.summed("rows", read=value.read, note=value.note) for value, row in self.rows),
+            *(row.summed("outputs") for row in self.outputs),
+        ]
+        silent = [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]
         said = [f"not compared, no tensor as value: {few(silent)}"] if silent else []
         return GraphReport(
-            rows=tuple(finished(row, value.note, read=value.read) for value, row in self.rows if id(row) in spoke),
-            outputs=tuple(map(finished, self.outputs)),
-            modules=(),
+            **tables(sums, only_apart=len(self.set_apart) == self.batches),
             unpaired=self.plan.unpaired,
             notes=(*notes, *self.plan.notes, *said, *_delegated("a", self.a), *_delegated("b", self.b)),
             batches=self.batches,
@@ -201,6 +194,7 @@ class _Comparison:
             model=model,
             environment=Environment.here(fingerprint(self.a)),
             set_apart=tuple(self.set_apart),
+            sums=packed(sums, {"graph b": fingerprint(self.b)}),
         )
 
 

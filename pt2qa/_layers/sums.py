@@ -1,0 +1,262 @@
+"""The sums behind a layer report, and the rows made of them: of one run, and of several merged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
+from pt2qa._metrics import ErrorSums, Metric, NoiseSums
+from pt2qa._report.merging import joined_notes, numbered_on
+from pt2qa._report.sums import Sums, pack, settings_of, unpack, why_not
+from pt2qa.errors import ReportError
+
+TableName = Literal["rows", "outputs", "modules", ""]
+"""A table of the report; empty for a value that is in none, but that rows read."""
+
+UNMERGEABLE = "cannot be merged"
+"""The setting that names the user's metrics whose states a file cannot hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The sums of one row over some values; ``merge`` combines two.
+
+    ``clamped`` of ``clamped_of`` values were clamped; ``dtype`` and ``shape`` are the first value's, None without one.
+    """
+
+    sums: ErrorSums = field(default_factory=ErrorSums)
+    isolated: NoiseSums = field(default_factory=NoiseSums)
+    rounding: NoiseSums = field(default_factory=NoiseSums)
+    custom: dict[str, Metric] = field(default_factory=dict)
+    clamped: int = 0
+    clamped_of: int = 0
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+
+    def merge(self, other: Totals) -> Totals:
+        return Totals(
+            self.sums.merge(other.sums),
+            self.isolated.merge(other.isolated),
+            self.rounding.merge(other.rounding),
+            {name: metric.merge(other.custom[name]) for name, metric in self.custom.items()},
+            self.clamped + other.clamped,
+            self.clamped_of + other.clamped_of,
+            other.dtype if self.shape is None else self.dtype,
+            other.shape if self.shape is None else self.shape,
+        )
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether a value is NaN or infinite on one side only, so that the numbers are nan."""
+        return bool(self.sums.nonfinite) or math.isnan(self.isolated.noise) or math.isnan(self.rounding.noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a row compares; the other names are those of :class:`pt2qa.LayerRow`.
+
+    Attributes:
+        table: that has the row.
+        low, high: the integer range, counted from the zero point; nan without a single scale and zero point.
+        sources: positions of the rows whose values the op's region reads; None if not known.
+        note: known beforehand.
+        problem: why values could not be compared.
+    """
+
+    name: str = ""
+    module: str = ""
+    op: str = ""
+    handle: int = -1
+    table: TableName = "rows"
+    observed_at: Literal["dq", "raw"] = "raw"
+    dtype: str = ""
+    scale: float = math.nan
+    zero_point: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    part_of: str = ""
+    step: int = -1
+    answers_for: str = ""
+    sources: tuple[int, ...] | None = None
+    inputs: str = ""
+    note: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """What a row compares, and its sums over the batches that count and over those set apart."""
+
+    compared: Compared
+    counted: Totals
+    apart: Totals
+
+    @property
+    def seen(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.compared.problem) or self.counted.shape is not None or self.apart.shape is not None
+
+    def reading(self, inputs: Sequence[str]) -> RowSums:
+        """The same, with the names of the rows that it reads."""
+        return replace(self, compared=replace(self.compared, inputs=", ".join(inputs)))
+
+
+def tables(sums: Sequence[RowSums], *, only_apart: bool) -> dict[str, Any]:
+    """The rows of each table of a report.
+
+    Args:
+        sums: of all rows.
+        only_apart: whether every batch is set apart; the rows are then those of these batches, rather than nothing.
+    """
+    totals = [each.apart if only_apart else each.counted for each in sums]
+
+    def input_sqnr(sources: Sequence[int] | None) -> float:
+        """The smallest SQNR among the values that a row's region reads; nan if one of them has none."""
+        if sources is None:
+            return math.nan
+        found = [totals[source].sums.sqnr for source in sources]
+        return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
+
+    found: dict[str, list[LayerRow]] = {"rows": [], "outputs": [], "modules": []}
+    for each, own in zip(sums, totals, strict=True):
+        if each.compared.table and (each.seen or each.compared.table != "rows"):
+            found[each.compared.table].append(_row(each.compared, own, input_sqnr(each.compared.sources)))
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def _row(row: Compared, totals: Totals, input_sqnr: float) -> LayerRow:
+    sums = totals.sums
+    alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
+    range_use, excess_lsb = _reach(row, sums)
+    return LayerRow(
+        handle=row.handle,
+        name=row.name,
+        module=row.module,
+        op=row.op,
+        observed_at=row.observed_at,
+        dtype=row.dtype or totals.dtype,
+        scale=row.scale,
+        zero_point=row.zero_point,
+        shape=totals.shape or (),
+        sqnr=sums.sqnr,
+        isolated_sqnr=totals.isolated.sqnr,
+        rounding_sqnr=totals.rounding.sqnr,
+        mse=sums.mse,
+        cosine=sums.cosine,
+        l1=sums.l1,
+        atol=sums.atol,
+        max_lsb=sums.atol / row.scale if row.scale > 0 else math.nan,
+        saturation=totals.clamped / totals.clamped_of if totals.clamped_of else math.nan,
+        ref_min=sums.ref_min if sums.count else math.nan,
+        quant_min=sums.quant_min if sums.count else math.nan,
+        ref_max=sums.ref_max if sums.count else math.nan,
+        quant_max=sums.quant_max if sums.count else math.nan,
+        ref_mean=sums.ref_mean,
+        quant_mean=sums.quant_mean,
+        range_use=range_use,
+        note="; ".join(filter(None, (row.note, *((row.problem,) if row.problem else (sums.reason, alone))))),
+        part_of=row.part_of,
+        step=row.step,
+        answers_for=row.answers_for,
+        input_sqnr=input_sqnr,
+        excess_lsb=excess_lsb,
+        inputs=row.inputs,
+        custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
+    )
+
+
+def _reach(row: Compared, sums: ErrorSums) -> tuple[float, float]:
+    """Share of the integer range that the reference spans, and how many steps it reaches beyond the range."""
+    if math.isnan(row.low) or not sums.count:
+        return math.nan, math.nan
+    smallest, largest = sums.ref_min / row.scale, sums.ref_max / row.scale
+    spanned = min(max(round(largest), row.low), row.high) - min(max(round(smallest), row.low), row.high)
+    return spanned / (row.high - row.low), max(largest - row.high, row.low - smallest, 0.0)
+
+
+# -- to a report and back ----------------------------------------------------------------------------------------------
+
+
+def packed(sums: Sequence[RowSums], settings: Mapping[str, str]) -> Sums:
+    """The sums as a report keeps them."""
+    whole = [(each.counted, each.apart) for each in sums]
+    states = [(name, state) for both in whole for totals in both for name, state in totals.custom.items()]
+    reasons = {name: why for name, state in states if (why := why_not(state))}
+
+    def kept(totals: Totals) -> Totals:
+        return replace(totals, custom={name: own for name, own in totals.custom.items() if name not in reasons})
+
+    empty = all(totals.shape is None for _, totals in whole)
+    return pack(
+        {**settings, UNMERGEABLE: "; ".join(f"metric {name!r}: {why}" for name, why in sorted(reasons.items()))},
+        compared=[each.compared for each in sums],
+        counted=[kept(totals) for totals, _ in whole],
+        apart=[] if empty else [kept(totals) for _, totals in whole],
+    )
+
+
+def _unpacked(report: Any, empty: Totals) -> list[RowSums]:
+    compared, counted = unpack(report.sums, "compared", Compared()), unpack(report.sums, "counted", empty)
+    apart = unpack(report.sums, "apart", empty) or [empty] * len(compared)
+    if not len(compared) == len(counted) == len(apart):
+        raise ReportError("the sums of a report do not fit its rows. Make the report again.")
+    return list(map(RowSums, compared, counted, apart))
+
+
+def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
+    """One layer report of several; see :func:`pt2qa.merge`."""
+    first = reports[0]
+    settings = settings_of(first.sums)
+    if settings.pop(UNMERGEABLE, ""):
+        raise ReportError(f"cannot merge: {settings_of(first.sums)[UNMERGEABLE]}.")
+    _check_metrics(reports, metrics)
+    sums = _unpacked(first, Totals(custom=dict(metrics)))
+    for number, report in enumerate(reports[1:], 2):
+        others = _unpacked(report, Totals(custom=dict(metrics)))
+        if len(others) != len(sums):
+            raise ReportError(
+                f"cannot merge: report {number} compares {len(others)} values, the first one {len(sums)}. Shards of "
+                "one run are made with the same pair and the same arguments."
+            )
+        sums = [_added(one, other, number) for one, other in zip(sums, others, strict=True)]
+    set_apart = numbered_on([report.set_apart for report in reports], [report.batches for report in reports])
+    batches = sum(report.batches for report in reports)
+    return replace(
+        first,
+        **tables(sums, only_apart=len(set_apart) == batches),
+        notes=joined_notes(reports),
+        batches=batches,
+        samples=sum(report.samples for report in reports),
+        set_apart=set_apart,
+        sums=packed(sums, settings),
+    )
+
+
+def _check_metrics(reports: Sequence[Any], metrics: Mapping[str, Any]) -> None:
+    """Only the user's own class can add up the states of a metric."""
+    for number, report in enumerate(reports, 1):
+        rows = (*report.rows, *report.outputs, *report.modules)
+        names = set(rows[0].custom) if rows else set(metrics)
+        if names != set(metrics):
+            raise ReportError(
+                f"cannot merge: report {number} has the metrics {sorted(names)}, given were {sorted(metrics)}. Pass "
+                "each as compare_layers had it: pt2qa.merge(reports, metrics={name: empty state})."
+            )
+
+
+def _added(one: RowSums, other: RowSums, number: int) -> RowSums:
+    for name in ("name", "table", "observed_at", "scale", "zero_point", "low", "high"):
+        given, expected = getattr(other.compared, name), getattr(one.compared, name)
+        if given != expected and not (given != given and expected != expected):  # nan is no difference
+            raise ReportError(
+                f"cannot merge: {name} of {other.compared.name!r} is {given!r} in report {number}, {expected!r} in the "
+                "first one. Shards of one run are made with the same pair and the same arguments."
+            )
+    return RowSums(
+        replace(one.compared, problem=one.compared.problem or other.compared.problem),
+        one.counted.merge(other.counted),
+        one.apart.merge(other.apart),
+    )

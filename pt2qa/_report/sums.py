@@ -1,0 +1,169 @@
+"""The accumulators behind a report's numbers, kept in its file so that reports of parts of the data can be merged.
+
+An accumulator is a frozen dataclass or a NamedTuple of numbers, arrays, text and further accumulators.  Those of all
+rows are packed side by side, one array for each number, by its path: ``counted/sums/noise``.  Text is UTF-8 JSON in an
+array of bytes.  Nothing about classes is stored: to unpack, one gives the empty accumulator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pt2qa.errors import ReportError
+
+Array = npt.NDArray[Any]
+Sums = dict[str, npt.NDArray[Any]]
+"""What a report keeps: arrays by group and path, and its settings."""
+
+State = TypeVar("State")
+
+SETTINGS: Final = "settings"
+QUANTIZATION: Final = "quantization (scales, zero points, ranges)"
+"""The setting that identifies a pair's quantization."""
+
+
+def pack(settings: Mapping[str, str], **groups: Sequence[Any]) -> Sums:
+    """Accumulators by group, those of one group all of one class, and the settings that a merge compares.
+
+    Raises:
+        TypeError: an accumulator holds something else than numbers, arrays and text.
+
+    >>> from pt2qa._report.rows import Unpaired
+    >>> sums = pack({"isolated": "True"}, rows=[Unpaired(3, "relu", "a", "lost"), Unpaired(5, "add", "a", "lost")])
+    >>> sums["rows/handle"].tolist(), unpack(sums, "rows", Unpaired(0, "", "a", ""))[1].name, settings_of(sums)
+    ([3, 5], 'add', {'isolated': 'True'})
+    """
+    packed = {SETTINGS: _as_bytes(dict(settings))}
+    for group, states in groups.items():
+        rows = [dict(_leaves(group, state)) for state in states]
+        for path in rows[0] if rows else ():
+            packed[path] = _column(path, [row[path] for row in rows])
+    return packed
+
+
+def unpack(sums: Sums, group: str, empty: State) -> list[State]:
+    """The accumulators of a group, each built like the empty one.
+
+    Raises:
+        ReportError: the arrays do not fit it.
+    """
+    if not any(path.startswith(f"{group}/") for path in sums):
+        return []
+    columns = {path: _cells(sums, path, like) for path, like in _leaves(group, empty)}
+    if len({len(cells) for cells in columns.values()}) != 1:
+        raise _damaged(f"arrays of different length in {group!r}")
+    count = len(next(iter(columns.values())))
+    return [_like(empty, group, lambda path, row=row: columns[path][row]) for row in range(count)]  # type: ignore[misc]
+
+
+def settings_of(sums: Sums) -> dict[str, str]:
+    """The settings that the sums were made with."""
+    found = _from_bytes(sums, SETTINGS)
+    if not isinstance(found, dict):
+        raise _damaged(f"no settings in {SETTINGS!r}")
+    return found
+
+
+def why_not(state: Any) -> str:
+    """Why an accumulator cannot be packed; empty if it can."""
+    if not _children(state):
+        return f"a {type(state).__name__} is neither a NamedTuple nor a dataclass"
+    try:
+        pack({}, state=[state])
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _children(value: Any) -> dict[str, Any]:
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return dict(value._asdict())
+    return value if isinstance(value, dict) else {}
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    children = _children(value)
+    for name, child in children.items():
+        yield from _leaves(f"{path}/{name}", child)
+    if not children and not isinstance(value, dict):
+        yield path, value
+
+
+def _column(path: str, values: list[Any]) -> Array:
+    for types, dtype in ((bool, np.bool_), ((int, np.integer), np.int64), ((int, float), np.float64)):
+        if all(isinstance(value, types) for value in values):
+            return np.array(values, dtype)
+    if all(map(_is_array, values)):
+        arrays = [value.detach().cpu().numpy() if hasattr(value, "detach") else value for value in values]
+        if len({each.shape for each in arrays}) == 1:
+            return np.stack(arrays)
+    if all(value is None or isinstance(value, (str, tuple)) for value in values):
+        return _as_bytes(values)
+    raise TypeError(
+        f"{path.rpartition('/')[2]} is a {type(values[0]).__name__}, expected numbers or arrays of one shape"
+    )
+
+
+def _cells(sums: Sums, path: str, like: Any) -> Sequence[Any]:
+    """The cells of a column, for an accumulator whose empty one holds ``like`` there."""
+    if path not in sums:
+        raise _damaged(f"no array {path!r}")
+    array = sums[path]
+    if like is None or isinstance(like, (str, tuple)):
+        cells = _from_bytes(sums, path)
+        if not isinstance(cells, list):
+            raise _damaged(f"no list in {path!r}")
+        return [tuple(cell) if isinstance(cell, list) else cell for cell in cells]
+    if _is_array(like):
+        if array.shape[1:] != tuple(like.shape):
+            raise _damaged(f"{path!r} holds arrays of shape {array.shape[1:]}, expected {tuple(like.shape)}")
+        return list(array if isinstance(like, np.ndarray) else _as_tensor(array))
+    if array.ndim != 1 or array.dtype.kind not in "bif":
+        raise _damaged(f"{path!r} holds {array.dtype} of shape {array.shape}, expected one column of numbers")
+    numbers: list[Any] = array.tolist()
+    return numbers
+
+
+def _as_tensor(array: Array) -> Any:
+    import torch
+
+    return torch.from_numpy(array.copy())
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or hasattr(value, "detach")
+
+
+def _like(empty: Any, path: str, cell: Callable[[str], Any]) -> Any:
+    """An accumulator built like the empty one, from cells by path."""
+    children = _children(empty)
+    built = {name: _like(child, f"{path}/{name}", cell) for name, child in children.items()}
+    if is_dataclass(empty) and not isinstance(empty, type):
+        return replace(empty, **built)
+    if isinstance(empty, dict):
+        return built
+    return type(empty)(**built) if children else cell(path)
+
+
+def _as_bytes(value: Any) -> Array:
+    found: Array = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    return found
+
+
+def _from_bytes(sums: Sums, path: str) -> Any:
+    try:
+        return json.loads(sums[path].tobytes())
+    except (KeyError, ValueError, RecursionError) as error:
+        raise _damaged(f"no text in {path!r}") from error
+
+
+def _damaged(problem: str) -> ReportError:
+    return ReportError(f"the sums of a report do not fit its kind: {problem}. Make the report again.")
