@@ -33,7 +33,7 @@ async function unpacked(text) {
 }
 
 function drawAll(sections) {
-  for (const [id, { tables: given, charts }] of Object.entries(sections)) {
+  for (const [id, { tables: given, charts, graph }] of Object.entries(sections)) {
     const place = document.getElementById(id);
     const ofRows = charts.filter(chart => chart.row !== undefined);
     const drawn = given.map(table => new Table(table, ofRows.filter(chart => chart.table === table.name), place.querySelector(".tables")));
@@ -41,7 +41,7 @@ function drawAll(sections) {
     const whole = charts.filter(chart => chart.row === undefined), histogram = chart => chart.kind === "histogram";
     Chart.all(whole.filter(chart => !histogram(chart)), drawn, place.querySelector(".charts"));
     Chart.all(whole.filter(histogram), drawn, place.querySelector(".histograms"));
-    drawn.filter(Graph.fits).forEach(table => new Graph(table, place.querySelector(".graph")));
+    if (graph) new Graph(graph, drawn.find(table => table.data.name === "rows"), place.querySelector(".graph"));
   }
   document.querySelectorAll(".copied").forEach(addCopyButton);
   addEventListener("hashchange", followAddress);

@@ -65,7 +65,10 @@ def html_page(reports: Report | Sequence[Report]) -> str:
         environments=_environments(sections),
         facts=[f.name for f in fields(Environment)],
         data=_packed(
-            {section.id: _cleaned({"tables": section.tables, "charts": section.charts}) for section in sections}
+            {
+                section.id: _cleaned({"tables": section.tables, "charts": section.charts, "graph": section.graph})
+                for section in sections
+            }
         ),
         style=_packaged("page.css"),
         scripts=[_packaged(name) for name in ("tables.js", "charts.js", "graph.js", "page.js")],

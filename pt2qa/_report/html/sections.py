@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pt2qa._report.base import Grade, Group, Report, Step
 from pt2qa._report.columns import tables_of
+from pt2qa._report.html.graph import graph_data
 from pt2qa._report.html.tables import table_data
 from pt2qa._report.prose import unpaired_entries
 from pt2qa._report.rows import Environment
@@ -31,6 +32,7 @@ class Section:
         advice: what to do; None if the report gives no advice.
         next_command: what to type next; empty if there is nothing.
         charts: for the scripts.
+        graph: of the rows, as :mod:`pt2qa._report.html.graph` makes it; None if they are not ops of modules.
         tables: for the scripts, as :mod:`pt2qa._report.html.tables` makes them.
         rules: findings by rule.
         notes: what else the reader must know.
@@ -48,6 +50,7 @@ class Section:
     advice: tuple[Step, ...] | None
     next_command: str
     charts: tuple[dict[str, Any], ...]
+    graph: dict[str, Any] | None
     tables: tuple[dict[str, Any], ...]
     rules: tuple[Group, ...]
     notes: tuple[str, ...]
@@ -78,6 +81,7 @@ def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
         advice=report.advice(),
         next_command=getattr(report, "next_command", ""),
         charts=tuple(report.charts(others)),
+        graph=graph_data(report, others) if "rows" in shown else None,
         tables=tuple(table_data(report, name, _title(name, len(shown))) for name in shown),
         rules=groups or (),
         notes=tuple(getattr(report, "notes", ())),

@@ -17,13 +17,13 @@ const SPECIAL = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 const numeric = value => (typeof value === "string" ? SPECIAL[value] : Number(value));
 const textOf = (column, row) => String((column.texts || column.values)[row]);
 
-// "conv sqnr<20": every word must be in some text of the row, and every limit must hold.
-function matcher(columns, query) {
+// "conv sqnr<20": every word must be in some text that one sees of the row, and every limit must hold.
+function matcher(columns, seen, query) {
   const tests = query.toLowerCase().split(/\s+/).filter(Boolean).map(word => {
     const limit = /^(.+?)(<=|>=|<|>|=)(-?[\d.e+-]+|inf)$/.exec(word);
     const column = limit && columns.find(each => each.number && each.key.toLowerCase() === limit[1]);
     if (!column) {
-      const texts = columns.filter(each => !each.number);
+      const texts = seen.filter(each => !each.number);
       return row => texts.some(each => textOf(each, row).toLowerCase().includes(word));
     }
     const bound = limit[3] === "inf" ? Infinity : Number(limit[3]);
@@ -94,7 +94,7 @@ class Table {
     this.search.value = filter;
     const by = this.column(sort);
     this.columns = this.data.columns.filter(column => all || column.shown || column === by);
-    this.rows = (sort === "worst" && this.data.worst ? this.data.worst : [...Array(this.data.size).keys()]).filter(matcher(this.data.columns, filter));
+    this.rows = (sort === "worst" && this.data.worst ? this.data.worst : [...Array(this.data.size).keys()]).filter(matcher(this.data.columns, this.columns, filter));
     if (by) this.rows.sort(comparer(by, descending));
     if (this.order) this.order.value = by ? "" : sort || "graph";
     this.head.replaceChildren(element("tr", {}, ...this.columns.map(column => this.title(column))));

@@ -74,6 +74,26 @@ def layers(count: int = 12, model: str = "Net") -> LayerReport:
     )
 
 
+def residual() -> LayerReport:
+    """A block with two linear layers, and an addition that reads what the block reads."""
+    ops = {
+        "stem/conv2d": "",
+        "block.fc1/linear": "stem/conv2d",
+        "block/relu": "block.fc1/linear",
+        "block.fc2/linear": "block/relu",
+        "block/add": "stem/conv2d, block.fc2/linear",
+        "head/linear": "block/add",
+    }
+    rows = tuple(
+        LayerRow(
+            **{**LAYER, "handle": i, "name": name, "module": name.rpartition("/")[0], "op": name.rpartition("/")[2]},
+            inputs=inputs,
+        )
+        for i, (name, inputs) in enumerate(ops.items())
+    )
+    return replace(layers(), rows=rows)
+
+
 def profiles() -> tuple[Profile, Profile]:
     """What the fourth layer makes: in float, and rounded to an int8 grid that clamps its largest values."""
     values = np.random.default_rng(0).normal(0.0, 1.2, 20_000)

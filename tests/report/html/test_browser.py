@@ -119,7 +119,7 @@ def test_an_op_of_the_graph_leads_to_its_row_with_all_its_numbers(opened: Callab
         graph.open = true;
         graph.addEventListener("toggle", () => setTimeout(() => {
           graph.querySelectorAll(".controls button")[0].click();
-          [...graph.querySelectorAll(".lines button")].find(line => line.title.startsWith("blocks.5/linear")).click();
+          [...graph.querySelectorAll(".boxes button")].find(box => box.title.startsWith("blocks.5/linear")).click();
         }));
     """
     dom = opened("", actions)
@@ -129,6 +129,27 @@ def test_an_op_of_the_graph_leads_to_its_row_with_all_its_numbers(opened: Callab
     assert detail is not None
     assert "blocks.5/linear" in detail[1]
     assert re.search(r"<dt[^>]*>note</dt><dd>the reference is zero</dd>", detail[1])
+
+
+def test_edges_are_drawn_between_what_one_sees(opened: Callable[..., str]) -> None:
+    actions = """
+        const graph = document.querySelector(".graph details");
+        graph.open = true;
+        graph.addEventListener("toggle", () => setTimeout(() => {
+          const edges = () => [...graph.querySelectorAll(".edge")].map(edge => {
+            const label = box => graph.querySelector(`[data-box="${box}"] .label`).textContent;
+            return `${label(edge.dataset.from)} ${label(edge.dataset.to)}`;
+          });
+          const seen = [edges().join(), ...["fold all", "unfold all"].map(text => {
+            [...graph.querySelectorAll(".controls button")].find(button => button.textContent === text).click();
+            return edges().join();
+          })];
+          document.body.append(`edges: ${seen.join("; ")}.`);
+        }));
+    """
+    dom = opened("", actions, reports=[samples.residual()])
+    unfolded = "stem/conv2d fc1/linear,fc1/linear relu,relu fc2/linear,stem/conv2d add,fc2/linear add,add head/linear"
+    assert f"edges: {unfolded}; stem/conv2d ▸ block,▸ block head/linear; {unfolded}." in dom
 
 
 def test_a_call_is_copied(opened: Callable[..., str]) -> None:

@@ -174,6 +174,64 @@ def test_tables_are_worst_first_and_columns_are_described(page: Page) -> None:
     assert table_of(page.data[4], "curve")["worst"] is None
 
 
+def test_the_graph_has_modules_in_layers_and_edges_between_ops() -> None:
+    report = samples.residual()
+    graph = Page(html_page(report)).data[0]["graph"]
+    assert labels(graph["modules"]) == [
+        ["stem/conv2d"],
+        [[["fc1/linear"], ["relu"], ["fc2/linear"], ["add"]]],
+        ["head/linear"],
+    ]
+    assert graph["modules"]["layers"][1][0]["label"] == "block"
+    assert graph["edges"] == [[0, 1], [1, 2], [2, 3], [0, 4], [3, 4], [4, 5]]
+
+
+def test_parts_side_by_side_are_in_the_order_of_what_they_read() -> None:
+    inputs = {"a.in": "", "a.q": "a.in", "a.k": "a.in", "a.of_k": "a.k", "a.of_q": "a.q", "a.out": "a.of_q, a.of_k"}
+    graph = Page(html_page(chained(inputs))).data[0]["graph"]
+    assert labels(graph["modules"]) == [[[["in/op"], ["q/op", "k/op"], ["of_q/op", "of_k/op"], ["out/op"]]]]
+
+
+def test_a_module_that_is_called_twice_stays_one() -> None:
+    inputs = {"a.one": "", "b.one": "a.one", "a.two": "b.one", "c.one": "a.two"}
+    graph = Page(html_page(chained(inputs))).data[0]["graph"]
+    assert labels(graph["modules"]) == [[[["one/op", "two/op"]]], ["b.one/op", "c.one/op"]]
+    assert graph["edges"] == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_a_report_of_some_ops_takes_the_edges_from_the_layers() -> None:
+    layers = samples.residual()
+    (site, *_) = samples.sensitivity().rows
+    rows = tuple(replace(site, name=row.name, module=row.module, handle=row.handle) for row in layers.rows[:4:3])
+    some = replace(samples.sensitivity(), rows=rows)
+    graph = Page(html_page([layers, some])).data[1]["graph"]
+    assert (labels(graph["modules"]), graph["edges"]) == ([["stem/conv2d"], ["block.fc2/linear"]], [[0, 1]])
+
+
+def test_without_inputs_a_graph_is_in_graph_order() -> None:
+    layers = samples.layers()
+    graph = Page(html_page(replace(layers, rows=layers.rows[:3]))).data[0]["graph"]
+    assert graph["edges"] == []
+    assert labels(graph["modules"]) == [[[["0/conv2d"], ["1/linear"], ["2/linear"]]]]
+    assert Page(html_page(samples.findings())).data[0]["graph"] is None
+
+
+def chained(inputs: dict[str, str]) -> LayerReport:
+    """A report of modules with one op each, that read those modules."""
+    read = {name: ", ".join(f"{each}/op" for each in given.split(", ") if each) for name, given in inputs.items()}
+    row = samples.residual().rows[0]
+    rows = tuple(
+        replace(row, handle=i, name=f"{module}/op", module=module, inputs=given)
+        for i, (module, given) in enumerate(read.items())
+    )
+    return replace(samples.residual(), rows=rows)
+
+
+def labels(module: dict[str, Any]) -> list[list[Any]]:
+    """The layers of a module: ops by label, modules by their layers."""
+    return [[part["label"] if "rows" in part else labels(part) for part in layer] for layer in module["layers"]]
+
+
 def test_a_stacked_bar_has_parts() -> None:
     (chart,) = stacked("Noise", "", ["rounding", "clamping"], [("conv", [0.25, 0.5], "75 %")])
     assert chart["bars"] == [{"label": "conv", "value": 0.75, "parts": [0.25, 0.5], "text": "75 %"}]
@@ -286,7 +344,7 @@ def test_two_thousand_ops_with_both_profiles_stay_small(tmp_path: Path) -> None:
 
 def test_empty_reports_make_a_page(empty: LayerReport) -> None:
     page = Page(html_page([empty, WeightReport((), (), (), "xnnpack", "Net", samples.HERE)]))
-    assert page.data == [{"tables": [], "charts": []}, {"tables": [], "charts": []}]
+    assert page.data == [{"tables": [], "charts": [], "graph": None}] * 2
     assert "No model output was compared." in page.prose
 
 

@@ -1,0 +1,136 @@
+"""The graph of modules: the ops of a table in layers, nested as the model's modules are, and the edges between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pt2qa._report.base import Report
+from pt2qa._report.columns import cell
+
+COLUMNS: Final = frozenset({"handle", "name", "module"})
+"""The columns of a table that has a graph."""
+
+Path = tuple[str, ...]
+
+
+def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | None:
+    """The graph of a report's rows.
+
+    The layers of a module are those of the graph that its parts make: a part stands in the layer after the last part
+    that it reads from.  Where no report knows what ops read, each part is a layer of its own, in graph order.
+
+    Args:
+        report: the report.
+        others: the reports on the same page; of those of the same model, the first that knows what ops read says so for
+            all.
+
+    Returns:
+        ``modules``: the top of the model; a module has a ``label`` and its ``layers``, lists of modules and ops from
+        left to right; an op has a ``label`` and the numbers of its ``rows``.  ``edges``: pairs of ops, each given by
+        its first row.  None if the rows are not ops of modules.
+    """
+    rows = report.on_page("rows")
+    if not {each.name for each in report.columns("rows")} >= COLUMNS or not any(cell(row, "module") for row in rows):
+        return None
+    ops: dict[str, list[int]] = {}
+    for number in sorted(range(len(rows)), key=lambda number: int(cell(rows[number], "handle"))):
+        ops.setdefault(str(cell(rows[number], "name")), []).append(number)
+    paths = {name: _path(name, str(cell(rows[numbers[0]], "module"))) for name, numbers in ops.items()}
+    edges = _edges(paths, _inputs([report, *others], report))
+    return {
+        "modules": _module("", paths, ops, _lifted(edges, paths), ()),
+        "edges": [[ops[source][0], ops[target][0]] for source, target in edges],
+    }
+
+
+def _path(name: str, module: str) -> Path:
+    """The modules around an op, and the op itself; no module is called as an op."""
+    return *(module.split(".") if module else ()), f"/{name}"
+
+
+def _inputs(reports: Iterable[Report], report: Report) -> dict[str, list[str]]:
+    """What the ops of a report's model read, by name and in graph order."""
+    made_in = getattr(report, "environment", None)
+    for each in reports:
+        knows = "inputs" in {column.name for column in each.columns("rows")}
+        if knows and getattr(each, "environment", None) == made_in and any(cell(row, "inputs") for row in each.rows):
+            return {str(cell(row, "name")): str(cell(row, "inputs")).split(", ") for row in each.rows}
+    return {}
+
+
+def _edges(shown: Mapping[str, Path], inputs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """From the nearest shown ops before each shown op to it."""
+    nearest: dict[str, dict[str, None]] = {}
+    found = []
+    for name, read in inputs.items():
+        sources = {source: None for each in read for source in nearest.get(each, ())}
+        if name in shown:
+            found += [(source, name) for source in sources]
+            sources = {name: None}
+        nearest[name] = sources
+    return found
+
+
+def _lifted(edges: Iterable[tuple[str, str]], paths: Mapping[str, Path]) -> dict[Path, set[tuple[str, str]]]:
+    """The edges between the parts of each module, by its path."""
+    found: dict[Path, set[tuple[str, str]]] = {}
+    for source, target in edges:
+        ours, theirs = paths[source], paths[target]
+        depth = next(depth for depth, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+        found.setdefault(ours[:depth], set()).add((ours[depth], theirs[depth]))
+    return found
+
+
+def _module(
+    label: str,
+    inside: Mapping[str, Path],
+    ops: Mapping[str, list[int]],
+    edges: Mapping[Path, set[tuple[str, str]]],
+    path: Path,
+) -> dict[str, Any]:
+    """A module at a path; one with a single part is drawn as one with it."""
+    parts: dict[str, dict[str, Path]] = {}
+    for name, own in inside.items():
+        parts.setdefault(own[len(path)], {})[name] = own
+    if path and len(parts) == 1:
+        (part,) = parts
+        if part.startswith("/"):
+            return _op(f"{label}/", part[1:], ops)
+        return _module(f"{label}.{part}", inside, ops, edges, (*path, part))
+    drawn = {
+        part: _op("", part[1:], ops) if part.startswith("/") else _module(part, within, ops, edges, (*path, part))
+        for part, within in parts.items()
+    }
+    layers = _layers(list(parts), edges.get(path, set())) if edges else [[part] for part in parts]
+    return {"label": label, "layers": [[drawn[part] for part in layer] for layer in layers]}
+
+
+def _op(label: str, name: str, ops: Mapping[str, list[int]]) -> dict[str, Any]:
+    return {"label": label + name.rpartition("/")[2], "rows": ops[name]}
+
+
+def _layers(parts: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Parts in layers; in each, from left to right by the mean place of what they read, so that few edges cross.
+
+    An edge back to an earlier part, as of a module that is called twice, does not count.
+
+    Source:
+        K. Sugiyama, S. Tagawa, M. Toda: Methods for visual understanding of hierarchical system structures, 1981
+    """
+    # Imported here: reading and printing reports need no graphs.
+    import networkx
+
+    order = {part: number for number, part in enumerate(parts)}
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(parts)
+    graph.add_edges_from(edge for edge in sorted(edges) if order[edge[0]] < order[edge[1]])
+    place: dict[str, float] = {}
+    layers = []
+    for generation in networkx.topological_generations(graph):
+        read = {part: [place[source] for source in graph.predecessors(part)] for part in generation}
+        middle = {part: sum(places) / len(places) if places else 0.5 for part, places in read.items()}
+        layer = sorted(generation, key=lambda part: (middle[part], order[part]))
+        place |= {part: (number + 0.5) / len(layer) for number, part in enumerate(layer)}
+        layers.append(layer)
+    return layers
