@@ -112,6 +112,8 @@ def diagnose(
         interrupted = True
         final, after = search.so_far()
     trials.bar.close()
+    if evaluation is None and search.state.data is not None:
+        notes.append("new calibration data were measured on themselves; pass evaluation= for data of their own")
     if structure is not None:
         reports["findings"] = structure
     budget = case.budget

@@ -34,8 +34,9 @@ class CauseRow:
         others: other places it is at, separated by commas.
         source: the line of the user's code, ``net.py:12``; empty if not known.
         quality: dB of the worst output, or the user's metric, with this remedy and those of the rows above.
-        how: how it was measured: ``quantized again``, ``simulated``, or ``compared``: from the outputs of two stages,
-            of some samples, or of the kernels.
+        how: how it was measured: ``quantized again``, ``simulated``, ``deployed``: quantized and lowered again, or
+            ``compared``: from the outputs of two stages, of some samples, or of the kernels. The gain of the last two
+            is in dB in any case.
     """
 
     rank: Annotated[int, column(worse="smaller", importance=0)]
@@ -80,8 +81,9 @@ class FigureRow:
     """What a configuration was measured to give on the evaluation data.
 
     Args:
-        name: ``now``; ``after``: with all remedies; or a reference: ``ranges fitted to the data``.
-        value: the user's metric, or the SQNR of the worst output in dB.
+        name: ``now``; ``after``: with all remedies; ``deployed``: the backend's program, now and after the remedies
+            for its kernels; or a reference: ``ranges fitted to the data``.
+        value: the user's metric, or the SQNR of the worst output in dB; nan if it was not measured.
         output: the worst output.
         sqnr: its SQNR in dB.
         sample: index of the sample with the lowest SQNR; -1 if outputs have no axis of samples.

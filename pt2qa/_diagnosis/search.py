@@ -12,7 +12,7 @@ from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.figures import Figures
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
-from pt2qa._diagnosis.rows import CauseRow, TriedRow
+from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
@@ -66,6 +66,7 @@ class Search:
         self.state = Treatment()
         self.quality: Figures = self.case.now
         self.bounds: dict[str, Figures] = {}
+        self.deployed: list[FigureRow] = []
         self._left: list[tuple[Hypothesis, float]] = []
 
     def run(self) -> None:
@@ -119,11 +120,20 @@ class Search:
             yield after.row("after")
         for name, found in self.bounds.items():
             yield found.row(name)
+        yield from self.deployed
 
     def look_at_kernels(self, backend: Any) -> Report:
         """Compares the deployed program, and adds what its kernels cost."""
-        report, found = deployed_kernels.kernels(self.case, backend)
-        self._take(list(found))
+        report, hypotheses = deployed_kernels.kernels(self.case, backend)
+        rows = len(self.rows)
+        self._take(hypotheses)
+        found = [("deployed", report.sqnr)]
+        found += [("deployed, after", report.sqnr + row.gain) for row in self.rows[rows:]]
+        aim = self.case.trials.target
+        of_metric = aim is not None and aim.metric is not None
+        self.deployed = [
+            FigureRow(name, math.nan if of_metric else sqnr, "", sqnr, -1, math.nan) for name, sqnr in found
+        ]
         return report
 
     def _enough(self, found: Figures) -> bool:
@@ -206,9 +216,8 @@ class Search:
         if not in_sequence >= self._least(each):
             self._reject(each, alone, "it adds nothing to the remedies above")
             return
-        if each.gain is None:
-            self.state = self.state.then(each.treatment)
-            self.quality = self.case.trials.quality(self.state)
+        self.state = self.state.then(each.treatment)
+        self.quality = self.case.trials.quality(self.state)
         self.rows.append(
             CauseRow(
                 rank=len(self.rows) + 1,
@@ -259,9 +268,9 @@ class Search:
 
 def _how(each: Hypothesis) -> str:
     """How the gain of a remedy was measured."""
-    if each.treatment.requantizes:
-        return "quantized again"
-    return "simulated" if each.gain is None else "compared"
+    if each.gain is not None:
+        return "deployed" if each.treatment != Treatment() else "compared"
+    return "quantized again" if each.treatment.requantizes else "simulated"
 
 
 def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:

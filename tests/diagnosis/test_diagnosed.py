@@ -24,6 +24,7 @@ CASES = [
     ("rounded-before-relu", "linears", "x86"),
     ("log-of-zero", "linears", "xnnpack"),
     ("forgotten-mean", "plain", "xnnpack"),
+    ("overflowing-bias", "linears", "xnnpack"),
 ]
 
 

@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.report import DeployedReport
+from pt2qa._deployed.rows import DeployedRow
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import few
+from pt2qa.overrides.plan import Edit
 from pt2qa.plugins.options import options_of
 
 LOST = 1.0
 """How many dB kernels must cost the output."""
 
 
-def kernels(case: Case, backend: Any) -> tuple[DeployedReport, Iterator[Hypothesis]]:
-    """The comparison with the deployed program, and what its kernels cost."""
+def kernels(case: Case, backend: Any) -> tuple[DeployedReport, list[Hypothesis]]:
+    """The comparison with the deployed program, and where kernels cost much, the remedy that gives it most.
+
+    Args:
+        case: the pair.
+        backend: as for :func:`pt2qa.compare_deployed`, or its report; then no remedy is tried.
+    """
     if isinstance(backend, DeployedReport):
-        return backend, _costly(case, None, backend)
-    report = _compared(case, backend, case.pair)
-    return report, _costly(case, backend, report)
+        return backend, list(_costly(case, backend, None))
+    program = _Program(case, backend)
+    report = program.compared(case.pair)
+    found = list(_costly(case, report, program))
+    return report, [max(found, key=lambda each: each.gain or 0.0)] if found else []
 
 
-def _compared(case: Case, backend: Any, pair: QuantizedPair) -> DeployedReport:
-    data = case.data
-    return compare_deployed(pair, data.batches, backend=backend, inputs_of=data.inputs_of, progress=case.progress)
+@dataclass(frozen=True)
+class _Program:
+    """What a backend makes of the model."""
+
+    case: Case
+    backend: Any
+
+    def compared(self, pair: QuantizedPair) -> DeployedReport:
+        data = self.case.data
+        return compare_deployed(
+            pair, data.batches, backend=self.backend, inputs_of=data.inputs_of, progress=self.case.progress
+        )
+
+    def sqnr(self, treatment: Treatment) -> float:
+        """What it gives with a remedy, in dB."""
+        return self.compared(self.case.trials.applied(treatment)).sqnr
 
 
-def _costly(case: Case, backend: Any, report: DeployedReport) -> Iterator[Hypothesis]:
+def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Iterator[Hypothesis]:
     by_name = {row.name: row for row in report.stages}
     if not report.suspects or "converted" not in by_name or "deployed" not in by_name:
         return
@@ -39,43 +62,56 @@ def _costly(case: Case, backend: Any, report: DeployedReport) -> Iterator[Hypoth
     if not converted - deployed >= LOST:
         return
     worst = report.suspects[0]
-    evidence = (
-        f"converted {decibel(converted)} dB, deployed {decibel(deployed)} dB; on the same inputs its kernel is up to "
-        f"{number(worst.isolated_max_lsb)} integer steps from the converted graph (deployed kernels)"
-    )
-    others = tuple(row.name for row in report.suspects[1:])
-    narrower = list(_narrower(case, backend, deployed, evidence, worst.name, others))
-    yield from narrower
-    if any(each.gain is not None and each.gain >= (converted - deployed) / 2 for each in narrower):
-        return  # saturation explains it
-    yield Hypothesis(
+    costly = Hypothesis(
         cause="deployed-kernel",
         name=worst.name,
-        others=others,
-        evidence=evidence,
-        remedy=f"leave {few((worst.name, *others))} to another kernel, or in float; the notes of diagnosis.reports"
-        "['deployed'] say what is known about it",
+        others=tuple(row.name for row in report.suspects[1:]),
+        evidence=f"converted {decibel(converted)} dB, deployed {decibel(deployed)} dB; on the same inputs its kernel "
+        f"is up to {number(worst.isolated_max_lsb)} integer steps from the converted graph (deployed kernels)",
+        remedy=f"leave {few([row.name for row in report.suspects])} to another kernel, or in float; the notes of "
+        "diagnosis.reports['deployed'] say what is known about it",
         treatment=Treatment(),
         gain=converted - deployed,
     )
-
-
-def _narrower(
-    case: Case, backend: Any, deployed: float, evidence: str, name: str, others: tuple[str, ...]
-) -> Iterator[Hypothesis]:
-    """Activations of 7 bits, where the plug-in has them: their sums of products stay within 16 bits."""
     recipe = case.trials.recipe
-    options = {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
-    if options.get("reduce_range") is not False:
+    if program is None or recipe is None:
+        yield costly
         return
-    treatment = Treatment(options=(("reduce_range", True),))
-    report = _compared(case, backend, case.trials.pair_with(treatment))
-    yield Hypothesis(
-        cause="saturation",
-        name=name,
-        others=others,
-        evidence=evidence,
-        remedy="quantize with reduce_range=true, or deploy to CPUs with VNNI",
-        treatment=treatment,
-        gain=report.sqnr - deployed,
-    )
+    options = {option.name: option.default for option in options_of(recipe.plugin)}
+    if options.get("reduce_range") is False:  # sums of products of 7 bits stay within 16
+        narrower = Treatment(options=(("reduce_range", True),))
+        gain = program.sqnr(narrower) - deployed
+        yield replace(
+            costly,
+            cause="saturation",
+            remedy="quantize with reduce_range=true, or deploy to CPUs with VNNI",
+            treatment=narrower,
+            gain=gain,
+        )
+        if gain >= (converted - deployed) / 2:
+            return  # that is why
+    edits = _floats(case, report.suspects[:MOST])
+    if edits:
+        floats = Treatment(floats=edits)
+        ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
+        yield replace(
+            costly,
+            remedy=f"leave these ops in float: {', '.join(ops)}",
+            treatment=floats,
+            gain=program.sqnr(floats) - deployed,
+            cost=case.costs.macs_of(ops),
+        )
+
+
+MOST = 4
+"""How many ops are left to float kernels at once."""
+
+
+def _floats(case: Case, suspects: Iterable[DeployedRow]) -> tuple[Edit, ...]:
+    """What leaves the ops that compute these values in float, where the quantizer has that level."""
+    annotations, names = case.annotations, {row.name for row in suspects}
+    if annotations is None:
+        return ()
+    regions = (tuple(op for op in region.ops if op in annotations.ops) for region in case.pair.regions)
+    edits = (Edit("float", ops) for ops in regions if names & {*ops})
+    return tuple(edit for edit in edits if annotations.after(edit) is not None)
