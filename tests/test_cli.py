@@ -46,7 +46,7 @@ from pt2qa.report import (
     WeightReport,
     load,
 )
-from tests.report.html.samples import diagnosis
+from tests.report.html.samples import budget, diagnosis
 
 HERE = Environment("2.13.0", "0.18.0", "1.4.1", "0.1.0", "3f2a")
 VALUES = {"int": 1, "float": 0.5, "text": "dq", "shape": (2, 3)}
@@ -447,8 +447,20 @@ def test_analyze_prints_as_show_does_and_writes_tables_and_a_page(run, library, 
     assert (tmp_path / "r" / "x86-layers-outputs.csv").exists()
     assert (tmp_path / "r" / "x86-diagnosis-figures.csv").exists()
     assert not list((tmp_path / "r").glob("*weights*.csv"))  # whose tables are empty
-    assert (tmp_path / "r" / "report.html").read_text(encoding="utf-8").startswith("<!")
+    page = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!")
+    gate = f"pt2qa gate {tmp_path / 'r' / 'x86-layers.safetensors'} --require"
+    assert f"<pre>{gate}" in page
     assert result.stderr.splitlines()[-1] == f"wrote {tmp_path / 'r' / 'report.html'}"
+
+
+def test_the_error_budget_of_the_diagnosis_is_kept(run, library, flow, tmp_path, monkeypatch):
+    found = DIAGNOSIS.with_evidence(None, {"budget": budget()})
+    monkeypatch.setitem(vars(pt2qa), "diagnose", lambda pair, batches, **given: found)
+    result = run("analyze", flow, "-q", "x86", "-o", tmp_path, "--html")
+    assert load(tmp_path / "x86-error-budget.safetensors") == budget()
+    assert "Error budget" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "error budget of Net" not in result.stdout
 
 
 def test_analyze_runs_the_quantizers_asked_for_once_each(run, library, flow, tmp_path):

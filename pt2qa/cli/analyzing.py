@@ -100,9 +100,9 @@ def analyze(
       pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
       pt2qa analyze flow.py:flow -q xnnpack -o after --overrides reports/xnnpack-diagnosis-plan.json
 
-    For each quantizer, the command writes DIR/<quantizer>-diagnosis.safetensors, -layers and -weights. --bad-cases adds
-    -bad-cases with the samples' inputs, --sensitivity adds -sensitivity, --deployed adds -deployed (see pt2qa deploy),
-    and --target adds -reconfiguration. The edits that these and the diagnosis recommend are -plan.json and
+    For each quantizer, the command writes DIR/<quantizer>-diagnosis.safetensors, -error-budget if the diagnosis took
+    one, -layers and -weights. --bad-cases adds -bad-cases with the samples' inputs, --sensitivity adds -sensitivity,
+    --deployed adds -deployed (see pt2qa deploy), and --target adds -reconfiguration. The edits that these and the diagnosis recommend are -plan.json and
     -diagnosis-plan.json, for --overrides; -quantizer.py and -diagnosis-quantizer.py are code that quantizes so in any
     export flow. The diagnosis is printed first, and the command to type next last; --sort is for the layers.
 
@@ -161,6 +161,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
             if step := next_step(made, where, flow, spec, keeping.stem(spec)):
                 click.echo(f"Next: {step}" + ("\n" if spec != specs[-1] else ""))
+                every[every.index(made["diagnosis"])] = replace(made["diagnosis"], next_command=step)
         except Pt2qaError as error:
             debug = click.get_current_context().meta[DEBUG]
             failed.append(Failure(error, f"{spec}: {error}", debug=debug))
@@ -207,6 +208,8 @@ class _Analyses:
         diagnosis = self._diagnosis(pair) if self.diagnoses else None
         if diagnosis is not None:
             yield "diagnosis", diagnosis
+            if "budget" in diagnosis.reports:
+                yield "error-budget", diagnosis.reports["budget"]
         yield "layers", pt2qa.compare_layers(pair, self.batches)
         yield "weights", pt2qa.compare_weights(pair)
         if self.k is not None:
@@ -249,7 +252,7 @@ class _Keeping:
         return self.folder / re.sub(r"[^\w.=-]+", "-", spec)
 
     def keep(self, report: Any, what: str, spec: str) -> None:
-        """Write a report, then print it; the long one of weights is not printed.
+        """Write a report, then print it; the long ones of weights and of the error budget are not printed.
 
         Raises:
             KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
@@ -269,7 +272,7 @@ class _Keeping:
             say_wrote(f"{stem}-diagnosis-quantizer.py")
         if self.writes_csv:
             self._write_csv(report, f"{stem}-{what}")
-        if what != "weights":
+        if what not in ("weights", "error-budget"):
             printing = self.printing if what == "layers" else replace(self.printing, sort="worst")
             click.echo(f"{printing.text(report)}\n")
         stop_if_interrupted(getattr(report, "notes", ()))

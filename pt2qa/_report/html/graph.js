@@ -4,7 +4,6 @@
 // sees, and end at a folded module where it holds the op.
 
 const GOOD = 40, BAD = 10; // dB
-const HEADS = 100; // pixels that an edge goes further to pass on the right: the heads of modules are on the left
 const FIRST = 40; // boxes: modules are unfolded at first, level by level, while there are no more
 
 class Graph {
@@ -63,7 +62,7 @@ class Graph {
     this.values = this.by.values.map(numeric);
     this.range = range(this.values);
     this.shown = [];
-    this.boxOf = new Map(); // from a row to the box that one sees of it
+    this.boxOf = new Map(); // from a row to the number of the box that one sees of it
     this.svg = shape("svg", {});
     this.boxes.replaceChildren(this.svg, this.layers(this.data.modules));
     this.drawEdges();
@@ -74,9 +73,9 @@ class Graph {
   }
 
   part(part) {
-    const box = this.box(part);
+    const number = this.shown.length, box = this.box(part);
     if (part.layers && this.open.has(part)) return element("div", { class: "module" }, box, this.layers(part));
-    part.rows.forEach(row => this.boxOf.set(row, box));
+    part.rows.forEach(row => this.boxOf.set(row, number));
     return box;
   }
 
@@ -119,10 +118,10 @@ class Graph {
   drawEdges() {
     if (!this.svg || !this.boxes.clientWidth) return;
     const origin = this.boxes.getBoundingClientRect();
-    const places = new Map([...new Set(this.boxOf.values())].map(box => [box, box.getBoundingClientRect()]));
-    const seen = new Map(this.data.edges.map(([from, to]) => [this.boxOf.get(from), this.boxOf.get(to)]).filter(([from, to]) => from !== to).map(([from, to]) => [`${from.dataset.box} ${to.dataset.box}`, [from, to]]));
+    const places = [...this.boxes.querySelectorAll("button")].map(box => ({ box: box.getBoundingClientRect(), head: box.getAttribute("aria-expanded") === "true" }));
+    const seen = new Map(this.data.edges.map(edge => edge.map(row => this.boxOf.get(row))).filter(([from, to]) => from !== to).map(edge => [edge.join(), edge]));
     this.svg.replaceChildren(this.arrow(), ...[...seen.values()].map(([from, to], index) =>
-      shape("path", { class: "edge", d: this.route(places.get(from), places.get(to), [...places.values()], index, origin), "marker-end": "url(#arrow)", "data-from": from.dataset.box, "data-to": to.dataset.box })));
+      shape("path", { class: "edge", d: route(places, from, to, 16 + 6 * (index % 4), origin), "marker-end": "url(#arrow)", "data-from": from, "data-to": to })));
   }
 
   arrow() {
@@ -131,25 +130,35 @@ class Graph {
     return made;
   }
 
-  // Down from one box to another; around those in between, on the side where that is shorter.
-  route(from, to, places, index, origin) {
-    const x = at => (at - origin.left).toFixed(1), y = at => (at - origin.top).toFixed(1);
-    const start = (from.left + from.right) / 2, end = (to.left + to.right) / 2;
-    const [left, right] = [Math.min(start, end) - 4, Math.max(start, end) + 4];
-    const between = places.filter(box => box.top > from.top && box.bottom < to.bottom && box !== to && box.left < right && box.right > left && box.top >= from.bottom && box.bottom <= to.top);
-    if (!between.length && to.top > from.bottom) {
-      const middle = (from.bottom + to.top) / 2;
-      return `M${x(start)} ${y(from.bottom)}C${x(start)} ${y(middle)} ${x(end)} ${y(middle)} ${x(end)} ${y(to.top)}`;
-    }
-    const lane = 16 + 7 * (index % 4), around = [from, to, ...between];
-    const [least, most] = [Math.min(...around.map(box => box.left)) - lane, Math.max(...around.map(box => box.right)) + lane];
-    const side = start + end - 2 * least + HEADS < 2 * most - start - end ? least : most;
-    const [a, b] = side === least ? [from.left, to.left] : [from.right, to.right];
-    const [p, q] = [(from.top + from.bottom) / 2, (to.top + to.bottom) / 2], turn = Math.sign(q - p) * Math.min(14, Math.abs(q - p) / 2);
-    return `M${x(a)} ${y(p)}Q${x(side)} ${y(p)} ${x(side)} ${y(p + turn)}V${y(q - turn)}Q${x(side)} ${y(q)} ${x(b)} ${y(q)}`;
-  }
-
   mark(button, near) {
     if (button && this.svg) this.svg.querySelectorAll(`[data-from="${button.dataset.box}"], [data-to="${button.dataset.box}"]`).forEach(edge => edge.classList.toggle("near", near));
   }
+}
+
+// Down from one box to another; if boxes are in between, beside them, on the side where that is shorter.  Heads of
+// modules are passed too, but do not stop a way straight down.
+function route(places, source, target, lane, origin) {
+  const from = places[source].box, to = places[target].box;
+  const x = at => (at - origin.left).toFixed(1), y = at => (at - origin.top).toFixed(1);
+  const start = (from.left + from.right) / 2, end = (to.left + to.right) / 2;
+  const hits = (box, left, right) => box.left < right + 4 && box.right > left - 4;
+  const between = places.filter(({ box }, number) => number !== source && number !== target && box.bottom > Math.min(from.top, to.top) && box.top < Math.max(from.bottom, to.bottom));
+  const stops = ({ box, head }) => !head && box.top >= from.bottom && box.bottom <= to.top && hits(box, Math.min(start, end), Math.max(start, end));
+  if (to.top > from.bottom && !between.some(stops)) {
+    const middle = (from.bottom + to.top) / 2;
+    return `M${x(start)} ${y(from.bottom)}C${x(start)} ${y(middle)} ${x(end)} ${y(middle)} ${x(end)} ${y(to.top)}`;
+  }
+  const beside = (at, past) => {
+    for (let hit; (hit = between.find(({ box }) => hits(box, at, at))); ) at = past(hit.box);
+    return at;
+  };
+  const left = beside(Math.min(from.left, to.left) - lane, box => box.left - lane);
+  const right = beside(Math.max(from.right, to.right) + lane, box => box.right + lane);
+  const onRight = right - Math.max(start, end) <= Math.min(start, end) - left;
+  const [side, a, b] = onRight ? [right, from.right, to.right] : [left, from.left, to.left];
+  const p = (from.top + from.bottom) / 2, q = (to.top + to.bottom) / 2, turn = Math.sign(q - p) * Math.min(14, Math.abs(q - p) / 2);
+  // Where another box is beside it, an edge leaves a box below, and reaches it above.
+  const shut = (number, at, out) => places.some(({ box }, other) => other !== number && box.top < at && box.bottom > at && hits(box, Math.min(out, side) + 8, Math.max(out, side) - 8));
+  const leave = shut(source, p, a) ? `M${x(start)} ${y(from.bottom)}v10H${x(side)}` : `M${x(a)} ${y(p)}Q${x(side)} ${y(p)} ${x(side)} ${y(p + turn)}`;
+  return leave + (shut(target, q, b) ? `V${y(to.top - 12)}H${x(end)}v12` : `V${y(q - turn)}Q${x(side)} ${y(q)} ${x(b)} ${y(q)}`);
 }

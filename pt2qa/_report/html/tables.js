@@ -1,9 +1,10 @@
 "use strict";
 // Tables that sort by a click on a column's title and filter by words and limits; a click on a row shows all of it.
 // Rows are drawn in portions as one scrolls, so that ten thousand of them cost no more than a hundred; one listener
-// serves a whole table.
+// serves a whole table.  A table that one sees at a glance has no filter.
 
 const PORTION = 200;
+const GLANCE = 10;
 
 function element(tag, attributes, ...children) {
   const made = document.createElement(tag);
@@ -52,6 +53,7 @@ class Table {
     this.charts = charts;
     this.state = { sort: data.worst ? "worst" : "graph", descending: false, filter: "", all: false };
     this.search = element("input", { type: "search", placeholder: "filter: conv sqnr<20", "aria-label": `filter ${data.title || "rows"}` });
+    this.search.hidden = data.size <= GLANCE;
     this.count = element("span", { class: "count" });
     this.head = element("thead");
     this.body = element("tbody");
@@ -102,7 +104,7 @@ class Table {
     this.scroll.scrollTop = 0;
     this.drawn = 0;
     this.fill();
-    this.count.textContent = `${this.rows.length} of ${this.data.size} rows`;
+    this.count.textContent = `${filter ? `${this.rows.length} of ` : ""}${this.data.size} ${this.data.size === 1 ? "row" : "rows"}`;
   }
 
   title(column) {

@@ -264,6 +264,8 @@ def test_what_to_do_is_the_first_screen() -> None:
     text = html_page([samples.layers(), found])
     prose = Page(text).prose
     assert text.index('class="first bad"') < text.index('id="summary"') < text.index('id="report-2"')
+    assert 'href="#report-2"' not in text[text.index('id="summary"') : text.index('id="report-2"')]
+    assert 'id="summary"' not in html_page(found)
     assert text.index('id="report-2"') < text.index('id="report-1"')
     first = prose[: prose.index("Summary")]
     assert "The output has 6.8 dB" in first
