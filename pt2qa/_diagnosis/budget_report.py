@@ -23,7 +23,7 @@ Mechanism = Literal["activation rounding", "activation clamping", "weight roundi
 HALF: Final = 0.5
 """Share of the parts above which one mechanism is called the fault."""
 
-BARS: Final = 25
+BARS: Final = 15
 """Modules that the chart shows."""
 
 _RANGE: Final = (

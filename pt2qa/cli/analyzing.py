@@ -102,9 +102,10 @@ def analyze(
 
     For each quantizer, the command writes DIR/<quantizer>-diagnosis.safetensors, -error-budget if the diagnosis took
     one, -layers and -weights. --bad-cases adds -bad-cases with the samples' inputs, --sensitivity adds -sensitivity,
-    --deployed adds -deployed (see pt2qa deploy), and --target adds -reconfiguration. The edits that these and the diagnosis recommend are -plan.json and
-    -diagnosis-plan.json, for --overrides; -quantizer.py and -diagnosis-quantizer.py are code that quantizes so in any
-    export flow. The diagnosis is printed first, and the command to type next last; --sort is for the layers.
+    --deployed adds -deployed (see pt2qa deploy), and --target adds -reconfiguration. The edits that these and the
+    diagnosis recommend are -plan.json and -diagnosis-plan.json, for --overrides; -quantizer.py and
+    -diagnosis-quantizer.py are code that quantizes so in any export flow. The diagnosis is printed first, and the
+    command to type next last; --sort is for the layers.
 
     If a target is not met, the best configuration found is written, stderr says so, and the exit code is 1. It is also
     1 if quantization gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of

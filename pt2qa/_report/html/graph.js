@@ -10,7 +10,7 @@ class Graph {
   constructor(data, table, place) {
     Object.assign(this, { data, table, open: new Set([data.modules]) });
     this.boxes = element("div", { class: "boxes" });
-    this.choices = table.data.columns.filter(column => column.number && column.key !== "handle" && column.values.some(value => Number.isFinite(numeric(value))));
+    this.choices = table.data.columns.filter(column => column.number && !["handle", "site"].includes(column.key) && column.values.some(value => Number.isFinite(numeric(value))));
     this.select = element("select", { "aria-label": "coloured by" }, ...this.choices.map(column => new Option(column.title || column.key, column.key, false, column.key === table.data.by)));
     const button = (text, open) => {
       const made = element("button", { type: "button" }, text);

@@ -8,8 +8,8 @@ from typing import Any, Final
 from pt2qa._report.base import Report
 from pt2qa._report.columns import cell
 
-COLUMNS: Final = frozenset({"handle", "name", "module"})
-"""The columns of a table that has a graph."""
+ORDERS: Final = ("handle", "site")
+"""Columns that put the rows of a table in graph order."""
 
 Path = tuple[str, ...]
 
@@ -31,10 +31,12 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
         its first row.  None if the rows are not ops of modules.
     """
     rows = report.on_page("rows")
-    if not {each.name for each in report.columns("rows")} >= COLUMNS or not any(cell(row, "module") for row in rows):
+    columns = {each.name for each in report.columns("rows")}
+    by = next((name for name in ORDERS if name in columns), "")
+    if not by or not {"name", "module"} <= columns or not any(cell(row, "module") for row in rows):
         return None
     ops: dict[str, list[int]] = {}
-    for number in sorted(range(len(rows)), key=lambda number: int(cell(rows[number], "handle"))):
+    for number in sorted(range(len(rows)), key=lambda number: int(cell(rows[number], by))):
         ops.setdefault(str(cell(rows[number], "name")), []).append(number)
     paths = {name: _path(name, str(cell(rows[numbers[0]], "module"))) for name, numbers in ops.items()}
     edges = _edges(paths, _inputs([report, *others], report))

@@ -253,10 +253,11 @@ def test_an_error_budget_is_drawn_by_module_and_mechanism_and_adds_up_to_all_noi
     ]
     assert [bar["text"] for bar in mechanisms["bars"]] == ["150.00 %", "37.50 %", "-87.50 %"]
     assert [bar["label"] for bar in samples.budget(modules=40).charts(())[0]["bars"]][-2:] == [
-        "15 other modules",
+        "25 other modules",
         "interactions",
     ]
     assert replace(samples.budget(), noise=0.0).charts(()) == []
+    assert Page(html_page(samples.budget())).data[0]["graph"]["modules"]["label"] == ""
 
 
 def test_what_to_do_is_the_first_screen() -> None:
