@@ -18,14 +18,18 @@ class Graph {
       return made;
     };
     const controls = element("div", { class: "controls" }, element("label", {}, "coloured by ", this.select), button("unfold all", true), button("fold all", false));
-    const whole = element("details", {}, element("summary", {}, "Graph of modules"), controls, element("div", { class: "drawing" }, this.boxes));
+    const drawing = element("div", { class: "drawing" }, this.boxes);
+    const whole = element("details", {}, element("summary", {}, "Graph of modules"), controls, drawing);
     place.append(whole);
     this.select.addEventListener("change", () => this.draw());
     this.boxes.addEventListener("click", event => this.clicked(event));
     for (const [type, near] of [["mouseover", true], ["mouseout", false]]) this.boxes.addEventListener(type, event => this.mark(event.target.closest("button"), near));
     this.rows(data.modules);
     this.unfoldFirst();
-    whole.addEventListener("toggle", () => whole.open && this.draw(), { once: true });
+    whole.addEventListener("toggle", () => {
+      this.draw();
+      drawing.scrollLeft = (drawing.scrollWidth - drawing.clientWidth) / 2;
+    }, { once: true });
     new ResizeObserver(() => this.drawEdges()).observe(this.boxes);
   }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from pt2qa._report.base import Report
@@ -35,11 +37,15 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
     by = next((name for name in ORDERS if name in columns), "")
     if not by or not {"name", "module"} <= columns or not any(cell(row, "module") for row in rows):
         return None
+    inputs = _inputs([report, *others], report)
+    known = {name: place for place, name in enumerate(inputs)}
+    names = [str(cell(row, "name")) for row in rows]
+    place = {number: (known.get(name, len(known)), cell(rows[number], by)) for number, name in enumerate(names)}
     ops: dict[str, list[int]] = {}
-    for number in sorted(range(len(rows)), key=lambda number: int(cell(rows[number], by))):
-        ops.setdefault(str(cell(rows[number], "name")), []).append(number)
-    paths = {name: _path(name, str(cell(rows[numbers[0]], "module"))) for name, numbers in ops.items()}
-    edges = _edges(paths, _inputs([report, *others], report))
+    for number in sorted(place, key=place.__getitem__):
+        ops.setdefault(names[number], []).append(number)
+    paths = _by_call({name: _path(name, str(cell(rows[numbers[0]], "module"))) for name, numbers in ops.items()})
+    edges = _edges(paths, inputs)
     return {
         "modules": _module("", paths, ops, _lifted(edges, paths), ()),
         "edges": [[ops[source][0], ops[target][0]] for source, target in edges],
@@ -49,6 +55,18 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
 def _path(name: str, module: str) -> Path:
     """The modules around an op, and the op itself; no module is called as an op."""
     return *(module.split(".") if module else ()), f"/{name}"
+
+
+def _by_call(paths: Mapping[str, Path], depth: int = 0) -> dict[str, Path]:
+    """Paths of ops in graph order, where a module that other ops interrupt counts as called again: ``act (2)``."""
+    found: dict[str, Path] = {}
+    calls: Counter[str] = Counter()
+    for part, names in groupby(paths, key=lambda name: paths[name][depth]):
+        calls[part] += 1
+        call = part if calls[part] == 1 else f"{part} ({calls[part]})"
+        within = {name: (*paths[name][:depth], call, *paths[name][depth + 1 :]) for name in names}
+        found |= within if part.startswith("/") else _by_call(within, depth + 1)
+    return found
 
 
 def _inputs(reports: Iterable[Report], report: Report) -> dict[str, list[str]]:
@@ -115,8 +133,6 @@ def _op(label: str, name: str, ops: Mapping[str, list[int]]) -> dict[str, Any]:
 def _layers(parts: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Parts in layers; in each, from left to right by the mean place of what they read, so that few edges cross.
 
-    An edge back to an earlier part, as of a module that is called twice, does not count.
-
     Source:
         K. Sugiyama, S. Tagawa, M. Toda: Methods for visual understanding of hierarchical system structures, 1981
     """
@@ -126,7 +142,7 @@ def _layers(parts: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[list
     order = {part: number for number, part in enumerate(parts)}
     graph = networkx.DiGraph()
     graph.add_nodes_from(parts)
-    graph.add_edges_from(edge for edge in sorted(edges) if order[edge[0]] < order[edge[1]])
+    graph.add_edges_from(edges)
     place: dict[str, float] = {}
     layers = []
     for generation in networkx.topological_generations(graph):

@@ -192,20 +192,26 @@ def test_parts_side_by_side_are_in_the_order_of_what_they_read() -> None:
     assert labels(graph["modules"]) == [[[["in/op"], ["q/op", "k/op"], ["of_q/op", "of_k/op"], ["out/op"]]]]
 
 
-def test_a_module_that_is_called_twice_stays_one() -> None:
+def test_a_module_that_is_called_twice_is_drawn_for_each_call() -> None:
     inputs = {"a.one": "", "b.one": "a.one", "a.two": "b.one", "c.one": "a.two"}
     graph = Page(html_page(chained(inputs))).data[0]["graph"]
-    assert labels(graph["modules"]) == [[[["one/op", "two/op"]]], ["b.one/op", "c.one/op"]]
+    assert labels(graph["modules"]) == [["a.one/op"], ["b.one/op"], ["a (2).two/op"], ["c.one/op"]]
     assert graph["edges"] == [[0, 1], [1, 2], [2, 3]]
 
 
 def test_a_report_of_some_ops_takes_the_edges_from_the_layers() -> None:
     layers = samples.residual()
     (site, *_) = samples.sensitivity().rows
-    rows = tuple(replace(site, name=row.name, module=row.module, handle=row.handle) for row in layers.rows[:4:3])
+    rows = tuple(replace(site, name=row.name, module=row.module, handle=-row.handle) for row in layers.rows[:4:3])
     some = replace(samples.sensitivity(), rows=rows)
     graph = Page(html_page([layers, some])).data[1]["graph"]
     assert (labels(graph["modules"]), graph["edges"]) == ([["stem/conv2d"], ["block.fc2/linear"]], [[0, 1]])
+
+
+def test_edges_go_forward_whatever_a_file_says() -> None:
+    graph = Page(html_page(chained({"a.one": "b.two", "b.two": "a.one", "a.three": "b.two, a.three"}))).data[0]["graph"]
+    assert labels(graph["modules"]) == [["a.one/op"], ["b.two/op"], ["a (2).three/op"]]
+    assert graph["edges"] == [[0, 1], [1, 2]]
 
 
 def test_without_inputs_a_graph_is_in_graph_order() -> None:
