@@ -105,6 +105,19 @@ def test_a_quantizer_that_behaves_is_exit_code_0(run: Any) -> None:
     assert report.quantizer == "xnnpack:per_channel=false"
 
 
+@pytest.mark.parametrize("spec", ["xnnpack", "pt2qa_xnnpack.spec:SPEC"])
+def test_a_quantizer_is_held_against_the_spec_that_is_named(run: Any, spec: str) -> None:
+    result = run("conformance", "x86", "--models", "linear", "--properties", "backend_spec", "--spec", spec)
+    assert result.exit_code == 1, result.output
+    assert 'the spec of XNNPACK says "linear (static): input int8' in " ".join(result.stdout.split())
+
+
+def test_what_states_no_spec_is_an_error(run: Any) -> None:
+    result = run("conformance", "x86", "--models", "linear", "--spec", "own_quantizers:Nothing")
+    assert result.exit_code == 2
+    assert "--spec: own_quantizers:Nothing does not state what its backend takes; x86, xnnpack do" in result.stderr
+
+
 def test_a_quantizer_of_your_own_that_shows_nothing_is_exit_code_1(run: Any) -> None:
     result = run("conformance", "own_quantizers:Nothing", "--models", "linear", "--properties", "prepare")
     assert result.exit_code == 1

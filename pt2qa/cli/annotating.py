@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from pt2qa._near_names import near_names
 from pt2qa.cli.group import file_option, flow_argument, main, overrides_option, quantizer_option
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import PluginError
+
+if TYPE_CHECKING:
+    from pt2qa.plugins import BackendSpec
 
 
 @main.command("annotations")
@@ -67,10 +70,21 @@ def list_annotations(
 @click.option("--models", metavar="NAME,...", help="Small models to check it on.  [default: all]")
 @click.option("--properties", metavar="NAME,...", help="Properties to check.  [default: all]")
 @click.option("--qat", is_flag=True, help="Prepare for quantization-aware training.")
+@click.option(
+    "--spec",
+    metavar="QUANTIZER",
+    help="Hold what is annotated against what this quantizer's backend takes.  [default: its own]",
+)
 @file_option
 @prints_report
 def conformance(
-    quantizer: str, models: str | None, properties: str | None, qat: bool, file: Path | None, printing: Printing
+    quantizer: str,
+    models: str | None,
+    properties: str | None,
+    qat: bool,
+    spec: str | None,
+    file: Path | None,
+    printing: Printing,
 ) -> None:
     """Check whether a quantizer behaves, on small models of one pattern each.
 
@@ -80,6 +94,7 @@ def conformance(
     \b
       pt2qa conformance xnnpack:per_channel=false
       pt2qa conformance my_package.quantizers:MyQuantizer --models linear,conv_relu
+      pt2qa conformance my_package.quantizers:MyQuantizer --spec xnnpack
 
     The exit code is 1 if a property failed, or if the quantizer annotates nothing and so has shown nothing.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
@@ -89,10 +104,33 @@ def conformance(
     name, colon, rest = quantizer.partition(":")
     known = not colon or "=" in rest or name in available()
     tested = quantizer if known else _imported(name, rest)
-    report = check_quantizer(tested, models=_split(models), properties=_split(properties), qat=qat)
+    report = check_quantizer(
+        tested,
+        models=_split(models),
+        properties=_split(properties),
+        qat=qat,
+        spec=None if spec is None else _spec_of(spec),
+    )
     printing.deliver(report, file)
     if not report.passed:
         raise click.exceptions.Exit(1)
+
+
+def _spec_of(quantizer: str) -> BackendSpec:
+    """What a plug-in's backend takes, or a spec of one's own as module:object.
+
+    Raises:
+        PluginError: there is no such plug-in or object, or it states nothing.
+    """
+    from pt2qa.plugins import BackendSpec, available, resolve, spec_of
+
+    name, _, rest = quantizer.partition(":")
+    named = _imported(name, rest) if rest and name not in available() else resolve(quantizer)
+    spec = named if isinstance(named, BackendSpec) else spec_of(named)
+    if spec is None:
+        stating = [known for known, plugin in available().items() if spec_of(plugin) is not None]
+        raise PluginError(f"--spec: {quantizer} does not state what its backend takes; {', '.join(stating)} do")
+    return spec
 
 
 def _split(names: str | None) -> Sequence[str] | None:

@@ -80,6 +80,11 @@ def spec_of(plugin: Any) -> BackendSpec | None:
     return getattr(plugin, "spec", None)
 
 
+def quantizer_classes_of(plugin: Any) -> tuple[str, ...]:
+    """The paths of the torchao quantizers that annotate for a plug-in's backend; empty if it names none."""
+    return tuple(getattr(plugin, "quantizer_classes", ()))
+
+
 def backend_of(plugin: Any) -> Backend | None:
     """What lowers and runs a plug-in's models; None if it has nothing."""
     return getattr(plugin, "backend", None)

@@ -11,6 +11,8 @@ from pt2qa.plugins.backend_spec import BackendSpec
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from pt2qa.plugins.protocol import QuantizerPlugin
+
 
 @dataclass(frozen=True)
 class GenericPlugin:
@@ -18,6 +20,7 @@ class GenericPlugin:
 
     Args:
         quantizer: an instance of a subclass of ``torchao.quantization.pt2e.quantizer.Quantizer``.
+        of_backend: the installed plug-in for whose backend it annotates, if one is known.
 
     Raises:
         PluginError: it is a class, or derives from another package's ``Quantizer``. ``prepare_pt2e`` and the quantizer
@@ -31,6 +34,7 @@ class GenericPlugin:
     levels: ClassVar[tuple[str, ...]] = ("float", "observer")
 
     quantizer: Any
+    of_backend: QuantizerPlugin | None = None
 
     def __post_init__(self) -> None:
         from torchao.quantization.pt2e.quantizer import Quantizer
@@ -62,9 +66,9 @@ class GenericPlugin:
 
     @property
     def spec(self) -> BackendSpec | None:
-        """What the backend takes, if the quantizer has an attribute ``spec`` that states it."""
+        """What the backend takes: stated by the quantizer in an attribute ``spec``, else by its backend's plug-in."""
         spec = getattr(self.quantizer, "spec", None)
-        return spec if isinstance(spec, BackendSpec) else None
+        return spec if isinstance(spec, BackendSpec) else getattr(self.of_backend, "spec", None)
 
     @property
     def summary(self) -> str:

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
+from pt2qa.plugins.abilities import quantizer_classes_of
 from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import options_of, parse_options, with_options
 from pt2qa.plugins.protocol import QuantizerPlugin
@@ -67,7 +68,17 @@ def resolve(spec: object) -> QuantizerPlugin:
         return with_options(plugin, parse_options(plugin, text))
     if isinstance(spec, QuantizerPlugin) and not isinstance(spec, type):
         return spec
-    return GenericPlugin(spec)
+    return GenericPlugin(spec, _plugin_of_backend(spec))
+
+
+def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:
+    """The installed plug-in that knows the quantizer's class, or that of all parts of a composed one."""
+    if parts := getattr(quantizer, "quantizers", ()):
+        first, *others = (_plugin_of_backend(part) for part in parts)
+        return first if all(other == first for other in others) else None
+    classes = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(quantizer).__mro__}
+    known = (plugin for plugin in available().values() if not classes.isdisjoint(quantizer_classes_of(plugin)))
+    return next(known, None)
 
 
 def _load_all() -> tuple[dict[str, QuantizerPlugin], dict[str, str]]:

@@ -71,6 +71,9 @@ class X86:
     fusable: ClassVar[tuple[tuple[str, str], ...]] = ()
     int32_bias: ClassVar[bool] = False
     spec: ClassVar[BackendSpec] = SPEC
+    quantizer_classes: ClassVar[tuple[str, ...]] = (
+        "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer.X86InductorQuantizer",
+    )
 
     mode: Literal["static", "dynamic", "weight_only"] = field(
         default="static", metadata={"help": "how activations are quantized; weight_only: float16 linear weights"}

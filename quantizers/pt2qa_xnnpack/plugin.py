@@ -73,6 +73,10 @@ class XNNPACK:
     backend: ClassVar[XNNPACKBackend] = XNNPACKBackend()
     int32_bias: ClassVar[bool] = True
     spec: ClassVar[BackendSpec] = SPEC
+    quantizer_classes: ClassVar[tuple[str, ...]] = (
+        "executorch.backends.xnnpack.quantizer.xnnpack_quantizer.XNNPACKQuantizer",
+        "torchao.testing.pt2e._xnnpack_quantizer.XNNPACKQuantizer",
+    )
 
     mode: Literal["static", "dynamic"] = field(default="static", metadata={"help": "how activation scales are found"})
     per_channel: bool = field(default=True, metadata={"help": "one weight scale per output channel, not per tensor"})
