@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 DPI = 100
 NAMES_SHOWN = 40
 """Points that are named on an axis; of more, every so many."""
+ROOM = 1.15
+"""Length of an axis, in longest bars: the number of a bar is written behind it."""
 
 
 def plot(report: Any, chart: str | None, ax: Axes | None, others: Sequence[Any]) -> Axes:
@@ -112,7 +114,8 @@ def _bars(drawing: Drawing, ax: Axes) -> None:
         ax.annotate(text, (max(end, 0.0), place), xytext=(3, 0), textcoords="offset points", va="center")
     ax.set_yticks(list(places), drawing.names)
     ax.invert_yaxis()
-    ax.margins(x=0.12)
+    # Margins would end at the bars: each part of a stacked bar is an edge that matplotlib's view sticks to.
+    ax.set_xlim(ROOM * min(0.0, *ends), ROOM * max(0.0, *ends) or 1.0)
 
 
 def _histogram(drawing: Drawing, ax: Axes) -> None:

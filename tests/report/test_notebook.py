@@ -96,6 +96,8 @@ def test_stacked_bars_lie_end_to_end(pyplot: Any, monkeypatch: pytest.MonkeyPatc
     report = samples.sensitivity()
     assert [(patch.get_x(), patch.get_width()) for patch in report.plot().patches] == [(0.0, 0.25), (0.25, 0.5)]
     assert report._repr_html_().count("<rect") == 2
+    low, high = samples.budget().plot().get_xlim()
+    assert (low, high) == pytest.approx((-0.875 * 1.15, 0.875 * 1.15))
 
 
 def test_what_cannot_be_plotted_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
