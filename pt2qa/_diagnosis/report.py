@@ -51,6 +51,12 @@ class Diagnosis(Report):
     heading: ClassVar = "Diagnosis"
     usual_measures: ClassVar = ("figures.sqnr",)
     ties: ClassVar = "rank"
+    titles: ClassVar = {
+        "rows": "Causes",
+        "figures": "Measured",
+        "tried": "Tried, and not recommended",
+        "asides": "Also found by the structure check",
+    }
 
     rows: tuple[CauseRow, ...]
     tried: tuple[TriedRow, ...]

@@ -126,6 +126,7 @@ class Report:
         code: text to paste, if the kind has a field for it.
         next_command: what to type next, if the kind has a field for it.
         served: tables that a page does not show as tables: they are internal, or shown as a list.
+        titles: what pages write above tables, in their order, where the fields' own names and order would not do.
         one_run: the fields in which reports must agree to be merged.
     """
 
@@ -136,6 +137,7 @@ class Report:
     usual_measures: ClassVar[tuple[str, ...]] = ()
     ties: ClassVar[str] = "sqnr"
     served: ClassVar[frozenset[str]] = frozenset({"unpaired"})
+    titles: ClassVar[Mapping[str, str]] = {}
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer")
     rows: tuple[Any, ...]
 

@@ -69,7 +69,8 @@ def sections_of(reports: Sequence[Report]) -> list[Section]:
 
 def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
     groups = report.groups()
-    shown = [name for name in tables_of(type(report)) if name not in report.served and getattr(report, name)]
+    parts = dict.fromkeys((*report.titles, *tables_of(type(report))))
+    shown = [name for name in parts if name not in report.served and getattr(report, name)]
     shown = [] if groups is not None else shown
     return Section(
         id=ident,
@@ -82,7 +83,7 @@ def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
         next_command=getattr(report, "next_command", ""),
         charts=tuple(report.charts(others)),
         graph=graph_data(report, others) if "rows" in shown else None,
-        tables=tuple(table_data(report, name, _title(name, len(shown))) for name in shown),
+        tables=tuple(table_data(report, name, report.titles.get(name) or _title(name, len(shown))) for name in shown),
         rules=groups or (),
         notes=tuple(getattr(report, "notes", ())),
         unpaired=tuple(unpaired_entries(getattr(report, "unpaired", ()))),

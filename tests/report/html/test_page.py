@@ -273,6 +273,7 @@ def test_what_to_do_is_the_first_screen() -> None:
     assert text.index('class="first bad"') < text.index('id="summary"') < text.index('id="report-2"')
     assert 'href="#report-2"' not in text[text.index('id="summary"') : text.index('id="report-2"')]
     assert 'id="summary"' not in html_page(found)
+    assert [table["title"] for table in Page(text).data[1]["tables"]] == ["Causes", "Measured"]
     assert text.index('id="report-2"') < text.index('id="report-1"')
     first = prose[: prose.index("Summary")]
     assert "The output has 6.8 dB" in first
