@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from torch.export import ExportedProgram
-from torch.nn import Module
-
+from pt2qa._annotations import listing
 from pt2qa._bad_cases.case_metrics import CaseMetric
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.search import find_bad_cases
@@ -23,20 +21,20 @@ from pt2qa._diagnosis.analysis import diagnose
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._layers.report import LayerReport
-from pt2qa._other_tools import KEYWORDS, NAMES, explains_keywords
+from pt2qa._other_tools import explains_arguments, no_attribute
 from pt2qa._printable import clean
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._reconfigure.analysis import reconfigure
 from pt2qa._reconfigure.report import Reconfiguration
 from pt2qa._reconfigure.target import Target
 from pt2qa._report.atomic import locked, remove_abandoned, write_atomic
-from pt2qa._report.base import Report
+from pt2qa._report.base import Report, write_text
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa._weights.analysis import compare_weights
 from pt2qa._weights.report import WeightReport
-from pt2qa.errors import BatchError, ReportError, SelectionError
+from pt2qa.errors import BatchError, ReportError
 from pt2qa.report import load
 
 ReportType = TypeVar("ReportType", bound=Report)
@@ -53,11 +51,9 @@ CONTENTS: Final = "quant-analysis.json"
 LOCK: Final = ".quant-analysis.lock"
 """Exists while a process writes to the folder."""
 
-_TEXT_WIDTH: Final = 120
 
-
-def _files_of(what: str) -> tuple[str, str]:
-    return f"{what}.safetensors", f"{what}.txt"
+def _files_of(what: str) -> tuple[str, str, str]:
+    return f"{what}.safetensors", f"{what}.txt", f"{what}.csv"
 
 
 _FILES: Final = frozenset({*(name for what in REPORTS for name in _files_of(what)), PLAN, CODE})
@@ -66,9 +62,9 @@ _FILES: Final = frozenset({*(name for what in REPORTS for name in _files_of(what
 class QuantAnalysis:
     """Checks, finds bad cases, compares on them, ranks sites and searches for a better configuration, on one pair.
 
-    Every method calls the function of pt2qa that does the work, writes ``<what>.safetensors`` and ``<what>.txt`` (all
-    rows) to ``out_dir``, and returns the report.  Another process can continue from the folder: :meth:`load_bad_case`,
-    :meth:`reports`.  Several processes may use one folder at the same time.
+    Every method calls the function of pt2qa that does the work, writes ``<what>.safetensors``, ``<what>.txt`` and
+    ``<what>.csv`` (all rows) to ``out_dir``, and returns the report.  Another process can continue from the folder:
+    :meth:`load_bad_case`, :meth:`reports`.  Several processes may use one folder at the same time.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
@@ -84,21 +80,10 @@ class QuantAnalysis:
         BatchError: ``batches`` can be read only once.
     """
 
-    def __new__(cls, *args: Any, **given: Any) -> QuantAnalysis:
-        """Refuses two models and their type, which other tools take, and says what to pass."""
-        for name in given:
-            if name in KEYWORDS:
-                raise SelectionError(f"QuantAnalysis has no {name}=: {KEYWORDS[name]}.")
-        if len(args) > 1 and isinstance(args[1], (Module, ExportedProgram)):
-            raise SelectionError(f"batches: got a {type(args[1]).__name__}: {KEYWORDS['analysis_model']}.")
-        return super().__new__(cls)
-
     if not TYPE_CHECKING:
+        __getattr__ = no_attribute
 
-        def __getattr__(self, name: str) -> Any:
-            hint = f"; call {NAMES[name]}" if name in NAMES else ""
-            raise AttributeError(f"'QuantAnalysis' object has no attribute {name!r}{hint}")
-
+    @explains_arguments
     def __init__(
         self,
         pair: QuantizedPair,
@@ -126,17 +111,22 @@ class QuantAnalysis:
     def check(self, **options: Any) -> Findings:
         """Checks structure, annotation and numbers on all batches: :func:`pt2qa.check`.
 
+        The text also has the configuration of every op and the calls of each module: :func:`pt2qa.annotations`.
+
         Args:
             options: ``model``, ``cpu``, ``rules``, ``silence`` and so on of :func:`pt2qa.check`.
 
         Raises:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
-        return self._written("findings", check, **self._every_batch(), **options)
+        self._claim(*_files_of("findings"))
+        findings = check(self.pair, **self._every_batch(), **options)
+        self._write("findings", findings, listing.annotations(self.pair))
+        return findings
 
     # -- bad cases -----------------------------------------------------------------------------------------------
 
-    @explains_keywords
+    @explains_arguments
     def auto_find_bad_case(
         self,
         batches: Iterable[Any] | None = None,
@@ -144,6 +134,7 @@ class QuantAnalysis:
         metric: str | CaseMetric | Sequence[str | CaseMetric] = "sqnr",
         k: int = 1,
         num_steps: int | None = None,
+        post_process: Callable[[Any], Any] | None = None,
         targets_of: Callable[[Any], Any] | None = None,
         feedback: Mapping[str, str] | None = None,
         batch_axis: int | None = 0,
@@ -155,6 +146,7 @@ class QuantAnalysis:
             metric: what ranks samples: a name, a :class:`pt2qa.CaseMetric`, or several.
             k: cases to keep for each metric and output.
             num_steps: batches to read at most; None for all.
+            post_process: from the model's output to what is scored; None: the session's.
             targets_of: from an item to its class targets.
             feedback: for stateful models, input name → output name.
             batch_axis: the axis that holds the samples; None to rank batches whole.
@@ -169,7 +161,7 @@ class QuantAnalysis:
             metric=metric,
             k=k,
             num_steps=num_steps,
-            post_process=self.post_process,
+            post_process=post_process or self.post_process,
             inputs_of=self.inputs_of,
             targets_of=targets_of,
             feedback=feedback,
@@ -178,6 +170,7 @@ class QuantAnalysis:
         )
         return self.save_bad_case()
 
+    @explains_arguments
     def set_bad_case(self, batch: Batch) -> BadCases:
         """Sets a batch of model inputs that is known to be bad.  :meth:`save_bad_case` keeps it.
 
@@ -203,7 +196,7 @@ class QuantAnalysis:
         self._write(BAD_CASES, self.bad_case)
         return self.bad_case
 
-    @explains_keywords
+    @explains_arguments
     def load_bad_case(self, path: str | os.PathLike[str] | None = None) -> BadCases:
         """Sets the bad cases from a file.
 
@@ -222,7 +215,7 @@ class QuantAnalysis:
 
     # -- analyses ------------------------------------------------------------------------------------------------
 
-    @explains_keywords
+    @explains_arguments
     def run(self, index: int | None = None, *, diagnose: bool = True) -> LayerReport:
         """Diagnoses on all batches, then compares all layers on the bad cases, or on all batches if none is set.
 
@@ -258,7 +251,7 @@ class QuantAnalysis:
         """
         return self._written("diagnosis", diagnose, **self._every_batch(), **options)
 
-    @explains_keywords
+    @explains_arguments
     def compare_per_layer(self, **options: Any) -> LayerReport:
         """Compares layers on the bad cases, or on all batches if none is set.
 
@@ -289,7 +282,7 @@ class QuantAnalysis:
         """
         return self._written("deployed", compare_deployed, **self._every_batch(), **options)
 
-    @explains_keywords
+    @explains_arguments
     def sensitivity(self, **options: Any) -> SensitivityReport:
         """Ranks activations and weights on the bad cases, or on all batches if none is set.
 
@@ -373,12 +366,13 @@ class QuantAnalysis:
         self._write(what, report)
         return report
 
-    def _write(self, what: str, report: Report) -> None:
-        binary, plain = _files_of(what)
-        with self._noted(binary, plain):
-            report.save(self.out_dir / binary)
-            text = report.text(limit=None, width=_TEXT_WIDTH)
-            write_atomic(self.out_dir / plain, f"{text}\n".encode("utf-8", "backslashreplace"))
+    def _write(self, what: str, *reports: Report) -> None:
+        """Writes a report, and into its text those that follow it."""
+        binary, plain, csv = _files_of(what)
+        with self._noted(binary, plain, csv):
+            reports[0].save(self.out_dir / binary)
+            reports[0].to_csv(self.out_dir / csv, extended=True)
+            write_text(self.out_dir / plain, reports)
 
     def _claim(self, *names: str) -> None:
         """Records files as ours before the work begins; an existing file that is not ours is left alone."""

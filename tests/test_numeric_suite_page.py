@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -12,7 +13,8 @@ import pytest
 
 import pt2qa
 
-TABLE = (Path(__file__).resolve().parents[1] / "docs" / "numeric_suite.md").read_text().partition("## What to call")[2]
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = (ROOT / "docs" / "numeric_suite.md").read_text().partition("## What to call")[2]
 
 TUNING_KIT = (
     *("check_qat_model", "QuantAnalysis", "ModelProfiler", "HbirModelProfiler", "get_info_manager"),
@@ -26,6 +28,24 @@ TUNING_KIT = (
     *("OpRunningInfoManager.table", "OpRunningInfoManager.tensorboard"),
 )
 """Of its manual: it is no package that could be inspected."""
+
+PARAMETERS = (
+    *("baseline_model", "analysis_model", "analysis_model_type", "device_ids", "post_process", "out_dir"),
+    *("data_generator", "num_steps", "metric", "device", "custom_metric_func", "custom_metric_order_seq"),
+    *("cached_attrs", "dump_in_run", "baseline_model_cached_attr", "analysis_model_cached_attr", "filename", "index"),
+    *("prefixes", "types", "reserve", "with_stack", "force_per_channel", "save_results"),
+)
+COLUMNS = (
+    *("Index", "mod_name", "base_op_type", "analy_op_type", "shape", "quant_dtype", "qscale", "Cosine", "L1", "Atol"),
+    *("max_qscale_diff", "base_model_min", "analy_model_min", "base_model_max", "analy_model_max", "base_model_mean"),
+    *("analy_model_mean", "op_name", "sensitive_type", "op_type", "flops", "Op Name", "Mod Name", "Attr", "Dtype"),
+    *("Scale", "Min", "Max", "Mean", "Var", "Shape", "Module Name", "Input dtype", "out dtype", "weight dtype"),
+    *("ch_axis", "observer"),
+)
+FILES = (
+    *("model_check_result.txt", "badcase.txt", "badcase.pt", "compare_per_layer_out.txt", "compare_per_layer_out.csv"),
+    *("abnormal_layer_advisor.txt", "statistic.txt", "tensorboard/"),
+)
 
 
 def section(title: str) -> str:
@@ -65,6 +85,25 @@ def test_every_public_function_and_class_is_in_the_table(module: str, title: str
 
 def test_every_function_of_the_tuning_kit_is_in_the_table() -> None:
     assert [name for name in TUNING_KIT if f"`{name}`" not in section("accuracy-tuning kit")] == []
+    assert [name for name in PARAMETERS if f"`{name}=`" not in section("its parameters")] == []
+    assert [name for name in COLUMNS if f"`{name}`" not in section("its columns")] == []
+    assert [name for name in FILES if f"`{name}`" not in section("its files")] == []
+
+
+ROWS = re.findall(r"^\| (?!---|in the other)([^|]+) \| ([^|]+) \| `?([^|`]*)`? \|$", TABLE, re.MULTILINE)
+
+
+def functions_of(file: Path) -> set[str]:
+    """The names of a file's test functions."""
+    return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def test_each_row_of_the_table_names_a_test_that_exists() -> None:
+    lines = [line for line in TABLE.splitlines() if line.startswith("| ") and not line.endswith(("| | |", "- |"))]
+    assert len(ROWS) == len(lines) - 1, "a row that is not: other tool, pt2qa, test"
+    assert len(ROWS) > 80
+    known = {file: functions_of(ROOT / file) for file in {test.partition("::")[0] for _, _, test in ROWS}}
+    assert [test for _, _, test in ROWS if test.partition("::")[2] not in known[test.partition("::")[0]]] == []
 
 
 def test_what_the_table_says_to_call_exists() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,10 +48,11 @@ def test_each_step_writes_its_report_and_its_text(session: Session) -> None:
     diagnosis = pt2qa.load(analysis.out_dir / "diagnosis.safetensors")
     assert diagnosis.rows == pt2qa.diagnose(pair, BATCHES, progress=False).rows
     made = {"diagnosis": diagnosis, "bad-cases": bad, "layers": layers, "weights": weights, "sensitivity": ranked}
-    names = [f"{what}.{end}" for what in made for end in ("safetensors", "txt")]
+    names = [f"{what}.{end}" for what in made for end in ("safetensors", "txt", "csv")]
     assert files(analysis) == sorted([*names, "quant-analysis.json"])
     for what, report in made.items():
         assert (analysis.out_dir / f"{what}.txt").read_text() == report.text(limit=None, width=120) + "\n"
+        assert (analysis.out_dir / f"{what}.csv").read_text() == report.csv(extended=True)
     kept = analysis.reports()
     assert list(kept) == list(made)
     assert [type(report) for report in kept.values()] == [type(report) for report in made.values()]
@@ -65,6 +66,10 @@ def test_the_check_looks_at_all_batches_and_is_the_first_report(session: Session
     assert [row.rule for row in findings] == [row.rule for row in alone]
     assert findings.rules == alone.rules
     assert "layers" in findings.checked
+    text = (analysis.out_dir / "findings.txt").read_text()
+    parts = [findings.text(limit=None, width=120), pt2qa.annotations(analysis.pair).text(limit=None, width=120)]
+    assert text == "\n\n\n".join(parts) + "\n"
+    assert "5 modules called once.\nCalled more than once: relu.\n" in text
     assert list(analysis.reports()) == ["findings", "bad-cases"]
 
 
@@ -124,6 +129,29 @@ def test_targets_and_loaders_items(tmp_path: Path) -> None:
     assert analysis.run().samples > 0
 
 
+def test_what_is_scored_may_differ_from_call_to_call(session: Session) -> None:
+    analysis = session()
+    pair = analysis.pair
+    bad = analysis.auto_find_bad_case(metric="ATOL", post_process=lambda logits: 100 * logits)
+    assert bad.rows[0].value == pytest.approx(100 * pt2qa.find_bad_cases(pair, BATCHES, metric="atol").rows[0].value)
+    ranked = analysis.sensitivity(metric="L1", post_process=lambda logits: 100 * logits)
+    plain = analysis.sensitivity(metric="L1")
+    assert (ranked.metric, plain.metric) == ("l1", "l1")
+    assert ranked.rows[0].value == pytest.approx(100 * plain.rows[0].value, rel=1e-4)
+
+
+def test_an_interrupted_search_has_written_what_it_found(tmp_path: Path) -> None:
+    class Interrupted(list[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            yield BATCHES[0]
+            raise KeyboardInterrupt
+
+    analysis = pt2qa.QuantAnalysis(residual_pair(), Interrupted(), out_dir=tmp_path, progress=False)
+    found = analysis.auto_find_bad_case()
+    assert found.steps == 1
+    assert pt2qa.load(tmp_path / "bad-cases.safetensors") == found
+
+
 def test_a_reconfiguration_is_written_with_its_plan(session: Session) -> None:
     analysis = session()
     report = analysis.reconfigure(target="sqnr>=38")
@@ -143,6 +171,7 @@ def test_clean_removes_what_was_written_and_nothing_else(session: Session) -> No
     (analysis.out_dir / "model.pt").write_text("weights of mine")
     assert sorted(file.name for file in session().clean()) == [
         "quant-analysis.json",
+        "weights.csv",
         "weights.safetensors",
         "weights.txt",
     ]
@@ -214,5 +243,5 @@ def test_the_list_of_contents_is_readable(session: Session) -> None:
     analysis = session()
     analysis.compare_weights()
     names = json.loads((analysis.out_dir / "quant-analysis.json").read_text())
-    assert names == ["weights.safetensors", "weights.txt"]
+    assert names == ["weights.csv", "weights.safetensors", "weights.txt"]
     assert repr(analysis).startswith("<QuantAnalysis of Residual by xnnpack, reports in ")

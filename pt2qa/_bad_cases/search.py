@@ -19,6 +19,7 @@ from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
 from pt2qa._bad_cases.report import BadCases, LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Standing
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
@@ -29,6 +30,7 @@ from pt2qa._simulator.verification import Outputs, Verification, simulated
 from pt2qa.errors import BatchError, SelectionError
 
 
+@explains_arguments
 def find_bad_cases(
     pair: QuantizedPair,
     batches: Iterable[Any],

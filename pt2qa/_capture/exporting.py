@@ -16,8 +16,14 @@ from pt2qa.errors import CaptureError
 
 _DOCS = "https://docs.pytorch.org/docs/stable/export.html"
 _LINES = 3
-_QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
-"""Where the modules are that eager mode and FX put in: their weights are packed integers."""
+_QUANTIZED = (
+    *("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.", "torch.ao.nn.qat.", "torch.ao.nn.intrinsic.qat."),
+    *("torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize"),
+)
+"""Where the modules are that eager mode and FX put in: packed integers, observers, fake quantization."""
+
+_FLOAT = ("FloatFunctional", "FXFloatFunctional")
+"""Of these, what people write in a float model: sums and concatenations, which eager mode can only replace so."""
 
 
 def check_model(model: object) -> nn.Module:
@@ -29,13 +35,7 @@ def check_model(model: object) -> nn.Module:
         )
     if not isinstance(model, nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}; expected an nn.Module in eval mode.")
-    made = {name: type(part) for name, part in model.named_modules() if type(part).__module__.startswith(_QUANTIZED)}
-    if made:
-        kinds = few([f"{name or 'the model itself'} ({kind.__name__})" for name, kind in made.items()])
-        raise CaptureError(
-            f"the model was quantized by eager mode or FX already: {kinds}. Pass the float model that it was made "
-            "from; pt2qa quantizes with prepare_pt2e and convert_pt2e."
-        )
+    refuse_quantized(model)
     # For a graph from torch.export, the flag means nothing, and eval() raises NotImplementedError.
     training = [] if _is_exported(model) else [name for name, part in model.named_modules() if part.training]
     if training:
@@ -45,6 +45,22 @@ def check_model(model: object) -> nn.Module:
             "quantization-aware training too: pt2qa.quantize(..., qat=True) trains the exported graph."
         )
     return model
+
+
+def refuse_quantized(model: nn.Module) -> None:
+    """CaptureError for a model that eager mode or FX prepared or quantized."""
+    parts = {name: type(part) for name, part in model.named_modules()}
+    made = {
+        name: kind
+        for name, kind in parts.items()
+        if kind.__module__.startswith(_QUANTIZED) and kind.__name__ not in _FLOAT
+    }
+    if made:
+        kinds = few([f"{name or 'the model itself'} ({kind.__name__})" for name, kind in made.items()])
+        raise CaptureError(
+            f"the model was prepared or quantized by eager mode or FX already: {kinds}. Pass the float model that it "
+            "was made from; pt2qa quantizes with prepare_pt2e and convert_pt2e."
+        )
 
 
 def export(

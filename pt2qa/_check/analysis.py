@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pt2qa._capture.exporting import refuse_quantized
 from pt2qa._capture.program import Capture
 from pt2qa._check.context import CheckContext, UnavailableError, kind_of
 from pt2qa._check.cpu import cpu_features
@@ -15,6 +16,7 @@ from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
 from pt2qa._near_names import did_you_mean
+from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._report.rows import Environment
 from pt2qa._simulator import quant_ops
@@ -23,6 +25,7 @@ from pt2qa.errors import PluginError, Pt2qaError, SelectionError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
 
 
+@explains_arguments
 @exports
 def check(
     subject: Any,
@@ -68,6 +71,7 @@ def check(
 
     Raises:
         SelectionError: ``subject`` cannot be checked, or there is no such rule or CPU feature.
+        CaptureError: eager mode or FX prepared or quantized the model.
 
     >>> import torch
     >>> import pt2qa
@@ -81,6 +85,8 @@ def check(
             f"got a {type(subject).__name__}, expected an nn.Module, a Capture, a QuantizedPair, an ExportedProgram or "
             "a GraphModule"
         )
+    if kind == "model":
+        refuse_quantized(subject)
     if kind == "graph" and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes):
         raise SelectionError(
             "got a converted graph, expected a float or a prepared one, or a pair: pt2qa.pair(float_graph, converted)"

@@ -9,20 +9,23 @@ from typing import Any
 from pt2qa._layers.comparison import Comparison, compare
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
-from pt2qa._layers.selection import find_blocks, select
+from pt2qa._layers.selection import find_blocks
 from pt2qa._metrics import Metric
+from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
 
 
+@explains_arguments
 def compare_layers(
     pair: QuantizedPair,
     batches: Iterable[Any],
     *,
     isolated: bool = True,
     prefixes: Sequence[str] = (),
-    ops: Sequence[str] = (),
+    ops: Sequence[OpKind] = (),
     modules: Sequence[str | type] = (),
     metrics: Mapping[str, Metric] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
@@ -40,7 +43,8 @@ def compare_layers(
         isolated: also run every region on the reference's inputs and round every reference value, for ``isolated_sqnr``
             and ``rounding_sqnr``; else these are nan, and the run takes about two thirds of the time.
         prefixes: module paths (``layer1``) or op names; only ops under them are compared.
-        ops: op types (``conv2d``); only these are compared.
+        ops: op types: a name such as ``conv2d``, the class of the module that calls the op such as ``nn.Conv2d``, a
+            function such as ``torch.add``, or an overload; only these are compared.
         modules: module paths (``layer2``), classes or class names (``BasicBlock``): each of their calls is also run
             whole, quantized, on the reference's inputs, and gets its own row in ``report.modules``.
         metrics: extra columns: name → a :class:`pt2qa.Metric` in its empty state.

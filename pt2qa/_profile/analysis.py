@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._exclusion import computes
+from pt2qa._other_tools import explains_arguments, no_attribute
 from pt2qa._profile.deployed import profile_deployed
 from pt2qa._profile.done import Done
 from pt2qa._profile.plan import make_plan, parameter_names
@@ -19,6 +20,7 @@ from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
 from pt2qa._profile.target import ProfileTarget, Side, node_names, target_of
 from pt2qa._profile.watch import Wanted, Watch
+from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
 from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
 from pt2qa._simulator.outputs import structured
@@ -26,13 +28,14 @@ from pt2qa.errors import BatchError, CaptureError, SelectionError
 from pt2qa.plugins import Backend
 
 
+@explains_arguments
 def profile(
     subject: Any,
     batches: Iterable[Any],
     *,
     side: Side | None = None,
     prefixes: Sequence[str] = (),
-    ops: Collection[str] = (),
+    ops: Collection[OpKind] = (),
     histograms: bool = True,
     per_channel: bool = False,
     with_stack: bool = False,
@@ -56,7 +59,7 @@ def profile(
         batches: iterable of batches, read once; batches may differ in size where the graph allows it.
         side: for a pair, ``"reference"`` (the default), ``"quantized"`` or ``"deployed"``.
         prefixes: module paths (``layer1``) or op names; only ops under them get rows.
-        ops: kinds of op (``conv2d``; ``input`` for the model's inputs); only they get rows.
+        ops: kinds of op as in :func:`pt2qa.compare_layers`, and ``input`` for the model's inputs; only they get rows.
         histograms: also count values in bins: quantiles, peaks, plots, distances between profiles.
         per_channel: also measure each channel: axis 1 for model inputs and convolutions' outputs, the last for
             linears' and attention's, axis 0 or the quantized axis for weights.  Other ops take their input's axis.
@@ -123,13 +126,17 @@ class Profiler:
     1.0
     """
 
+    if not TYPE_CHECKING:
+        __getattr__ = no_attribute
+
+    @explains_arguments
     def __init__(
         self,
         subject: Any,
         *,
         side: Side | None = None,
         prefixes: Sequence[str] = (),
-        ops: Collection[str] = (),
+        ops: Collection[OpKind] = (),
         histograms: bool = True,
         per_channel: bool = False,
         with_stack: bool = False,

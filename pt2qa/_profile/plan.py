@@ -14,9 +14,9 @@ from pt2qa._capture.aliases import Aliases, written_by
 from pt2qa._graph.handles import OpName, attribute_of, handle_of, op_of, source_line
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import arguments_of
-from pt2qa._layers.selection import select
 from pt2qa._profile.rows import Role
 from pt2qa._profile.sites import ReadValue, Sites
+from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.program import QuantParams
 
@@ -79,7 +79,7 @@ def make_plan(
     names: Mapping[Node, OpName],
     *,
     prefixes: Sequence[str] = (),
-    ops: Collection[str] = (),
+    ops: Collection[OpKind] = (),
     parameters: Mapping[tuple[int, str], str] | None = None,
     with_stack: bool = False,
 ) -> Plan:
@@ -120,7 +120,7 @@ class _Planner:
         self.numbers: dict[tuple[Node, Node | None], int] = {}
         self.places: list[ProfiledValue] = []
 
-    def plan(self, prefixes: Sequence[str], ops: Collection[str]) -> Plan:
+    def plan(self, prefixes: Sequence[str], ops: Collection[OpKind]) -> Plan:
         nodes = [node for node in self.order if self._is_op(node)]
         chosen = select([self.names[node] for node in nodes], prefixes, ops)
         for node in (nodes[position] for position in sorted(chosen)):

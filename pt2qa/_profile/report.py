@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pt2qa._near_names import near_names
+from pt2qa._other_tools import no_attribute
 from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
@@ -77,6 +78,9 @@ class Profile(Report):
     notes: tuple[str, ...]
     model: str
     environment: Environment
+
+    if not TYPE_CHECKING:
+        __getattr__ = no_attribute
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:

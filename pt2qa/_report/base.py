@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pt2qa._near_names import question
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Grade = Literal["good", "bad", "warning", "plain"]
 ORDERS: Final = ("worst", "graph", "name")
+FILE_WIDTH: Final = 120
+"""Characters in a line of a text file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,8 @@ class Report:
         """Draw a chart of the page with matplotlib, from the extra ``plot``.
 
         Args:
-            chart: its title, as on the page; None for the first.
+            chart: its title, as on the page; None for the first.  Those of single rows, such as the histogram of a
+                weight, come last.
             ax: axes to draw on; None for a new figure.
             others: further reports that the chart may read, such as the profiles of a layer report's histograms.
 
@@ -337,6 +340,10 @@ class Report:
         rows = self.on_page(part)
         return (rows, None) if by is None else (self.ranked(rows, by, part), by)
 
+    def with_rows(self, rows: Sequence[Any]) -> Report:
+        """The same report with some of its rows alone, to be shown."""
+        return replace(self, rows=tuple(rows))  # type: ignore[type-var]
+
     def groups(self) -> tuple[Group, ...] | None:
         """Findings that a page shows instead of tables; None if it shows tables."""
         return None
@@ -461,6 +468,16 @@ class Report:
     def _unpaired(self) -> Iterator[Listing]:
         unpaired: Sequence[Unpaired] = getattr(self, "unpaired", ())
         yield Listing(f"Unpaired ({len(unpaired)})", unpaired_entries(unpaired))
+
+
+def write_text(path: str | os.PathLike[str], reports: Iterable[Report]) -> None:
+    """Write reports with all their rows to one text file, one after the other.
+
+    Raises:
+        ReportError: the folder does not exist, or the disk refuses.
+    """
+    text = "\n\n\n".join(report.text(limit=None, width=FILE_WIDTH) for report in reports)
+    write_atomic(path, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def data_read(batches: int, samples: int) -> str:

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pt2qa._near_names import question
-from pt2qa._report.drawing import Drawing, drawings
+from pt2qa._report.drawing import Drawing, drawings, of_rows
+from pt2qa._report.prose import few
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
@@ -26,20 +27,20 @@ def plot(report: Any, chart: str | None, ax: Axes | None, others: Sequence[Any])
 
     Args:
         report: to draw.
-        chart: its title; None for the first.
+        chart: its title; None for the first. Those of single rows, such as a weight's histogram, come last.
         ax: to draw on; None for a new figure.
         others: further reports that its charts may read.
 
     Raises:
         ReportError: matplotlib is not installed, the report has no chart, or none of that title.
     """
-    known = {each.title: each for each in drawings(report, others)}
+    known = {each.title: each for each in (*drawings(report, others), *(drawn for _, drawn in of_rows(report)))}
     if not known:
         raise ReportError(f"this {type(report).__name__} has no chart to plot; to_pandas() gives its numbers")
     title = next(iter(known)) if chart is None else chart
     if title not in known:
         name = type(report).__name__
-        raise ReportError(f"{name} has no chart {title!r}: {question(title, known)} It has {', '.join(known)}")
+        raise ReportError(f"{name} has no chart {title!r}: {question(title, known)} It has {few(list(known))}")
     drawing = known[title]
     return draw(drawing, new_axes(drawing) if ax is None else ax)
 

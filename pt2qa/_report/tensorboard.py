@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from pt2qa._other_tools import explains_arguments
 from pt2qa._printable import clean
 from pt2qa._report.base import Report
 from pt2qa._report.events import Event, Picture, Scalar
 from pt2qa._report.plot import png
+from pt2qa._report.selection import select
 from pt2qa.errors import ReportError
 
 
+@explains_arguments
 def write_tensorboard(
     reports: Report | Sequence[Report],
     folder: str | os.PathLike[str],
     *,
     step: int = 0,
+    prefixes: Sequence[str] = (),
+    ops: Sequence[str] = (),
     per_channel: bool = False,
 ) -> None:
     """Write layer, weight and deployed reports and profiles as event files for ``tensorboard --logdir <folder>``.
@@ -36,14 +42,19 @@ def write_tensorboard(
         reports: layer, weight and deployed reports and profiles with histograms, at most one per run.
         folder: created if missing; events are added to existing ones.
         step: position of the reports on the axis of a training or a series of builds.
+        prefixes: module paths (``layer1``) or op names; only ops under them are written.
+        ops: op types (``conv2d``); only these are written.
         per_channel: also write a profile's per-channel numbers, if it has them, as
             ``<op>/<value>/channel_<number>``, whose steps are the channels.
 
     Raises:
         ReportError: tensorboard or matplotlib is not installed, two reports share a run, another kind of report was
-            given, a profile has no histograms or no channels, or the folder cannot be written.
+                given, a profile has no histograms or no channels, or the folder cannot be written.
+        SelectionError: a prefix or op type matches nothing.
     """
     given = [reports] if isinstance(reports, Report) else list(reports)
+    if prefixes or ops:
+        given = _selected(given, prefixes, ops)
     runs: dict[str, list[Event]] = {}
     written: set[tuple[str, str]] = set()
     # Everything is read before anything is written: an incomplete report leaves no partial run.
@@ -66,6 +77,15 @@ def write_tensorboard(
             writer.close()
     except OSError as error:
         raise ReportError(f"cannot write events to {folder}: {error.strerror or error}") from error
+
+
+def _selected(reports: Sequence[Report], prefixes: Sequence[str], ops: Sequence[str]) -> list[Report]:
+    """The reports with the selected rows alone; a selector need not match in each of them."""
+    chosen = select([row for report in reports for row in report.rows], prefixes, ops)
+    kept, position = [], count()
+    for report in reports:
+        kept.append(report.with_rows([row for row in report.rows if next(position) in chosen]))
+    return kept
 
 
 def _packed(event: Event) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, about_faults
@@ -37,6 +38,7 @@ QUANTIZED = "quantized"
 """The one variant of each site: quantized as the pair quantizes it."""
 
 
+@explains_arguments
 def sensitivity(
     pair: QuantizedPair,
     batches: Iterable[Any],

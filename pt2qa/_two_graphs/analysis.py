@@ -18,13 +18,13 @@ from pt2qa._graph.internals.executorch import aten_op, is_delegate
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
 from pt2qa._layers.comparison import Row
-from pt2qa._layers.selection import select
 from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.observers import without
 from pt2qa._quantize.pairing import as_graph_module, check_handles, fingerprint
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
+from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, flatten_batch
@@ -48,7 +48,7 @@ def compare_graphs(
     batches: Iterable[Any],
     *,
     prefixes: Sequence[str] = (),
-    ops: Sequence[str] = (),
+    ops: Sequence[OpKind] = (),
     model: str = "model",
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
@@ -64,7 +64,7 @@ def compare_graphs(
         b: another graph of the same model; it is not changed.
         batches: iterable of batches, consumed once.
         prefixes: module paths (``layer1``) or op names; only ops under them are compared.
-        ops: op types (``conv2d``); only these are compared.
+        ops: op types as in :func:`pt2qa.compare_layers`; only these are compared.
         model: the model's name in the report.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         progress: whether to show a progress bar; None: if stderr is a terminal.
@@ -114,7 +114,7 @@ def _runnable(which: str, given: Graph) -> GraphModule:
 class _Comparison:
     """The rows of two graphs, summed over batches."""
 
-    def __init__(self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[str]) -> None:
+    def __init__(self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[OpKind]) -> None:
         self.a, self.b = a, b
         self.outputs = [_row(OpName(name, "", "", "output"), -1, None) for name in _output_names(a, b)]
         self.plan = plan_values(a, b)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._metrics import error_sums
+from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
@@ -20,6 +21,7 @@ from pt2qa._weights.report import BINS, SIDES, WeightReport, span
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 
 
+@explains_arguments
 def compare_weights(pair: QuantizedPair) -> WeightReport:
     """Compares every weight with its dequantized value; no data is needed.
 

@@ -97,6 +97,11 @@ class WeightReport(Report):
             "grid": None,
         }
 
+    def with_rows(self, rows: Sequence[WeightRow]) -> WeightReport:
+        """The same report with some of its rows and their histograms alone, to be shown."""
+        kept = [index for index, row in enumerate(self._tabled()) if any(row is each for each in rows)]
+        return replace(self, rows=tuple(rows), histograms={side: all_[kept] for side, all_ in self.histograms.items()})
+
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
         """SQNR of each quantized weight, and a picture of its histogram, both sides in one."""
         rows = [replace(row, name=f"{row.name}/{row.attr}") for row in self._tabled()]

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from pt2qa._check.report import SEVERITIES
-from pt2qa.cli.group import file_option, flow_argument, main, measured_on, say, say_wrote, width_option
+from pt2qa._report.base import Report, write_text
+from pt2qa.cli.group import OutputFile, file_option, flow_argument, main, measured_on, say, say_wrote, width_option
+from pt2qa.errors import Pt2qaError
 
 
 @main.command()
@@ -36,6 +38,12 @@ from pt2qa.cli.group import file_option, flow_argument, main, measured_on, say, 
     "--silence", multiple=True, metavar="ID[:PATTERN]", help="Hide a rule's findings on these names; repeatable."
 )
 @file_option
+@click.option(
+    "--text",
+    metavar="FILE",
+    type=OutputFile(path_type=Path),
+    help="Also write one text file: all findings and, with -q, the configuration of every op and all modules' calls.",
+)
 @click.option("--limit", default=5, show_default=True, type=click.IntRange(0), help="Findings of a rule; 0 for all.")
 @width_option
 def check(
@@ -47,6 +55,7 @@ def check(
     rules: Sequence[str],
     silence: Sequence[str],
     file: Path | None,
+    text: Path | None,
     limit: int,
     width: int | None,
 ) -> None:
@@ -57,7 +66,7 @@ def check(
 
     \b
       pt2qa check flow.py:flow
-      pt2qa check flow.py:flow -q xnnpack
+      pt2qa check flow.py:flow -q xnnpack --text model_check_result.txt
       pt2qa check flow.py:flow -q x86 --calibrate --cpu no-vnni --fail-on warning -o findings.safetensors
       pt2qa check flow.py:flow -q xnnpack --silence 'fixed-batch' --silence 'unfused-pair:features.*'
 
@@ -78,11 +87,21 @@ def check(
     options: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
     shapes = {"dynamic_shapes": loaded.dynamic_shapes}
     findings = pt2qa.check(loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, **shapes, **options)
+    pair = None
     if calibrate and findings.error_count:
         say("not calibrated, because of the errors below")
     elif calibrate:
         pair = pt2qa.quantize(loaded.capture(), spec, loaded.batches)
         findings = pt2qa.check(pair, model=loaded.model, batches=measured_on(loaded), **options).joined(findings)
+    if text is not None:
+        reports: list[Report] = [findings]
+        if spec is not None:
+            try:
+                reports.append(pt2qa.annotations(*((loaded.capture(), spec) if pair is None else (pair,))))
+            except Pt2qaError as error:
+                say(f"{text} lacks the configuration of the ops: {error}")
+        write_text(text, reports)
+        say_wrote(text)
     if file is not None:
         findings.save(file)
         say_wrote(file)

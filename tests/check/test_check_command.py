@@ -69,6 +69,20 @@ def test_errors_exit_with_1_and_are_written(flow: Path, tmp_path: Path) -> None:
     assert run("show", file).stdout.startswith("Check of Net")
 
 
+def test_one_text_file_has_the_findings_and_the_configuration_of_every_op(flow: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model_check_result.txt"
+    result = run("check", f"{flow}:flow", "-q", "xnnpack", "--text", file)
+    assert result.exit_code == 0, result.output
+    text = file.read_text()
+    assert "Check of Net with xnnpack: 0 errors" in text
+    assert "annotated by xnnpack, not converted yet" in text
+    assert re.search(r"fc/linear +int8 +int8/0 +int8 +HistogramObserver", text)
+    assert "Never called: spare." in text
+    result = run("check", f"{flow}:training", "-q", "xnnpack", "--text", file)
+    assert "ERROR train-mode" in file.read_text()
+    assert "lacks the configuration of the ops: 4 modules are in training mode" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("options", "code"),
     [

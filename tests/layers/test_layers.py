@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import pt2qa
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
@@ -138,6 +140,23 @@ def test_filters_by_module_prefix_and_op_type() -> None:
     full = {row.name: row for row in layers(pair, BATCHES).rows}
     # The row that it reads is not in the report.
     assert only.rows[0] == dataclasses.replace(full["conv2/conv2d"], inputs="")
+
+
+def test_ops_may_be_given_by_class_function_or_overload() -> None:
+    pair = residual_pair()
+    kinds: dict[Any, list[str]] = {
+        nn.Conv2d: ["conv1/conv2d", "conv2/conv2d"],
+        nn.Linear: ["fc/linear"],
+        F.linear: ["fc/linear"],
+        torch.relu_: ["relu/relu", "relu/relu_1"],
+        torch.ops.aten.relu.default: ["relu/relu", "relu/relu_1"],
+        torch.ops.aten.conv2d: ["conv1/conv2d", "conv2/conv2d"],
+        operator.add: ["add"],
+    }
+    for kind, names in kinds.items():
+        assert [row.name for row in layers(pair, BATCHES[:1], ops=[kind], isolated=False).rows] == names
+    with pytest.raises(pt2qa.SelectionError, match=r"no op type is called 'Conv3d'\. Near names: conv2d"):
+        layers(pair, BATCHES[:1], ops=[nn.Conv3d])
 
 
 def test_filters_that_match_nothing_list_near_names() -> None:

@@ -408,6 +408,7 @@ def test_only_what_was_asked_for_gets_rows() -> None:
     assert {row.op for row in linear.rows} == {"linear"}
     assert linear.find("fc/linear", "input").mean == everything.find("fc/linear", "input").mean
     assert [row.role for row in linear.values] == ["input", "weight", "bias", "output"]
+    assert profile(pair, ops=[nn.Linear]).rows == linear.rows == profile(pair, ops=[torch.ops.aten.linear]).rows
     assert [row.name for row in profile(pair, ops=["input"]).rows] == ["x"]
 
 

@@ -16,7 +16,7 @@ from pt2qa._layers.report import SCALARS
 from pt2qa._profile.report import CHANNELS, packed
 from pt2qa._report.events import Scalar
 from pt2qa._report.tensorboard import write_tensorboard
-from pt2qa.errors import ReportError
+from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import LayerReport, Profile, WeightReport
 from tests.report.html import samples
 
@@ -85,6 +85,25 @@ def test_a_weight_has_a_picture_of_its_histogram(accumulator, tmp_path, weights:
     assert found.Tags()["images"] == [f"charts/{row.name}, weight" for row in quantized]
     (event,) = found.Scalars("worst_channel_sqnr/features.1/conv2d/weight")
     assert event.value == quantized[1].worst_channel_sqnr
+
+
+def test_prefixes_and_ops_choose_what_is_written(accumulator, tmp_path, weights: WeightReport) -> None:
+    layers, (profile, _) = samples.layers(), samples.profiles()
+    write_tensorboard([layers, profile], tmp_path, prefixes=["blocks.3"], ops=["conv2d"])
+    outputs = {row.name for row in layers.outputs}
+    named = {tag.partition("/")[2] for tag in accumulator(tmp_path / "layers").Tags()["scalars"]}
+    assert named - outputs == {"blocks.3/conv2d"}
+    assert {tag.rpartition("/")[0] for tag in accumulator(tmp_path / profile.side).Tags()["histograms"]} == {
+        "blocks.3/conv2d"
+    }
+    counts = np.arange(96, dtype=np.int32).reshape(3, 32)
+    whole = replace(weights, histograms={"float": counts, "dequantized": counts})
+    dead = whole.rows[1]
+    write_tensorboard([layers, whole], tmp_path / "dead", prefixes=[dead.name])
+    assert accumulator(tmp_path / "dead" / "weights").Tags()["images"] == [f"charts/{dead.name}, weight"]
+    assert whole.with_rows([dead]).histogram(dead)[1].tolist() == counts[1].tolist()
+    with pytest.raises(SelectionError, match=r"no op type is called 'conv9'\. Near names: conv2d"):
+        write_tensorboard([layers, profile], tmp_path, ops=["conv9"])
 
 
 def test_a_later_step_goes_on_with_the_curves(accumulator, tmp_path):

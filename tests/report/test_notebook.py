@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import pt2qa
 from pt2qa._report.drawing import drawings
 from pt2qa._report.html.charts import stacked
 from pt2qa.errors import ReportError
 from pt2qa.report import Report
+from tests.flows import residual_pair
 from tests.report.html import samples
 
 EVERY = [*samples.every(), samples.diagnosis()]
@@ -88,6 +90,15 @@ def test_charts_become_axes(pyplot: Any) -> None:
     histogram = report.plot("blocks.3/conv2d: isolated 8.1 dB", others=samples.profiles())
     assert [text.get_text() for text in histogram.get_legend().get_texts()] == ["reference", "quantized"]
     assert len(samples.reconfiguration().plot().get_lines()) == 2
+
+
+def test_the_histogram_of_a_weight_is_a_chart_of_its_own(pyplot: Any) -> None:
+    report = pt2qa.compare_weights(residual_pair())
+    axes = report.plot("conv2/conv2d, weight")
+    assert axes.get_title() == "conv2/conv2d, weight"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["float", "dequantized"]
+    assert [patch.get_data().values.sum() for patch in axes.patches] == [64, 64]
+    assert report.plot().get_title() == "conv1/conv2d, weight"
 
 
 def test_stacked_bars_lie_end_to_end(pyplot: Any, monkeypatch: pytest.MonkeyPatch) -> None:

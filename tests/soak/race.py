@@ -58,7 +58,7 @@ def _problems(folder: Path) -> list[str]:
 
 
 def _names(what: str) -> tuple[str, str]:
-    return f"{what}.safetensors", f"{what}.txt"
+    return f"{what}.safetensors", f"{what}.txt", f"{what}.csv"
 
 
 def _write(top: Path, rounds: int, number: int) -> None:
