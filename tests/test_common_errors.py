@@ -87,6 +87,12 @@ def branches() -> None:
         torch.export.export(Branches(), (X,))
 
 
+def quantized_eagerly() -> None:
+    from torch.ao.quantization import quantize_dynamic
+
+    captured(quantize_dynamic(nn.Sequential(nn.Linear(16, 4)), {nn.Linear}), ROWS)
+
+
 def prepared_twice() -> None:
     graph = prepared(x=None)
     prepare_pt2e(graph, resolve("xnnpack").build(graph, qat=False))
@@ -145,6 +151,7 @@ def flow() -> None:
 
 RAISED: dict[str, tuple[Callable[[], Any], ...]] = {
     "Forward branches on a value": (branches,),
+    "The model was quantized by eager mode or FX": (quantized_eagerly,),
     "The model is in training mode": (lambda: pt2qa.capture(residual().train(), X),),
     "The example inputs are no tuple": (lambda: torch.export.export(residual(), X),),  # type: ignore[arg-type]
     "The model keeps state": (lambda: captured(Counting()),),

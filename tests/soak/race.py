@@ -57,7 +57,7 @@ def _problems(folder: Path) -> list[str]:
     return problems + [f"{name} should not be as it is" for name in sorted(found ^ expected)]
 
 
-def _names(what: str) -> tuple[str, str]:
+def _names(what: str) -> tuple[str, str, str]:
     return f"{what}.safetensors", f"{what}.txt", f"{what}.csv"
 
 
