@@ -26,6 +26,7 @@ from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
 from pt2qa._simulator.accumulate import first_fault, peeked
 from pt2qa._simulator.batches import Batch, read_batches
 from pt2qa._simulator.program import Constant, Site
+from pt2qa._simulator.verification import digest_of
 from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit
 
@@ -113,6 +114,18 @@ class Case:
     def ranges(self) -> dict[int, Observed]:
         """The ranges at each activation site."""
         return observe(self.pair, self.flat(self.data))
+
+    @functools.cached_property
+    def seen(self) -> dict[int, Observed]:
+        """The ranges that calibration showed each activation site; empty if its data is the same, or not known."""
+        recipe = self.trials.recipe
+        if recipe is None or recipe.calibration is None:
+            return {}
+        own = Data("calibration", recipe.calibration, recipe.inputs_of)
+        return {} if self._digests(own) == self._digests(self.data) else observe(self.pair, self.flat(own))
+
+    def _digests(self, data: Data) -> set[str]:
+        return {digest_of(self.pair.values(batch)) for batch in read_batches(data.batches, data.inputs_of)}
 
     @functools.cached_property
     def costs(self) -> Costs:

@@ -40,6 +40,9 @@ POOR: Final = 25.0
 GAIN_OF_FAIR: Final = 9.0
 """What ops in float must give above that: in a small net, one op may well make three quarters of the noise."""
 
+ADVICE_OF_FAIR: Final = 5.0
+"""What a change of the model or quantizer must give above that: what a backend shares or fixes costs about this much."""
+
 PAID: Final = 0.75
 """How much of its gain counts where remedies are ranked, if a remedy takes ops out of int8."""
 
@@ -150,7 +153,7 @@ class Search:
             if instead:
                 found = self.bounds[title] = case.trials.quality(case.played(instead))
                 if found.worst[1] - case.now.worst[1] >= least:
-                    case.instead |= {name}
+                    case.instead |= {"fitted", name}  # a channel may hide a range that does not fit
 
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights, if these explain something."""
@@ -193,15 +196,21 @@ class Search:
         return treated
 
     def _take(self, hypotheses: Sequence[Hypothesis]) -> None:
-        """Measures each remedy after those taken before, then adds them, the best first, as long as they help."""
-        start, before = self.state, self.quality
+        """Measures each remedy after those taken before, then adds them, the best first, as long as they help.
+
+        Beside a large fault, the remedy of a smaller one gives little: what helped too little is tried again.
+        """
+        start, before, rows = self.state, self.quality, len(self.rows)
         left = self._left = []
+        little = []
         for each in _distinct(hypotheses):
             gain = self._gain(each, start, before)
             if gain >= self._least(each):
                 left.append((each, gain))
+            elif math.isnan(gain):
+                self._reject(each, gain, "could not be measured")
             else:
-                self._reject(each, gain, "could not be measured" if math.isnan(gain) else "it helps too little")
+                little.append((each, gain))
         while left:
             each, gain = _best(left)
             left.remove((each, gain))
@@ -209,6 +218,17 @@ class Search:
                 self._reject(each, gain, "the target is met without it")
             else:
                 self._add(each)
+        if len(self.rows) > rows and self._can_gain():
+            self._take([each for each, _ in little])
+        else:
+            for each, gain in little:
+                self._reject(each, gain, "it helps too little")
+
+    def _can_gain(self) -> bool:
+        """Whether ranges and weights that fit would be better than the remedies so far."""
+        had = self.quality.worst[1]
+        gains = [found.worst[1] - had for found in self.bounds.values()]
+        return bool(gains) and (gains[0] >= FITS or gains[1] >= SPREAD)
 
     def _add(self, each: Hypothesis) -> None:
         alone = self._gain(each, Treatment(), self.case.now)
@@ -259,8 +279,9 @@ class Search:
             return GAIN_OF_GOOD
         if each.treatment.made_of_edits and not each.cost:
             return FREE_GAIN
-        fair = each.cost and not now < POOR
-        return (GAIN_OF_FAIR if fair else PAID_GAIN) + GAIN_FOR_ALL * each.cost
+        if now < POOR:
+            return PAID_GAIN + GAIN_FOR_ALL * each.cost
+        return (GAIN_OF_FAIR if each.cost else ADVICE_OF_FAIR) + GAIN_FOR_ALL * each.cost
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))

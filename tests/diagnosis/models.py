@@ -276,6 +276,82 @@ class Linears(nn.Module):
         return self.d(F.relu(self.c(F.relu(self.b(F.relu(self.a(x)))))))
 
 
+class Searched(nn.Module):
+    """Depthwise-separable blocks with hard swishes, squeeze and excitation, and a skip: a small MobileNetV3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = block(3, 16, act=nn.Hardswish)
+        self.expand, self.depthwise = block(16, 32, 1, act=nn.ReLU), block(32, 32, groups=32, act=nn.ReLU)
+        self.squeeze, self.excite = nn.Conv2d(32, 8, 1), nn.Conv2d(8, 32, 1)
+        self.project = block(32, 16, 1, act=None)
+        self.last = block(16, 24, stride=2, act=nn.Hardswish)
+        self.fc = nn.Linear(96, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.depthwise(self.expand(x))
+        y = y * F.hardsigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
+        return self.fc(F.avg_pool2d(self.last(x + self.project(y)), 4).flatten(1))
+
+
+class UNet(nn.Module):
+    """Down and up again, with a skip that is concatenated; the output is an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.down, self.deep = block(3, 12), block(12, 16), block(16, 16)
+        self.up, self.out = block(28, 12), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        y = F.interpolate(self.deep(self.down(F.max_pool2d(x, 2))), scale_factor=2.0)
+        return self.out(self.up(torch.cat([x, y], 1)))
+
+
+class Mixing(nn.Module):
+    """Linears over the tokens, then over the channels."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.across, self.back = nn.Linear(tokens, 2 * tokens), nn.Linear(2 * tokens, tokens)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.back(F.gelu(self.across(self.norm1(x).transpose(1, 2)))).transpose(1, 2)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Mixer(nn.Module):
+    """An MLP-Mixer of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, 24)
+        self.layers = nn.Sequential(Mixing(12, 24), Mixing(12, 24))
+        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.layers(self.embed(x))).mean(1))
+
+
+class Heads(nn.Module):
+    """One block that runs twice, and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = block(3, 16, stride=2), block(16, 16)
+        self.again = nn.Conv2d(16, 16, 3, padding=1)
+        self.labels, self.box = nn.Linear(64, 10), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.b(self.a(x))
+        x = F.relu(self.again(x)) + F.relu(self.again(F.max_pool2d(x, 3, 1, 1)))
+        x = F.avg_pool2d(x, 4).flatten(1)
+        return self.labels(x), self.box(x)
+
+
 def _built(kind: type[nn.Module], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -355,6 +431,20 @@ NETS: dict[str, Net] = {
             (10, 16),
             (Link("b", "c", between=("relu_1",)), Link("a", "b", between=("relu",))),
         ),
+        Net(
+            "searched",
+            _built(Searched, IMAGE),
+            IMAGE,
+            (Link("squeeze", "excite", between=("relu",)),),
+        ),
+        Net("unet", _built(UNet, IMAGE), IMAGE, (_relu("down", "deep", "down.2/relu"),)),
+        Net(
+            "mixer",
+            _built(Mixer, (12, 16)),
+            (12, 16),
+            tuple(Link(f"layers.{i}.up", f"layers.{i}.down", "", False, (f"layers.{i}/gelu_1",)) for i in range(2)),
+        ),
+        Net("heads", _built(Heads, IMAGE), IMAGE, (_relu("a", "b", "a.2/relu"),)),
     )
 }
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.figures import Figures
-from pt2qa._diagnosis.ranges import Observed, observe, use_of
+from pt2qa._diagnosis.ranges import Observed, use_of
 from pt2qa._diagnosis.trials import Data, Treatment
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
-from pt2qa._simulator.batches import read_batches
-from pt2qa._simulator.verification import digest_of
 
 FEWEST_SAMPLES = 4
 HALF = 0.5
@@ -23,6 +21,12 @@ ALONE = 0.5
 """The share of a range that is left without one batch, from which on that batch is an outlier."""
 
 
+FAR, NEAR = 0.25, 0.02
+"""How far, as a share of the range that calibration saw, one batch must exceed it, or most batches."""
+
+MOSTLY = 0.6
+"""The share of that range below which the values are smaller than those of calibration."""
+
 IGNORED = 0.5
 """How far, as a share of its range, calibration's own values lie outside a site's range if its observer is at fault."""
 
@@ -30,13 +34,10 @@ IGNORED = 0.5
 def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     """Calibration data whose ranges do not fit the data: too narrow, too wide, or with an outlier."""
     recipe = case.trials.recipe
-    if recipe is None or recipe.calibration is None:
+    seen = case.seen
+    if recipe is None or recipe.calibration is None or not seen:
         return
-    own = Data("calibration", recipe.calibration, recipe.inputs_of)
-    if _digests(case, own) == _digests(case, case.data):
-        return
-    seen = observe(case.pair, case.flat(own))
-    yield from _outlier(case, own, seen)
+    yield from _outlier(case, Data("calibration", recipe.calibration, recipe.inputs_of), seen)
     sites = [site.index for site in case.static_sites]
     worst = case.ranked(sites, case.excess)
     if not worst:
@@ -45,6 +46,9 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     if sum(each for site, each in weight.items() if _ignores(case, seen, site)) > sum(weight.values()) / 2:
         return  # the data is not at fault where the ranges do not even hold that
     narrow = sum(each for site, each in weight.items() if _is_narrow(case, seen, site)) > sum(weight.values()) / 2
+    differs = _goes_beyond if narrow else _stays_within
+    if sum(each for site, each in weight.items() if differs(case.ranges[site], seen[site])) < sum(weight.values()) / 2:
+        return  # samples of one kind differ as much
     site = case.pair.sites[worst[0]]
     needed, beyond = use_of(site, *case.ranges[site.index].whole)
     evidence = (
@@ -95,6 +99,22 @@ def _is_narrow(case: Case, seen: dict[int, Observed], site: int) -> bool:
     return beyond > unused
 
 
+def _goes_beyond(found: Observed, seen: Observed) -> bool:
+    """Whether values exceed what calibration saw by more than the next samples of the same kind would."""
+    low, high = seen.whole
+    width = _width((low, high))
+    beyond = [
+        max(min(low, 0.0) - lowest, 0.0) + max(highest - max(high, 0.0), 0.0)
+        for lowest, highest in zip(found.lowest, found.highest, strict=True)
+    ]
+    return max(beyond) > FAR * width or sum(each > NEAR * width for each in beyond) > len(beyond) / 2
+
+
+def _stays_within(found: Observed, seen: Observed) -> bool:
+    """Whether calibration saw larger values than the next samples of the same kind would have."""
+    return _width(found.whole) < MOSTLY * _width(seen.whole)
+
+
 def _outlier(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[Hypothesis]:
     """A calibration batch without which the ranges of most sites would be less than half as wide."""
     count = max((len(each.lowest) for each in seen.values()), default=0)
@@ -139,7 +159,3 @@ class _Without:
 def _width(ends: tuple[float, float]) -> float:
     low, high = ends
     return 0.0 if math.isnan(low) else max(high, 0.0) - min(low, 0.0)
-
-
-def _digests(case: Case, data: Data) -> set[str]:
-    return {digest_of(case.pair.values(batch)) for batch in read_batches(data.batches, data.inputs_of)}

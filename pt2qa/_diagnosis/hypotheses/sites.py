@@ -24,6 +24,9 @@ OUTLIER = 0.1
 UNFIT = 2.5
 """How many times the noise of a fitted range a site must make: one observer's choice against another's is less."""
 
+AS_SHOWN = 0.7
+"""How near, as a share, a site's range must be to the one that calibration showed it to follow from that."""
+
 NOTABLE = 0.2
 """The share of all noise from which on a site is looked at by itself."""
 
@@ -134,9 +137,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
 
     With ``data_at_fault``, calibration is suspected already of what most sites have in common.
     """
-    unfit = [
-        site.index for site in case.static_sites if case.noise(site.index) > UNFIT * case.noise(site.index, "fitted")
-    ]
+    unfit = [site.index for site in case.static_sites if _is_unfit(case, site) and not _is_as_calibrated(case, site)]
     worst = case.ranked(unfit, case.excess)
     shared = [site for site in worst if _sharers(case, site)]
     alone = [site for site in worst if site not in shared]
@@ -166,6 +167,19 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
         )
 
 
+def _is_unfit(case: Case, site: Site) -> bool:
+    return case.noise(site.index) > UNFIT * case.noise(site.index, "fitted")
+
+
+def _is_as_calibrated(case: Case, site: Site) -> bool:
+    """Whether calibration data other than these batches explains a site's range."""
+    shown = case.seen.get(site.index)
+    if shown is None:
+        return False
+    used, beyond = use_of(site, *shown.whole)
+    return AS_SHOWN <= used <= 1 / AS_SHOWN and beyond <= 1 - AS_SHOWN
+
+
 def twice(case: Case) -> Iterator[Hypothesis]:
     """Values that are rounded again with other parameters behind an op that only moves them."""
     program = case.pair.program
@@ -178,7 +192,7 @@ def twice(case: Case) -> Iterator[Hypothesis]:
             continue
         if step.site is None and step.op in VALUE_PRESERVING:
             rounded.setdefault(step.out, held)
-        elif step.site is not None and _differs(case.pair.sites[step.site], held):
+        elif step.site is not None and _differs(site := case.pair.sites[step.site], held) and not _is_unfit(case, site):
             again[step.site] = held
     worst = sorted(again, key=case.noise, reverse=True)
     if worst:
