@@ -119,7 +119,7 @@ class Case:
     def seen(self) -> dict[int, Observed]:
         """The ranges that calibration showed each activation site; empty if its data is the same, or not known."""
         recipe = self.trials.recipe
-        if recipe is None or recipe.calibration is None:
+        if recipe is None or recipe.calibration is None or self.state.data is not None:
             return {}
         own = Data("calibration", recipe.calibration, recipe.inputs_of)
         return {} if self._digests(own) == self._digests(self.data) else observe(self.pair, self.flat(own))

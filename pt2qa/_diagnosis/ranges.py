@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,11 @@ class Observed:
     def whole(self) -> tuple[float, float]:
         """The range over all batches; non-finite values do not count."""
         return min(self.lowest, default=math.nan), max(self.highest, default=math.nan)
+
+    def left_without(self, batches: Collection[int]) -> Observed:
+        """The ranges over all batches but some, by batch alone."""
+        left = [number for number in range(len(self.lowest)) if number not in batches]
+        return Observed([self.lowest[number] for number in left], [self.highest[number] for number in left])
 
     def without(self, batch: int) -> tuple[float, float]:
         """The range over all batches but one."""

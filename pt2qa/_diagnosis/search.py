@@ -41,7 +41,7 @@ GAIN_OF_FAIR: Final = 9.0
 """What ops in float must give above that: in a small net, one op may well make three quarters of the noise."""
 
 ADVICE_OF_FAIR: Final = 5.0
-"""What a change of the model or quantizer must give above that: what a backend shares or fixes costs about this much."""
+"""What a change of the model or quantizer must give above that: what a backend shares or fixes costs about as much."""
 
 PAID: Final = 0.75
 """How much of its gain counts where remedies are ranked, if a remedy takes ops out of int8."""
@@ -83,10 +83,12 @@ class Search:
             self._bound()
             own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
             self._take([*always, *(each for find in own for each in find(case)), *self._ranges()])
+            self._take(list(calibration.bad_sample(self.quality, calibration.MOST)))
             if self.quality.worst[1] < GOOD if self.needed is None else not self._enough(self.quality):
                 self._take(list(precision.needed(self._treated())))
-            # Last, because what hurts all samples may hurt one most.
-            self._take(list(calibration.bad_sample(self.quality)))
+            if all(row.cause != "bad-sample" for row in self.rows):
+                # Last, because what hurts all samples may hurt one most.
+                self._take(list(calibration.bad_sample(self.quality)))
         else:
             self._take(always)
 

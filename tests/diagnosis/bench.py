@@ -13,8 +13,10 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import pt2qa
+from pt2qa._graph.internals.torch import pytree
 from tests.diagnosis.faults import Fault
 from tests.diagnosis.subject import Planted, Subject
 
@@ -61,13 +63,23 @@ class Outcome:
 
 
 def sqnr(model: Callable[..., Any], reference: Callable[..., Any], batches: Iterable[Any]) -> float:
-    """SQNR in dB of a model with one output, in float64."""
-    signal, noise = 0.0, 0.0
+    """SQNR in dB of a model's worst output, in float64."""
+    sums: dict[int, tuple[float, float]] = {}
     with torch.no_grad():
         for batch in batches:
-            expected, got = reference(batch).double(), model(batch).double()
-            signal += float(expected.square().sum())
-            noise += float((expected - got).square().sum())
+            for number, (expected, got) in enumerate(
+                zip(_outputs(reference, batch), _outputs(model, batch), strict=True)
+            ):
+                signal, noise = sums.get(number, (0.0, 0.0))
+                sums[number] = signal + float(expected.square().sum()), noise + float((expected - got).square().sum())
+    return min(_decibels(*each) for each in sums.values())
+
+
+def _outputs(model: Callable[..., Any], batch: Any) -> list[Tensor]:
+    return [output.double() for output in pytree.tree_leaves(model(batch))]
+
+
+def _decibels(signal: float, noise: float) -> float:
     if math.isinf(noise):
         return -math.inf
     return 10 * math.log10(signal / noise) if noise else math.inf
@@ -137,6 +149,8 @@ class Bench:
             return _outcome(fault.id, model, quantizer, before, after, found, seconds, shown, not found.rows)
         first = found.rows[0] if found.rows else None
         right = first is not None and first.cause in fault.causes
+        if fault.beside:
+            right = right and fault.beside in [row.cause for row in found.rows[1:]]
         place = first is not None and planted.is_place(first.name)
         return _outcome(fault.id, model, quantizer, before, after, found, seconds, right, place)
 

@@ -20,6 +20,7 @@ class Fault:
         finding: for what costs no accuracy, the rule of :func:`pt2qa.check` that must be shown.
         note: the same, a regular expression of a note of the diagnosis.
         error: for what cannot get as far as a diagnosis, a regular expression of the error that planting must raise.
+        beside: of two faults, the cause of the smaller one, which must be named as well.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Fault:
     finding: str = ""
     note: str = ""
     error: str = ""
+    beside: str = ""
 
     @property
     def costs(self) -> bool:
@@ -41,7 +43,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    sentence: str, *causes: str, finding: str = "", note: str = "", error: str = ""
+    sentence: str, *causes: str, finding: str = "", note: str = "", error: str = "", beside: str = ""
 ) -> Callable[[Callable[[Subject], Planted | None]], Callable[[Subject], Planted | None]]:
     """Makes a function that plants a kind of fault; its name is the id."""
 
@@ -49,7 +51,7 @@ def fault(
         name = plant.__name__.replace("_", "-")
         # pytest may import a module a second time.
         assert name not in FAULTS or FAULTS[name].sentence == sentence, f"two faults are called {name}"
-        FAULTS[name] = Fault(name, sentence, causes, plant, finding, note, error)
+        FAULTS[name] = Fault(name, sentence, causes, plant, finding, note, error, beside)
         return plant
 
     return added
@@ -58,15 +60,18 @@ def fault(
 def every_fault() -> dict[str, Fault]:
     """All kinds of all modules."""
     from tests.diagnosis import (
+        planted_in_converted,
         planted_in_data,
         planted_in_graphs,
         planted_in_kernels,
         planted_in_models,
         planted_in_specs,
         planted_in_vain,
+        planted_together,
     )
 
-    assert planted_in_data, planted_in_graphs
+    assert planted_in_converted, planted_in_data
+    assert planted_in_graphs, planted_together
     assert planted_in_kernels, planted_in_models
     assert planted_in_specs, planted_in_vain
     return FAULTS

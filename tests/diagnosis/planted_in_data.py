@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from tests.diagnosis.faults import fault
 from tests.diagnosis.subject import Planted, Subject
@@ -77,4 +78,44 @@ def unseen_kind(subject: Subject) -> Planted:
 @fault("a single batch calibrates, of one faint sample", "narrow-calibration")
 def one_faint_batch(subject: Subject) -> Planted:
     subject.calibration = [subject.calibration[0] / 3]
+    return subject.planted()
+
+
+@fault("red and blue are swapped in the calibration data", "narrow-calibration", "wide-calibration")
+def swapped_channels(subject: Subject) -> Planted | None:
+    if subject.net.shape[0] != 3:
+        return None
+    contrasts = torch.tensor([3.0, 1.0, 1 / 3]).view(3, 1, 1)
+    with torch.no_grad():
+        next(module for module in subject.model().modules() if isinstance(module, nn.Conv2d)).weight /= contrasts
+    subject.calibration = [(batch * contrasts).flip(1) for batch in subject.calibration]
+    subject.evaluation = [batch * contrasts for batch in subject.evaluation]
+    return subject.planted()
+
+
+@fault("calibrated without taking the mean off and dividing by the deviation", "narrow-calibration", "wide-calibration")
+def without_normalisation(subject: Subject) -> Planted | None:
+    if len(subject.net.shape) != 3:
+        return None
+    subject.calibration = [batch * 0.22 + 0.45 for batch in subject.calibration]
+    return subject.planted()
+
+
+@fault("the evaluated samples have drifted: they are brighter by three deviations", "narrow-calibration")
+def drifted(subject: Subject) -> Planted:
+    subject.evaluation = [batch + 3 for batch in subject.evaluation]
+    return subject.planted()
+
+
+@fault("calibrated on zeros", "narrow-calibration")
+def zero_calibration(subject: Subject) -> Planted:
+    subject.calibration = [torch.zeros_like(batch) for batch in subject.calibration]
+    return subject.planted()
+
+
+@fault("one evaluated sample is thirty times too large", "narrow-calibration", "bad-sample")
+def freak_evaluated(subject: Subject) -> Planted:
+    batch = subject.evaluation[1].clone()
+    batch[2] *= 30
+    subject.evaluation = [subject.evaluation[0], batch, *subject.evaluation[2:]]
     return subject.planted()

@@ -284,3 +284,40 @@ def int8_bias(subject: Subject) -> Planted | None:
 
     subject.altered(edit)
     return subject.planted([name])
+
+
+@fault("a channel is a hundredth of the others, and what reads it has weights to match", "outlier-channel", "precision")
+def faint_channel(subject: Subject) -> Planted | None:
+    link = subject.net.links[0]
+    if not link.scales:
+        return None
+    scaled(subject, link, 2, 1 / 100)
+    return subject.planted(subject.places_at(link))
+
+
+@fault("one channel has a huge bias, which is taken out behind", "outlier-channel", "precision")
+def huge_bias(subject: Subject) -> Planted | None:
+    link = next((link for link in subject.net.links if _passes_an_offset(subject, link)), None)
+    if link is None:
+        return None
+    product, norm, reader = modules(subject, link)
+    with torch.no_grad():
+        (product if norm is None else norm).bias[3] += 200
+        taken = reader.weight[:, 3].flatten(1).sum(1) * 200 if reader.weight.dim() > 2 else reader.weight[:, 3] * 200
+        if reader.bias is not None:
+            reader.bias -= taken
+        else:
+            subject.model().get_submodule(link.reader.removesuffix("0") + "1").running_mean += taken
+    return subject.planted(subject.places_at(link))
+
+
+@fault("one channel behind a layer norm is a hundred times the others", "outlier-channel")
+def outlier_behind_layer_norm(subject: Subject) -> Planted | None:
+    if subject.net.name not in ("transformer", "mixer"):
+        return None
+    layer = subject.model().layers[0]
+    with torch.no_grad():
+        layer.norm2.weight[5] *= 100
+        layer.norm2.bias[5] *= 100
+        layer.up.weight[:, 5] /= 100
+    return subject.planted(["layers.0.norm2/layer_norm", "layers.0.up/linear"])

@@ -228,6 +228,24 @@ def three_bit_input(subject: Subject) -> Planted:
     return subject.planted(["x", *(names[1:2])])
 
 
+@fault("a fixed zero point that leaves no room for most values", "site-range")
+def misplaced_zero(subject: Subject) -> Planted:
+    low, high = read_range(subject, subject.net.links[0].reader)
+    return value_spec(subject, lambda own: fixed(-0.9 * (high - low), 0.1 * (high - low), own))
+
+
+@fault("the output in four bits", "activation-scheme")
+def four_bit_output(subject: Subject) -> Planted:
+    def edit(graph: Graph) -> None:
+        (outputs,) = next(node for node in graph.module.graph.nodes if node.op == "output").args
+        last = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+        graph.round_at(last, few_bits(4)(graph.activation()))
+
+    names = [name.name for name in subject.capture().names.values() if name.op != "input"]
+    subject.altered(edit)
+    return subject.planted(names[-2:])
+
+
 # -- what kernels and data have to do with each other ------------------------------------------------------------------
 
 

@@ -14,8 +14,8 @@ from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
 
 FEWEST_SAMPLES = 4
-HALF = 0.5
-"""The share of the noise that one of so many samples must make."""
+HALF, MOST = 0.5, 0.8
+"""The share of the noise that one of so many samples must make, also to come before the precision of ops."""
 
 ALONE = 0.5
 """The share of a range that is left without one batch, from which on that batch is an outlier."""
@@ -27,9 +27,6 @@ FAR, NEAR = 0.25, 0.02
 MOSTLY = 0.6
 """The share of that range below which the values are smaller than those of calibration."""
 
-IGNORED = 0.5
-"""How far, as a share of its range, calibration's own values lie outside a site's range if its observer is at fault."""
-
 
 def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     """Calibration data whose ranges do not fit the data: too narrow, too wide, or with an outlier."""
@@ -37,17 +34,18 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     seen = case.seen
     if recipe is None or recipe.calibration is None or not seen:
         return
-    yield from _outlier(case, Data("calibration", recipe.calibration, recipe.inputs_of), seen)
+    freaks = dict(_outliers(case, Data("calibration", recipe.calibration, recipe.inputs_of), seen))
+    yield from freaks.values()
+    seen = {site: each.left_without(freaks) for site, each in seen.items()}
     sites = [site.index for site in case.static_sites]
     worst = case.ranked(sites, case.excess)
     if not worst:
         return
     weight = {site: case.excess(site) for site in worst}
-    if sum(each for site, each in weight.items() if _ignores(case, seen, site)) > sum(weight.values()) / 2:
-        return  # the data is not at fault where the ranges do not even hold that
-    narrow = sum(each for site, each in weight.items() if _is_narrow(case, seen, site)) > sum(weight.values()) / 2
-    differs = _goes_beyond if narrow else _stays_within
-    if sum(each for site, each in weight.items() if differs(case.ranges[site], seen[site])) < sum(weight.values()) / 2:
+    half = sum(weight.values()) / 2
+    narrow = sum(each for site, each in weight.items() if goes_beyond(case.ranges[site], seen[site])) > half
+    wide = sum(each for site, each in weight.items() if _stays_within(case.ranges[site], seen[site])) > half
+    if not (narrow or wide):
         return  # samples of one kind differ as much
     site = case.pair.sites[worst[0]]
     needed, beyond = use_of(site, *case.ranges[site.index].whole)
@@ -68,9 +66,9 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     )
 
 
-def bad_sample(now: Figures) -> Iterator[Hypothesis]:
+def bad_sample(now: Figures, least: float = HALF) -> Iterator[Hypothesis]:
     """One sample of the evaluation data that makes most of the error."""
-    if now.samples < FEWEST_SAMPLES or not now.worst_sample_share >= HALF:
+    if now.samples < FEWEST_SAMPLES or not now.worst_sample_share >= least:
         return
     yield Hypothesis(
         cause="bad-sample",
@@ -84,22 +82,7 @@ def bad_sample(now: Figures) -> Iterator[Hypothesis]:
     )
 
 
-def _ignores(case: Case, seen: dict[int, Observed], site: int) -> bool:
-    """Whether an observer left out a good part of the values that calibration showed it."""
-    _, beyond = use_of(case.pair.sites[site], *seen[site].whole)
-    return beyond > IGNORED
-
-
-def _is_narrow(case: Case, seen: dict[int, Observed], site: int) -> bool:
-    """Whether the data needs more than calibration saw; else the calibration needs more than the data."""
-    low, high = case.ranges[site].whole
-    had_low, had_high = seen[site].whole
-    beyond = max(had_low - low, 0.0) + max(high - had_high, 0.0)
-    unused = max(low - had_low, 0.0) + max(had_high - high, 0.0)
-    return beyond > unused
-
-
-def _goes_beyond(found: Observed, seen: Observed) -> bool:
+def goes_beyond(found: Observed, seen: Observed) -> bool:
     """Whether values exceed what calibration saw by more than the next samples of the same kind would."""
     low, high = seen.whole
     width = _width((low, high))
@@ -115,8 +98,8 @@ def _stays_within(found: Observed, seen: Observed) -> bool:
     return _width(found.whole) < MOSTLY * _width(seen.whole)
 
 
-def _outlier(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[Hypothesis]:
-    """A calibration batch without which the ranges of most sites would be less than half as wide."""
+def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tuple[int, Hypothesis]]:
+    """By number, a calibration batch without which the ranges of most sites would be less than half as wide."""
     count = max((len(each.lowest) for each in seen.values()), default=0)
     if count < 3:
         return
@@ -128,20 +111,23 @@ def _outlier(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[Hypot
             continue
         worst = max(alone, key=lambda site: weight[site])
         low, high = seen[worst].without(batch)
-        yield Hypothesis(
-            cause="calibration-outlier",
-            name=case.pair.sites[worst].name,
-            others=case.names(sorted(alone, key=lambda site: -weight[site])),
-            evidence=f"with calibration batch {batch} {counted(len(alone), 'range')} "
-            f"{'is' if len(alone) == 1 else 'are'} more than twice as wide; here {number(widths[worst])} instead of "
-            f"{number(_width((low, high)))}",
-            remedy=f"leave batch {batch} out of the calibration data",
-            treatment=Treatment(
-                data=Data(
-                    f"[batch for number, batch in enumerate(calibration) if number != {batch}]",
-                    _Without(own.batches, batch),
-                    own.inputs_of,
-                )
+        yield (
+            batch,
+            Hypothesis(
+                cause="calibration-outlier",
+                name=case.pair.sites[worst].name,
+                others=case.names(sorted(alone, key=lambda site: -weight[site])),
+                evidence=f"with calibration batch {batch} {counted(len(alone), 'range')} "
+                f"{'is' if len(alone) == 1 else 'are'} more than twice as wide; here {number(widths[worst])} instead "
+                f"of {number(_width((low, high)))}",
+                remedy=f"leave batch {batch} out of the calibration data",
+                treatment=Treatment(
+                    data=Data(
+                        f"[batch for number, batch in enumerate(calibration) if number != {batch}]",
+                        _Without(own.batches, batch),
+                        own.inputs_of,
+                    )
+                ),
             ),
         )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.hypotheses.calibration import goes_beyond
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._reconfigure.candidates import candidates_of, edges_by_site
@@ -31,7 +33,7 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     for noise, candidate, freed in sorted(found, key=lambda each: -each[0])[:MOST]:
         worst = max(freed, key=case.noise)
         yield Hypothesis(
-            cause="precision",
+            cause=_cause(case, freed),
             name=case.pair.sites[worst].name,
             others=candidate.edit.ops,
             evidence=f"its roundings make {share(noise / case.total_noise)} % of the noise of all sites (error budget)",
@@ -39,31 +41,45 @@ def needed(case: Case) -> Iterator[Hypothesis]:
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
-    yield from _together(case, {frozenset(candidate.edit.ops) for _, candidate, _ in found})
+    tried = {frozenset(candidate.edit.ops) for _, candidate, _ in found}
+    noisiest = case.ranked([site.index for site in case.pair.sites], case.noise)
+    yield from _together(case, noisiest[:MOST], tried)
+    yield from _together(case, [site for site in noisiest if _is_unseen(case, site)], tried)
 
 
-def _together(case: Case, tried: set[frozenset[str]]) -> Iterator[Hypothesis]:
-    """The noisiest sites all at once: what one op makes and the next amplifies needs both in float."""
-    worst = case.ranked([site.index for site in case.pair.sites], case.noise)[:MOST]
-    treatment, edits = Treatment(), list[Edit]()
-    for index in worst:
-        own, _, _ = in_float(case, case.pair.sites[index])
-        treatment = treatment.then(own)
-        edits.extend(own.floats)
+def _together(case: Case, worst: Sequence[int], tried: set[frozenset[str]]) -> Iterator[Hypothesis]:
+    """Sites all at once: what one op makes and the next amplifies needs both in float."""
+    edits = [edit for index in worst for edit in in_float(case, case.pair.sites[index])[0].floats]
     ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
-    if len(edits) < 2 or any(set(ops) <= before for before in tried) or not _is_quantized_after(case, edits):
+    if len(edits) < 2 or any(set(ops) <= before for before in tried):
+        return
+    edit = Edit("float", ops)
+    if not _is_quantized_after(case, (edit,)):
         return
     site = case.pair.sites[worst[0]]
     yield Hypothesis(
-        cause="precision",
+        cause=_cause(case, worst),
         name=site.name,
         others=(*case.names(worst), *ops),
         evidence=f"{counted(len(worst), 'site')} {'makes' if len(worst) == 1 else 'make'} "
         f"{share(sum(map(case.noise, worst)) / case.total_noise)} % of the noise of all sites (error budget)",
         remedy=f"leave these ops in float: {', '.join(ops)}",
-        treatment=treatment,
+        treatment=Treatment(floats=(edit,)),
         cost=case.costs.macs_of(ops),
     )
+
+
+def _cause(case: Case, sites: Sequence[int]) -> str:
+    """Precision; but calibration, if it saw no values as large as those whose clamping makes most of the noise."""
+    unseen = sum(case.noise(site) for site in sites if _is_unseen(case, site))
+    return "narrow-calibration" if unseen > sum(map(case.noise, sites)) / 2 else "precision"
+
+
+def _is_unseen(case: Case, site: int) -> bool:
+    """Whether a site's noise comes from clamping values larger than those that calibration saw."""
+    noise = case.noises.noise
+    clamps = 2 * noise.get((site, "activation clamping"), 0.0) > noise.get((site, "quantized"), math.inf)
+    return clamps and site in case.seen and goes_beyond(case.ranges[site], case.seen[site])
 
 
 def _is_quantized_after(case: Case, edits: Iterable[Edit]) -> bool:
