@@ -40,8 +40,11 @@ POOR: Final = 25.0
 GAIN_OF_FAIR: Final = 9.0
 """What ops in float must give above that: in a small net, one op may well make three quarters of the noise."""
 
-ADVICE_OF_FAIR: Final = 5.0
+ADVICE_OF_FAIR: Final = 4.0
 """What a change of the model or quantizer must give above that: what a backend shares or fixes costs about as much."""
+
+SLOPE: Final = 0.6
+"""How much more, per dB above that, a remedy must give whose cause is also found, smaller, where nothing is wrong."""
 
 PAID: Final = 0.75
 """How much of its gain counts where remedies are ranked, if a remedy takes ops out of int8."""
@@ -276,17 +279,33 @@ class Search:
             return 1e-9
         if self.needed is not None:
             return WITH_TARGET
-        now = self.quality.worst[1]
+        now, natural = self.quality.worst[1], each.cause in NATURAL
         if now >= GOOD:
-            return GAIN_OF_GOOD
-        if each.treatment.made_of_edits and not each.cost:
-            return FREE_GAIN
-        if now < POOR:
-            return PAID_GAIN + GAIN_FOR_ALL * each.cost
-        return (GAIN_OF_FAIR if each.cost else ADVICE_OF_FAIR) + GAIN_FOR_ALL * each.cost
+            return math.inf if natural else GAIN_OF_GOOD
+        paid = bool(each.treatment.floats) or each.cause in PAID_CAUSES
+        free = each.treatment.made_of_edits and not paid
+        costly = GAIN_FOR_ALL * each.cost
+        if now < POOR or not natural:
+            return FREE_GAIN if free else PAID_GAIN + costly
+        least = FREE_GAIN if free else (GAIN_OF_FAIR if paid else ADVICE_OF_FAIR) + costly
+        return least + SLOPE * (now - POOR)
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
+
+
+PAID_CAUSES: Final = frozenset({"precision", "outlier-channel", "bad-sample"})
+"""Causes whose remedy is always costly, whatever it takes out of int8."""
+
+NATURAL: Final = PAID_CAUSES | {
+    "narrow-calibration",
+    "wide-calibration",
+    "calibration-outlier",
+    "shared-scale",
+    "site-range",
+    "observer",
+}
+"""Causes that are a matter of degree: other samples of the same kind, and other layers of a sound model, show them."""
 
 
 def _how(each: Hypothesis) -> str:

@@ -21,7 +21,7 @@ ALONE = 0.5
 """The share of a range that is left without one batch, from which on that batch is an outlier."""
 
 
-FAR, NEAR = 0.25, 0.02
+FAR, NEAR = 0.5, 0.1
 """How far, as a share of the range that calibration saw, one batch must exceed it, or most batches."""
 
 MOSTLY = 0.6
