@@ -281,7 +281,7 @@ class Searched(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = block(3, 16, act=nn.Hardswish)
+        self.first, self.stem = block(3, 12), block(12, 16, act=nn.Hardswish)
         self.expand, self.depthwise = block(16, 32, 1, act=nn.ReLU), block(32, 32, groups=32, act=nn.ReLU)
         self.squeeze, self.excite = nn.Conv2d(32, 8, 1), nn.Conv2d(8, 32, 1)
         self.project = block(32, 16, 1, act=None)
@@ -289,7 +289,7 @@ class Searched(nn.Module):
         self.fc = nn.Linear(96, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
+        x = self.stem(self.first(x))
         y = self.depthwise(self.expand(x))
         y = y * F.hardsigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
         return self.fc(F.avg_pool2d(self.last(x + self.project(y)), 4).flatten(1))
@@ -435,7 +435,7 @@ NETS: dict[str, Net] = {
             "searched",
             _built(Searched, IMAGE),
             IMAGE,
-            (Link("squeeze", "excite", between=("relu",)),),
+            (_relu("first", "stem", "first.2/relu"),),
         ),
         Net("unet", _built(UNet, IMAGE), IMAGE, (_relu("down", "deep", "down.2/relu"),)),
         Net(

@@ -28,7 +28,7 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     for candidate in candidates_of(case.pair, annotations, case.costs, "float"):
         freed = [site for site, edges in edges_of.items() if edges and edges <= candidate.frees]
         noise = sum(map(case.noise, freed))
-        if noise > 0 and _is_quantized_after(case, (candidate.edit,)):
+        if noise > 0 and _cause(case, freed) and _is_quantized_after(case, (candidate.edit,)):
             found.append((noise, candidate, freed))
     for noise, candidate, freed in sorted(found, key=lambda each: -each[0])[:MOST]:
         worst = max(freed, key=case.noise)
@@ -44,14 +44,14 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     tried = {frozenset(candidate.edit.ops) for _, candidate, _ in found}
     noisiest = case.ranked([site.index for site in case.pair.sites], case.noise)
     yield from _together(case, noisiest[:MOST], tried)
-    yield from _together(case, [site for site in noisiest if _is_unseen(case, site)], tried)
+    yield from _together(case, [site for site in noisiest if _cause(case, [site]) == "narrow-calibration"], tried)
 
 
 def _together(case: Case, worst: Sequence[int], tried: set[frozenset[str]]) -> Iterator[Hypothesis]:
     """Sites all at once: what one op makes and the next amplifies needs both in float."""
     edits = [edit for index in worst for edit in in_float(case, case.pair.sites[index])[0].floats]
     ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
-    if len(edits) < 2 or any(set(ops) <= before for before in tried):
+    if len(edits) < 2 or not _cause(case, worst) or any(set(ops) <= before for before in tried):
         return
     edit = Edit("float", ops)
     if not _is_quantized_after(case, (edit,)):
@@ -69,17 +69,27 @@ def _together(case: Case, worst: Sequence[int], tried: set[frozenset[str]]) -> I
     )
 
 
-def _cause(case: Case, sites: Sequence[int]) -> str:
-    """Precision; but calibration, if it saw no values as large as those whose clamping makes most of the noise."""
-    unseen = sum(case.noise(site) for site in sites if _is_unseen(case, site))
-    return "narrow-calibration" if unseen > sum(map(case.noise, sites)) / 2 else "precision"
+def _cause(case: Case, sites: Iterable[int]) -> str:
+    """Precision; but calibration, if most of the noise comes from clamping values larger than it saw.
+
+    Empty if they are clamped and calibration saw such values, or nearly: that takes no more bits, but another observer
+    or more samples.
+    """
+    found = {"precision": 0.0, "narrow-calibration": 0.0, "": 0.0}
+    for site in sites:
+        cause = "precision"
+        if _is_clamped(case, site):
+            cause = "narrow-calibration" if goes_beyond(case.ranges[site], case.seen[site]) else ""
+        found[cause] += case.noise(site)
+    return max(found, key=lambda cause: found[cause])
 
 
-def _is_unseen(case: Case, site: int) -> bool:
-    """Whether a site's noise comes from clamping values larger than those that calibration saw."""
+def _is_clamped(case: Case, site: int) -> bool:
+    """Whether a site's noise comes from clamping, as far as calibration data of another kind is known."""
     noise = case.noises.noise
-    clamps = 2 * noise.get((site, "activation clamping"), 0.0) > noise.get((site, "quantized"), math.inf)
-    return clamps and site in case.seen and goes_beyond(case.ranges[site], case.seen[site])
+    return 2 * noise.get((site, "activation clamping"), 0.0) > noise.get((site, "quantized"), math.inf) and (
+        site in case.seen
+    )
 
 
 def _is_quantized_after(case: Case, edits: Iterable[Edit]) -> bool:
