@@ -210,7 +210,7 @@ class Search:
         little = []
         for each in _distinct(hypotheses):
             gain = self._gain(each, start, before)
-            if gain >= self._least(each):
+            if gain >= self._least(each) and not self._by_chance(each, start, before):
                 left.append((each, gain))
             elif math.isnan(gain):
                 self._reject(each, gain, "could not be measured")
@@ -238,7 +238,7 @@ class Search:
     def _add(self, each: Hypothesis) -> None:
         alone = self._gain(each, Treatment(), self.case.now)
         in_sequence = self._gain(each, self.state, self.quality)
-        if not in_sequence >= self._least(each):
+        if not in_sequence >= self._least(each) or self._by_chance(each, self.state, self.quality):
             self._reject(each, alone, "it adds nothing to the remedies above")
             return
         self.state = self.state.then(each.treatment)
@@ -279,6 +279,9 @@ class Search:
             return 1e-9
         if self.needed is not None:
             return WITH_TARGET
+        return self._least_without_target(each)
+
+    def _least_without_target(self, each: Hypothesis) -> float:
         now, natural = self.quality.worst[1], each.cause in NATURAL
         if now >= GOOD:
             return math.inf if natural else GAIN_OF_GOOD
@@ -289,6 +292,14 @@ class Search:
             return FREE_GAIN if free else PAID_GAIN + costly
         least = FREE_GAIN if free else (GAIN_OF_FAIR if paid else ADVICE_OF_FAIR) + costly
         return least + SLOPE * (now - POOR)
+
+    def _by_chance(self, each: Hypothesis, state: Treatment, quality: Figures) -> bool:
+        """Whether a metric without a target gains what the outputs do not: a few labels may be chance."""
+        aim = self.case.trials.target
+        if aim is None or aim.metric is None or not math.isinf(aim.at_least) or each.gain is not None:
+            return False
+        gain = self.case.trials.quality(state.then(each.treatment)).worst[1] - quality.worst[1]
+        return gain < self._least_without_target(each)
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))

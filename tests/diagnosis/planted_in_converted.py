@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,7 @@ from tests.diagnosis.faults import fault
 from tests.diagnosis.subject import Planted, Subject
 
 
-def converted(subject: Subject, change: Callable[[GraphModule, Node], None], weight: bool = False) -> Planted:
+def edited(subject: Subject, change: Callable[[GraphModule, Node], None], weight: bool = False) -> Planted:
     """A pair whose converted graph was edited at the dequantize of what a product reads, or of its weight."""
     pair = subject.pair()
     link = subject.net.links[0]
@@ -49,17 +50,17 @@ def rescaled(factor: float, shift: int = 0) -> Callable[[GraphModule, Node], Non
 
 @fault("a scale of a converted graph is sixteen times too large", "site-range")
 def scale_too_large(subject: Subject) -> Planted:
-    return converted(subject, rescaled(16))
+    return edited(subject, rescaled(16))
 
 
 @fault("a scale of a converted graph is a third of what it should be", "site-range")
 def scale_too_small(subject: Subject) -> Planted:
-    return converted(subject, rescaled(1 / 3))
+    return edited(subject, rescaled(1 / 3))
 
 
 @fault("a zero point of a converted graph is wrong", "site-range")
 def wrong_zero_point(subject: Subject) -> Planted:
-    return converted(subject, rescaled(1, 150))
+    return edited(subject, rescaled(1, 150))
 
 
 def buffer_of(graph: GraphModule, node: Node) -> Tensor:
@@ -75,7 +76,7 @@ def flipped_bits(subject: Subject) -> Planted:
         flat = stored.view(-1)
         flat[::17] = flat[::17].bitwise_xor(torch.tensor(0x40, dtype=flat.dtype))
 
-    return converted(subject, change, weight=True)
+    return edited(subject, change, weight=True)
 
 
 @fault("the scales of a stored weight are a half too large", "prepare-changed")
@@ -83,7 +84,7 @@ def stored_scales(subject: Subject) -> Planted:
     def change(graph: GraphModule, dequantize: Node) -> None:
         buffer_of(graph, dequantize.args[1]).mul_(1.5)
 
-    return converted(subject, change, weight=True)
+    return edited(subject, change, weight=True)
 
 
 @fault("a graph was converted without being calibrated", error="saw no value")
@@ -93,8 +94,8 @@ def never_calibrated(subject: Subject) -> Planted:
     quantizer = resolve(subject.quantizer).build(graph, qat=False)
     if subject.overrides is not None:
         quantizer = subject.overrides.apply_to(subject.quantizer)
-    prepared = prepare_pt2e(graph, quantizer)
-    pair = pt2qa.pair(
-        capture.module(), convert_pt2e(prepared), quantizer=str(subject.quantizer), model=subject.net.name
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchao warns of just this
+        converted = convert_pt2e(prepare_pt2e(graph, quantizer))
+    pair = pt2qa.pair(capture.module(), converted, quantizer=str(subject.quantizer), model=subject.net.name)
     return Planted(pair, subject.calibration, subject.evaluation)
