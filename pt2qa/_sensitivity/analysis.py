@@ -12,11 +12,13 @@ from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, about_faults
+from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.faults import fault_of
 from pt2qa._sensitivity.gradients import WithoutGradient
-from pt2qa._sensitivity.ledger import Ledger, covered, make_rows, resumed
+from pt2qa._sensitivity.ledger import Ledger, results, resumed
+from pt2qa._sensitivity.merging import packed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
@@ -188,8 +190,11 @@ class _Analysis:
         if self.projection is None:
             self._exact(number, values, known, missing)
             return
+        # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
+        repeats = sum(batch.fingerprint == known.fingerprint for batch in self.ledger.data[:number])
+        seed = int(known.fingerprint[:12], 16) + repeats
         try:
-            self._projected(number, values, known, missing, self.projection.start(values, number, self.seen))
+            self._projected(number, values, known, missing, self.projection.start(values, seed, self.seen))
         except (PostProcessWithoutGradient, WithoutGradient) as error:
             if self.method != "auto" or self.ledger.parts:
                 raise
@@ -317,33 +322,21 @@ class _Analysis:
 
     def report(self, group: str) -> SensitivityReport:
         """The report of the ledger's contents."""
-        ledger = self.ledger
-        batches = covered(ledger, len(self.places))
-        data = [ledger.data[batch] for batch in batches]
-        whole = [ledger.parts[ALL_SITES, batch] for batch in batches]
         seen = self.seen
         flops = {} if seen is None else {step: count / seen.samples for step, count in seen.flops.items()}
+        places = [place.place(flops) for place in self.places]
         return SensitivityReport(
-            rows=make_rows(self.places, ledger, self.metric, flops),
+            **results(places, self.ledger, self.metric),
             outputs=self.outputs,
             method="exact" if self.projection is None else "projection",
             metric=self.metric.name,
             worst_is="smallest" if self.metric.smallest_is_worst else "largest",
             group=group,
-            projections=0 if self.projection is None else max(batch.projections for batch in data),
-            planned=len(self.places),
-            signal=sum(batch.signal for batch in data),
-            noise=sum(part.noise for part in whole),
-            value=self.metric.value(whole, data),
-            batches=len(batches),
-            samples=sum(batch.samples for batch in data),
             notes=tuple(dict.fromkeys([*self.notes, *self.verification.notes, *self._method_notes()])),
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
-            data=tuple(ledger.data),
-            parts=tuple(ledger.parts[key] for key in sorted(ledger.parts, key=lambda key: (key[1], key[0]))),
-            set_apart=tuple(ledger.set_apart[number] for number in sorted(ledger.set_apart)),
+            sums=packed(places, self.metric, {QUANTIZATION: self.pair.quantization}),
         )
 
     def _method_notes(self) -> list[str]:

@@ -7,13 +7,28 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any, Literal
 
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.metrics import OutputMetric
-from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
-from pt2qa._sensitivity.site_groups import SiteGroup
 from pt2qa.errors import SelectionError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a row is about; the names are those of :class:`pt2qa.SensitivityRow`, ``flops`` not yet rounded."""
+
+    name: str = ""
+    kind: Literal["activation", "weight"] = "activation"
+    op: str = ""
+    dtype: str = ""
+    flops: float = 0.0
+    flops_share: float = 0.0
+    site: int = -1
+    handle: int = -1
+    module: str = ""
+    region: int = -1
 
 
 @dataclass(slots=True)
@@ -50,8 +65,8 @@ class Ledger:
         return [batch for batch in self.counted if all(self.has(place, batch) for place in wanted)]
 
 
-def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) -> Ledger:
-    """The ledger of an interrupted analysis, whose report must match the ``expected`` fields, or an empty one."""
+def resumed(report: Any, expected: Mapping[str, object]) -> Ledger:
+    """The ledger of an interrupted analysis, whose report must match the ``expected`` fields; empty without one."""
     if report is None:
         return Ledger()
     found = {name: getattr(report, name) for name in expected if name != "fingerprint"}
@@ -62,29 +77,47 @@ def resumed(report: SensitivityReport | None, expected: Mapping[str, object]) ->
                 f"cannot resume: the report has {name} {found[name]!r}, this call {value!r}. "
                 "Pass the same pair and arguments, or start anew without resume."
             )
+    return ledger_of(report)
+
+
+def ledger_of(report: Any) -> Ledger:
+    """The sums that a report keeps."""
     ledger = Ledger(list(report.data), set_apart={apart.batch: apart for apart in report.set_apart})
     for part in report.parts:
         ledger.add(part)
     return ledger
 
 
-def make_rows(
-    places: Sequence[SiteGroup], ledger: Ledger, metric: OutputMetric, flops: Mapping[int, float]
-) -> tuple[SensitivityRow, ...]:
-    """The rows of all places measured on every finished batch; before that, of those done on the first one.
-
-    ``flops`` are by step, per sample.
-    """
+def results(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> dict[str, Any]:
+    """The fields of a report that follow from the sums: rows and numbers of the whole model."""
     batches = covered(ledger, len(places))
     data = [ledger.data[batch] for batch in batches]
-    total_flops = sum(flops.values())
+    whole = [ledger.parts[ALL_SITES, batch] for batch in batches]
+    return {
+        "rows": _rows(places, ledger, metric),
+        "projections": max(batch.projections for batch in data),
+        "planned": len(places),
+        "signal": sum(batch.signal for batch in data),
+        "noise": sum(part.noise for part in whole),
+        "value": metric.value(whole, data),
+        "batches": len(batches),
+        "samples": sum(batch.samples for batch in data),
+        "data": tuple(ledger.data),
+        "parts": tuple(ledger.parts[key] for key in sorted(ledger.parts, key=lambda key: (key[1], key[0]))),
+        "set_apart": tuple(ledger.set_apart[number] for number in sorted(ledger.set_apart)),
+    }
+
+
+def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tuple[SensitivityRow, ...]:
+    """The rows of all places measured on every finished batch; before that, of those done on the first one."""
+    batches = covered(ledger, len(places))
+    data = [ledger.data[batch] for batch in batches]
     rows = []
     for number, place in enumerate(places):
         parts = [ledger.parts[number, batch] for batch in batches if ledger.has(number, batch)]
         if not parts or len(parts) < len(batches):
             continue
         noise = math.fsum(part.noise for part in parts)
-        own = sum(flops.get(step, 0.0) for step in place.steps)
         sigma = math.sqrt(math.fsum(part.variance for part in parts))
         rows.append(
             SensitivityRow(
@@ -93,9 +126,9 @@ def make_rows(
                 op=place.op,
                 value=metric.value(parts, data),
                 dtype=place.dtype,
-                flops=round(own),
-                flops_share=own / total_flops if total_flops else 0.0,
-                site=place.sites[0] if place.single else -1,
+                flops=round(place.flops),
+                flops_share=place.flops_share,
+                site=place.site,
                 handle=place.handle,
                 module=place.module,
                 region=place.region,

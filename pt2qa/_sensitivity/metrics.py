@@ -25,11 +25,16 @@ METRICS = ("sqnr", "cosine", "l1", "atol", "kl")
 
 @dataclass(frozen=True, slots=True)
 class OutputMetric:
-    """A metric of outputs: one of :data:`METRICS`, or a user's ``loss`` and its name."""
+    """A metric of outputs: one of :data:`METRICS`, or a user's function and its name.
+
+    ``loss`` is the function, None for a named metric or if only sums are left; ``weighted`` tells whether numbers are
+    weighted means, as for a function and ``kl``.
+    """
 
     name: str
     loss: Loss | None
     smallest_is_worst: bool
+    weighted: bool
 
     def part(self, place: int, batch: int, reference: Any, quantized: Any, samples: int) -> SensitivityPart:
         """The sums of one place on one batch; ``samples`` is the weight of a user's loss."""
@@ -62,7 +67,7 @@ class OutputMetric:
         ``sum(p_ref * log(p_ref / p_quant))`` with ``p`` the softmax over the last axis, in nats; a loss is the mean
         over batches, weighted by samples.
         """
-        if self.loss is not None or self.name == "kl":
+        if self.weighted:
             weight = sum(part.weight for part in parts)
             return sum(part.loss for part in parts) / weight if weight else math.nan
         signal = sum(batch.signal for batch in data)
@@ -83,7 +88,7 @@ def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetri
     """The metric of a name or of a user's loss; a named metric has a fixed direction and accepts none."""
     if callable(metric):
         name = getattr(metric, "__name__", type(metric).__name__)
-        return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False)
+        return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False, weighted=True)
     if metric not in METRICS:
         raise SelectionError(
             f"there is no metric {metric!r}; expected one of {', '.join(METRICS)}, or a function of the reference's "
@@ -91,7 +96,7 @@ def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetri
         )
     if larger_is_worse is not None:
         raise SelectionError(f"larger_is_worse is for functions; which values of {metric!r} are worse is known.")
-    return OutputMetric(metric, None, metric in ("sqnr", "cosine"))
+    return OutputMetric(metric, None, metric in ("sqnr", "cosine"), weighted=metric == "kl")
 
 
 def signal_of(reference: Any) -> float:

@@ -68,9 +68,9 @@ class Projection:
     dependent: tuple[str, ...] = ()
     cleaned: dict[str, None] = field(default_factory=dict)
 
-    def start(self, values: Sequence[Any], batch: int, seen: Survey) -> ProjectedBatch:
-        """The reference's forward on a batch; the batch number seeds the random vectors."""
-        started = ProjectedBatch(self, values, batch)
+    def start(self, values: Sequence[Any], seed: int, seen: Survey) -> ProjectedBatch:
+        """The reference's forward on a batch; ``seed`` is that of its random vectors."""
+        started = ProjectedBatch(self, values, seed)
         if self.independent is None:
             self._compare_samples(started, seen)
         return started
@@ -112,8 +112,8 @@ class ProjectedBatch:
     the user sees it, and ``projections`` the number of vectors so far.
     """
 
-    def __init__(self, projection: Projection, values: Sequence[Any], batch: int) -> None:
-        self.projection, self.values, self.batch = projection, values, batch
+    def __init__(self, projection: Projection, values: Sequence[Any], seed: int) -> None:
+        self.projection, self.values, self.seed = projection, values, seed
         self.samples = count_samples(list(values))
         self.projections = 0
         self._dots: dict[Key, list[Tensor]] = defaultdict(list)
@@ -177,7 +177,7 @@ class ProjectedBatch:
     def _vectors(self, count: int) -> dict[int, Gradients]:
         """The gradients of v·output at the slots of the graph's outputs."""
         inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
-        signs = random_signs(self._counted, self.samples, count, self.batch, self.projections)
+        signs = random_signs(self._counted, self.samples, count, self.seed, self.projections)
         found = iter(gradients_of(self._counted, inputs, signs))
         by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}
         return {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in self.run.tracked}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any, ClassVar, Final
+
+import numpy.typing as npt
 
 from pt2qa._decibels import decibels
 from pt2qa._report.base import Report, data_read
@@ -32,7 +34,7 @@ BARS: Final = 25
 """Sites that the chart shows."""
 
 
-@register("sensitivity", schema=2, oldest=1)
+@register("sensitivity", schema=3, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class SensitivityReport(Report):
     """How quantizing each site alone affects the model's output.
@@ -59,12 +61,14 @@ class SensitivityReport(Report):
         data: the batches, including the unfinished one and those that are set apart.
         parts: the sums of each row on each batch.
         set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities in an output.
+        sums: what :func:`pt2qa.merge` needs besides ``data`` and ``parts``.
     """
 
     heading: ClassVar = "Sensitivity"
     usual_measures: ClassVar = ("value",)
     ties: ClassVar = "rank"
     served: ClassVar = frozenset({"parts", "data"})
+    one_run: ClassVar = ("model", "quantizer", "method", "metric", "worst_is", "group", "planned", "outputs")
 
     rows: tuple[SensitivityRow, ...]
     outputs: tuple[str, ...]
@@ -86,6 +90,14 @@ class SensitivityReport(Report):
     data: tuple[SensitivityBatch, ...]
     parts: tuple[SensitivityPart, ...]
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
+    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def merged(cls, reports: Sequence[SensitivityReport], metrics: Mapping[str, Any]) -> SensitivityReport:
+        from pt2qa._sensitivity.merging import merged
+
+        found: SensitivityReport = merged(reports)
+        return found
 
     @derived(unit="dB", judged=True)
     def predicted_sqnr(self) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pt2qa._sensitivity.ledger import Place
 from pt2qa._simulator.program import Program, Site, Step
 from pt2qa.errors import SelectionError
 
@@ -32,6 +34,22 @@ class SiteGroup:
     sites: tuple[int, ...]
     steps: frozenset[int]
     single: bool = True
+
+    def place(self, flops: Mapping[int, float]) -> Place:
+        """What the row is about; ``flops`` are by step, per sample."""
+        own, total = sum(flops.get(step, 0.0) for step in self.steps), sum(flops.values())
+        return Place(
+            name=self.name,
+            kind=self.kind,
+            op=self.op,
+            dtype=self.dtype,
+            flops=own,
+            flops_share=own / total if total else 0.0,
+            site=self.sites[0] if self.single else -1,
+            handle=self.handle,
+            module=self.module,
+            region=self.region,
+        )
 
 
 def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, ...]:

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 SEED = 20240
-"""Seed of the random vectors; the batch number is added."""
+"""Added to the seed of every batch."""
 
 
-def random_signs(outputs: Sequence[Tensor], samples: int, count: int, batch: int, first: int = 0) -> list[list[Tensor]]:
+def random_signs(outputs: Sequence[Tensor], samples: int, count: int, seed: int, first: int = 0) -> list[list[Tensor]]:
     """For each output ``count`` vectors of its shape and dtype, numbered from ``first``, orthogonal to those before it.
 
-    An output whose first axis has size ``samples`` holds one row for each.  The batch number seeds the vectors; torch's
-    own generator is not used.
+    An output whose first axis has size ``samples`` holds one row for each.  torch's own generator is not used.
     """
-    generator = torch.Generator().manual_seed(SEED + batch)
+    generator = torch.Generator().manual_seed(SEED + seed)
     rows = samples if all(output.dim() > 0 and output.shape[0] == samples for output in outputs) else 1
     size = sum(output.numel() for output in outputs) // rows
     period = 1 << (first + count - 1).bit_length()

@@ -11,7 +11,7 @@ from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
 def test_vectors_are_signs_and_orthogonal_within_each_sample(count: int) -> None:
     outputs = [torch.zeros(5, 8, 2), torch.zeros(5, 16)]
-    vectors = random_signs(outputs, 5, count, batch=3)
+    vectors = random_signs(outputs, 5, count, seed=3)
     for output, own in zip(outputs, vectors, strict=True):
         assert len(own) == count
         assert all(vector.shape == output.shape and bool((vector.abs() == 1).all()) for vector in own)
@@ -23,7 +23,7 @@ def test_vectors_are_signs_and_orthogonal_within_each_sample(count: int) -> None
 def test_as_many_vectors_as_outputs_leave_nothing_to_chance() -> None:
     values = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     for samples, output in ((6, values), (1, values[:1])):
-        (vectors,) = random_signs([output], samples, 4, batch=0)
+        (vectors,) = random_signs([output], samples, 4, seed=0)
         squares = torch.stack([(vector * output).sum(1) ** 2 for vector in vectors]).mean(0)
         assert squares.tolist() == pytest.approx((output**2).sum(1).tolist(), rel=1e-5)
     assert left_to_chance([values], 6, 4, apart=True) == 0.0
@@ -32,7 +32,7 @@ def test_as_many_vectors_as_outputs_leave_nothing_to_chance() -> None:
 
 def test_the_variance_is_the_stated_one() -> None:
     values, count = torch.ones(2000, 16), 4
-    (vectors,) = random_signs([values], 2000, count, batch=0)
+    (vectors,) = random_signs([values], 2000, count, seed=0)
     means = torch.stack([(vector * values).sum(1) ** 2 for vector in vectors]).mean(0)
     # One vector alone has the variance 2 (|y|⁴ - sum y⁴); independent ones would have it divided by their number.
     independent = 2 * (16**2 - 16) / count
@@ -42,7 +42,7 @@ def test_the_variance_is_the_stated_one() -> None:
 
 def test_torchs_own_generator_is_left_alone() -> None:
     state = torch.get_rng_state()
-    first, second, other = (random_signs([torch.zeros(4, 8)], 4, 2, batch=batch) for batch in (1, 1, 2))
+    first, second, other = (random_signs([torch.zeros(4, 8)], 4, 2, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first[0][1], second[0][1])
     assert not torch.equal(first[0][1], other[0][1])
@@ -53,6 +53,6 @@ def test_samples_that_are_not_apart_have_vectors_over_the_whole_batch() -> None:
     rows = torch.stack([torch.cat([a.flatten(), b]) for a, b in zip(*random_signs(outputs, 4, 14, 0), strict=True)])
     assert len({tuple(row) for row in rows.tolist()}) == 14
     values = torch.randn(14, generator=torch.Generator().manual_seed(0))
-    (vectors,) = random_signs([values], 3, 16, batch=0)
+    (vectors,) = random_signs([values], 3, 16, seed=0)
     mean = sum(float(vector @ values) ** 2 for vector in vectors) / 16
     assert mean == pytest.approx(float(values @ values), rel=1e-5)
