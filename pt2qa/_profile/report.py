@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,11 @@ import numpy.typing as npt
 from pt2qa._near_names import near_names
 from pt2qa._other_tools import no_attribute
 from pt2qa._profile.histogram import BINS, Histogram
+from pt2qa._profile.packing import CHANNELS, HISTOGRAM, Packed, check_packed, unpacked
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Report, data_read
+from pt2qa._report.columns import column
 from pt2qa._report.events import Event, Runs, Scalar
 from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
@@ -25,24 +27,17 @@ from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]
-Packed = dict[str, Array]
-"""Arrays of many values, one value after the other; those of value i are ``offsets[i]`` to ``offsets[i + 1]``."""
-
 SIDES: Final = ("reference", "quantized", "deployed", "float", "graph")
 """What a profile may be of."""
 
-OFFSETS: Final = "offsets"
-HISTOGRAM: Final = ("bins", "counts")
 MOST: Final = 2**53
 """Values that the histograms of a report may hold: floats count so far."""
-
-CHANNELS: Final = ("count", "min", "max", "mean", "variance", "zeros")
 
 BUCKETS: Final = 128
 """Buckets of a histogram that TensorBoard shows, equally wide."""
 
 
-@register("profile", schema=2, oldest=1)
+@register("profile", schema=3, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile(Report):
     """What every op of a graph reads and produces.
@@ -60,6 +55,7 @@ class Profile(Report):
         notes: what else the reader must know.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
+        sums: what :func:`pt2qa.merge` needs besides histograms and channels.
 
     Raises:
         ReportError: the arrays do not fit each other or the rows, or there is no such side.
@@ -67,6 +63,7 @@ class Profile(Report):
 
     heading: ClassVar = "Profile"
     ties: ClassVar = "name"
+    one_run: ClassVar = ("model", "quantizer", "side")
 
     rows: tuple[ProfileRow, ...]
     histograms: dict[str, npt.NDArray[Any]] = field(compare=False)
@@ -78,6 +75,7 @@ class Profile(Report):
     notes: tuple[str, ...]
     model: str
     environment: Environment
+    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
 
     if not TYPE_CHECKING:
         __getattr__ = no_attribute
@@ -86,10 +84,17 @@ class Profile(Report):
         if self.side not in SIDES:
             raise ReportError(f"side: got {self.side!r}, expected one of {', '.join(SIDES)}")
         values = 1 + max((row.value for row in self.rows), default=-1)
-        _check_packed("histograms", self.histograms, HISTOGRAM, values)
-        _check_packed("channels", self.channels, CHANNELS, values)
+        check_packed("histograms", self.histograms, HISTOGRAM, values)
+        check_packed("channels", self.channels, CHANNELS, values)
         if self.histograms:
             _check_counted(*(self.histograms[name] for name in HISTOGRAM))
+
+    @classmethod
+    def merged(cls, reports: Sequence[Profile], metrics: Mapping[str, Any]) -> Profile:
+        from pt2qa._profile.merging import merged
+
+        found: Profile = merged(reports)
+        return found
 
     @property
     def title(self) -> str:
@@ -155,7 +160,7 @@ class Profile(Report):
         """
         if not self.histograms:
             raise ReportError("this profile holds no histograms; make it with histograms=True")
-        return Histogram(*_unpacked(self.histograms, HISTOGRAM, row.value))
+        return Histogram(*unpacked(self.histograms, HISTOGRAM, row.value))
 
     def quantile(self, row: ProfileRow, share: float) -> float:
         """The value below which a share of a row's finite values lies, accurate to 1.6 %; nan if there is none.
@@ -177,7 +182,7 @@ class Profile(Report):
             raise ReportError(
                 f"{row.name!r} has no numbers by channel for its {row.place}; profile with per_channel=True"
             )
-        return dict(zip(CHANNELS, _unpacked(self.channels, CHANNELS, row.value), strict=True))
+        return dict(zip(CHANNELS, unpacked(self.channels, CHANNELS, row.value), strict=True))
 
     def subject(self) -> str:
         """The model, and which of its graphs."""
@@ -244,41 +249,6 @@ class Profile(Report):
 
     def _summary(self) -> Sequence[str]:
         return summary_of(self.values, histograms=bool(self.histograms), deployed=self.side == "deployed")
-
-
-def packed(names: Sequence[str], values: Iterable[Sequence[Array]]) -> Packed:
-    """The arrays of many values, concatenated; each value's have one length."""
-    rows = [tuple(value) for value in values]
-    offsets = np.cumsum([0, *(len(arrays[0]) for arrays in rows)]).astype(np.int64)
-    columns = zip(*rows, strict=True)
-    return {OFFSETS: offsets, **{name: np.concatenate(column) for name, column in zip(names, columns, strict=True)}}
-
-
-def _unpacked(arrays: Packed, names: Sequence[str], value: int) -> list[Array]:
-    offsets = arrays.get(OFFSETS, ())
-    if not 0 <= value < len(offsets) - 1:
-        raise ReportError(f"the profile has no arrays for the value number {value}; it has {max(0, len(offsets) - 1)}")
-    start, end = offsets[value : value + 2]
-    return [arrays[name][start:end] for name in names]
-
-
-def _check_packed(field_name: str, arrays: Packed, names: Sequence[str], values: int) -> None:
-    if not arrays:
-        return
-    if set(arrays) != {OFFSETS, *names}:
-        raise ReportError(f"{field_name}: got arrays {sorted(arrays)}, expected {sorted([OFFSETS, *names])}, or none")
-    offsets, lengths = arrays[OFFSETS], {arrays[name].shape for name in names}
-    fits = (
-        offsets.dtype.kind == "i"
-        and offsets.ndim == 1
-        and len(offsets) > values
-        and not np.any(offsets[1:] < offsets[:-1])
-    )
-    if not fits or offsets[0] != 0 or lengths != {(int(offsets[-1]),)}:
-        raise ReportError(
-            f"{field_name}: the arrays do not fit {values} values: offsets {offsets.shape} end at "
-            f"{offsets.reshape(-1)[-1:].tolist()}, and the arrays have the shapes {sorted(lengths)}"
-        )
 
 
 def _check_counted(bins: Array, counts: Array) -> None:
