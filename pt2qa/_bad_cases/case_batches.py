@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._bad_cases.inputs import AS_FLOAT32, AS_REAL, Array, key_of, stored_dtype
-from pt2qa._bad_cases.report import StoredCase
+from pt2qa._bad_cases.rows import StoredCase
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import BatchError

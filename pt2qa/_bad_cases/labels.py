@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pt2qa._bad_cases.case_metrics import Scores
 from pt2qa._bad_cases.output_pairs import OutputPair
-from pt2qa._bad_cases.report import LabelCounts
+from pt2qa._bad_cases.rows import LabelCounts
 from pt2qa.errors import BatchError
 
 

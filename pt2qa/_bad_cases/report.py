@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy.typing as npt
 
 from pt2qa._bad_cases.inputs import check_structure, rebuild
+from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
 from pt2qa._report.base import Block, Listing, Report
 from pt2qa._report.columns import Column, column
-from pt2qa._report.formats import index, number, share
+from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import SetApart, about_faults
@@ -23,105 +24,11 @@ UNITS: Final = {"sqnr": " dB", "kl": " nats"}
 """What to write after a number."""
 
 
-@dataclass(frozen=True, slots=True)
-class CaseRow:
-    """One bad case in one ranking.
-
-    Args:
-        metric: the metric of the ranking: ``sqnr`` (dB), ``cosine``, ``l1``, ``atol``, ``kl`` (nats), ``flips`` or a
-            custom one.
-        output: the model output that was compared, e.g. ``output.logits``.
-        rank: 1 is the worst.
-        value: the metric of this sample alone; nan if it is undefined.
-        batch: number of the batch in the loader, from 0.
-        sample: number of the sample in its batch, from 0; -1 if the whole batch was ranked.
-        index: running number of the sample in the loader, from 0; for a whole batch, that of its first sample.
-        note: why the value is nan.
-    """
-
-    shown: ClassVar = ("metric", "output", "rank", "value", "batch", "sample", "index", "note")
-
-    metric: Annotated[str, column(key=True, importance=0)]
-    output: Annotated[str, column(key=True, importance=8, shrinks_to=12)]
-    rank: Annotated[int, column(worse="smaller", importance=0)]
-    value: Annotated[float, column(importance=0)]
-    batch: Annotated[int, column(importance=6)]
-    sample: Annotated[int, column("sample\nin batch", show=index, importance=5)]
-    index: Annotated[int, column(key=True, importance=7)]
-    note: Annotated[str, column(importance=1, shrinks_to=16, optional=True, extended=True)] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """A summary of one metric of one output over all data.
-
-    Args:
-        metric: the metric.
-        output: the model output.
-        worst: which values are bad.
-        values: how many samples (or whole batches) have a number.
-        mean: of the finite numbers; nan if there are none.
-        nonfinite: how many have no number because the quantized model returns NaN or infinities where the reference is
-            finite.  They are ranked worst of all.
-        without_number: how many have no number for another reason, such as a zero reference.  They are ranked last.
-        reason: the reason for the first of these.
-    """
-
-    metric: Annotated[str, column(key=True)]
-    output: Annotated[str, column(key=True)]
-    worst: Literal["smallest", "largest"]
-    values: int
-    mean: float
-    nonfinite: Annotated[int, column(since=3, was="broken")]
-    without_number: int
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LabelCounts:
-    """How often each model is right.
-
-    Args:
-        output: the model output with the classes.
-        targets: number of targets.
-        ref_right: how many the reference gets right.
-        quant_right: how many the quantized model gets right.
-        lost: right in the reference and wrong in the quantized model.
-        gained: wrong in the reference and right in the quantized model.
-    """
-
-    output: Annotated[str, column(key=True)]
-    targets: int
-    ref_right: int
-    quant_right: int
-    lost: int
-    gained: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCase:
-    """The inputs of one case, whose tensors are ``inputs["<batch>/<sample>/<number>"]`` of the report.
-
-    Args:
-        batch: number of the batch in the loader.
-        sample: number of the sample; -1 if the whole batch is stored because the sample cannot be cut out of it.
-        index: running number of the sample.
-        repeats: how often the sample is repeated to fit the model; 1 except for fixed batch sizes.
-        structure: how the tensors are nested, as :mod:`pt2qa._bad_cases.inputs` describes.
-    """
-
-    batch: int
-    sample: int
-    index: Annotated[int, column(key=True)]
-    repeats: int
-    structure: str
-
-
 LARGEST: Final = 2**32
 """The most bytes that one input may take when its sample is repeated to fill a batch: 4 GiB."""
 
 
-@register("bad-cases", schema=3, oldest=1)
+@register("bad-cases", schema=4, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class BadCases(Report):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
@@ -143,6 +50,7 @@ class BadCases(Report):
         environment: versions, and the model's fingerprint.
         set_apart: batches that are empty, and those with an output that is NaN, or infinite in only one model, with the
             op that produced the first such value.  Their other samples are ranked.
+        sums: what :func:`pt2qa.merge` needs besides the inputs.
 
     Raises:
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
@@ -151,6 +59,7 @@ class BadCases(Report):
     heading: ClassVar = "Bad cases"
     usual_measures: ClassVar = ("value",)
     served: ClassVar = frozenset({"cases"})
+    one_run: ClassVar = ("model", "quantizer", "batch_axis")
 
     rows: tuple[CaseRow, ...]
     rankings: tuple[Ranking, ...]
@@ -165,6 +74,7 @@ class BadCases(Report):
     model: str
     environment: Environment
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
+    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=4)] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         known: set[str] = set()
@@ -183,6 +93,13 @@ class BadCases(Report):
             raise ReportError(f"the input tensor {min(self.inputs.keys() - known)!r} belongs to no case")
         for row in self.rows:
             self._case(row.batch, row.sample)
+
+    @classmethod
+    def merged(cls, reports: Sequence[BadCases], metrics: Mapping[str, Any]) -> BadCases:
+        from pt2qa._bad_cases.merging import merged
+
+        found: BadCases = merged(reports)
+        return found
 
     def worst(self, metric: str | None = None, output: str | None = None) -> tuple[CaseRow, ...]:
         """The rows of one ranking, worst first.

@@ -15,13 +15,16 @@ from pt2qa._bad_cases import case_batches, labels
 from pt2qa._bad_cases.case_batches import CaseBatch
 from pt2qa._bad_cases.case_metrics import FLIPS, AnyMetric, CaseMetric, chosen_metrics
 from pt2qa._bad_cases.feedback import Feedback, State
+from pt2qa._bad_cases.merging import Cases, ranked
 from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
-from pt2qa._bad_cases.report import BadCases, LabelCounts
+from pt2qa._bad_cases.report import BadCases
+from pt2qa._bad_cases.rows import LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Standing
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._report.set_apart import SetApart
+from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_batches
 from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
@@ -300,25 +303,17 @@ class _Search:
         """The report of what was found."""
         order = [*(metric.name for metric in self.metrics), FLIPS]
         standings = sorted(self.found.standings.values(), key=lambda standing: order.index(standing.metric))
-        stored = [case_batches.stored(case, key) for key, case in self.found.cases.items()]
-        nonfinite = [
-            f"{s.output}: {s.nonfinite} without {s.metric}, NaN or infinite in the quantized model only; ranked worst"
-            for s in standings
-            if s.nonfinite
-        ]
-        missing = [
-            f"{s.output}: {s.without_number} without {s.metric} ({s.reason or 'nan'}); ranked last"
-            for s in standings
-            if s.without_number
-        ]
+        cases: Cases = {key: case_batches.stored(case, key) for key, case in self.found.cases.items()}
+        settings = {
+            QUANTIZATION: self.pair.quantization,
+            "metric": ", ".join(metric.name for metric in self.metrics),
+            "k": str(self.k),
+            "feedback": ", ".join(self.feedback.sources),
+        }
         return BadCases(
-            rows=tuple(row for standing in standings for row in standing.rows()),
-            rankings=tuple(standing.ranking() for standing in standings),
+            **ranked(standings, cases, notes, settings),
             labels=tuple(self.found.labels.values()),
-            cases=tuple(case for case, _ in stored),
-            inputs={name: array for _, arrays in stored for name, array in arrays.items()},
             batch_axis=-1 if self.axis is None else self.axis,
-            notes=tuple(dict.fromkeys([*notes, *nonfinite, *missing])),
             steps=self.found.steps,
             samples=self.found.samples,
             quantizer=self.pair.quantizer,

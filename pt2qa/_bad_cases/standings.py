@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from pt2qa._bad_cases.case_metrics import Scores
-from pt2qa._bad_cases.report import CaseRow, Ranking
+from pt2qa._bad_cases.rows import CaseRow, Ranking
 
 CaseKey = tuple[int, int]
 """Number of the batch, number of the sample in it; -1 for a batch as a whole."""
@@ -28,12 +28,12 @@ class Entry:
         note: why it is nan.
     """
 
-    tier: int
-    badness: float
-    key: CaseKey
-    index: int
-    value: float
-    note: str
+    tier: int = 0
+    badness: float = 0.0
+    key: CaseKey = (0, 0)
+    index: int = 0
+    value: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Standing:
         nonfinite, without_number, reason: as in ``Ranking``.
     """
 
-    metric: str
-    output: str
-    worst: Literal["smallest", "largest"]
-    k: int
+    metric: str = ""
+    output: str = ""
+    worst: Literal["smallest", "largest"] = "largest"
+    k: int = 1
     entries: tuple[Entry, ...] = ()
     values: int = 0
     total: float = 0.0
@@ -80,17 +80,32 @@ class Standing:
         finite = [number for number in numbers if math.isfinite(number)]
         nameless = [entry for entry in new if entry.tier == 2]
         candidates = [entry for entry in new if not only_positive or entry.value > 0]
-        # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
-        ordered = sorted((*self.entries, *candidates), key=lambda entry: (entry.tier, -entry.badness))
         return replace(
             self,
-            entries=tuple(ordered[: self.k]),
+            entries=_worst((*self.entries, *candidates), self.k),
             values=self.values + len(numbers),
             total=self.total + math.fsum(finite),
             finite=self.finite + len(finite),
             nonfinite=self.nonfinite + sum(entry.tier == 0 for entry in new),
             without_number=self.without_number + len(nameless),
             reason=self.reason or next((entry.note for entry in nameless), ""),
+        )
+
+    def merge(self, later: Standing, batches: int, samples: int) -> Standing:
+        """The standing after the batches of both; the later ones are numbered on from these batches and samples."""
+        moved = [
+            replace(entry, key=(batches + entry.key[0], entry.key[1]), index=samples + entry.index)
+            for entry in later.entries
+        ]
+        return replace(
+            self,
+            entries=_worst((*self.entries, *moved), self.k),
+            values=self.values + later.values,
+            total=self.total + later.total,
+            finite=self.finite + later.finite,
+            nonfinite=self.nonfinite + later.nonfinite,
+            without_number=self.without_number + later.without_number,
+            reason=self.reason or later.reason,
         )
 
     def ranking(self) -> Ranking:
@@ -105,3 +120,16 @@ class Standing:
         for rank, entry in enumerate(self.entries, 1):
             note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
             yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note)
+
+    def notes(self) -> Iterator[str]:
+        """How many samples have no number, and where they are ranked."""
+        if self.nonfinite:
+            what = f"{self.nonfinite} without {self.metric}, NaN or infinite in the quantized model only"
+            yield f"{self.output}: {what}; ranked worst"
+        if self.without_number:
+            yield f"{self.output}: {self.without_number} without {self.metric} ({self.reason or 'nan'}); ranked last"
+
+
+def _worst(entries: Iterable[Entry], k: int) -> tuple[Entry, ...]:
+    # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
+    return tuple(sorted(entries, key=lambda entry: (entry.tier, -entry.badness))[:k])

@@ -227,7 +227,7 @@ def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
     return replace(
         first,
         **tables(sums, only_apart=len(set_apart) == batches),
-        notes=joined_notes(reports),
+        notes=joined_notes([report.notes for report in reports]),
         batches=batches,
         samples=sum(report.samples for report in reports),
         set_apart=set_apart,

@@ -41,7 +41,7 @@ def merged(reports: Sequence[Any]) -> Any:
         **packed_values(described, seen, wanted),
         batches=sum(report.batches for report in reports),
         samples=sum(report.samples for report in reports),
-        notes=joined_notes(reports),
+        notes=joined_notes([report.notes for report in reports]),
     )
 
 

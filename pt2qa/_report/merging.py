@@ -89,14 +89,14 @@ def _check_alike(number: int, name: str, given: object, expected: object) -> Non
         )
 
 
-def joined_notes(reports: Sequence[Any]) -> tuple[str, ...]:
-    """The notes of all; those that not all have say whose they are."""
-    notes = []
-    for number, report in enumerate(reports, 1):
-        for note in report.notes:
-            shared = all(note in each.notes for each in reports)
-            notes.append(note if shared else f"report {number} of {len(reports)}: {note}")
-    return tuple(dict.fromkeys(notes))
+def joined_notes(notes: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The notes of all reports; those that not all have say whose they are."""
+    joined = []
+    for number, own in enumerate(notes, 1):
+        for note in own:
+            shared = all(note in each for each in notes)
+            joined.append(note if shared else f"report {number} of {len(notes)}: {note}")
+    return tuple(dict.fromkeys(joined))
 
 
 def numbered_on(found: Sequence[Sequence[SetApart]], batches: Sequence[int]) -> tuple[SetApart, ...]:

@@ -31,4 +31,4 @@ def merged(reports: Sequence[Any]) -> Any:
         for part in own.parts.values():
             ledger.add(replace(part, batch=before + part.batch))
     places = unpack(first.sums, "places", Place())
-    return replace(first, **results(places, ledger, metric), notes=joined_notes(reports))
+    return replace(first, **results(places, ledger, metric), notes=joined_notes([report.notes for report in reports]))
