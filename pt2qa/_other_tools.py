@@ -46,7 +46,17 @@ NAMES: Final = {
         ),
         _QUANTIZERS,
     ),
-    **dict.fromkeys(("quantize_dynamic", "prepare", "prepare_qat", "convert", "prepare_fx", "convert_fx"), _QUANTIZE),
+    **dict.fromkeys(
+        ("QuantStub", "DeQuantStub", "FloatFunctional", "fuse_modules"),
+        "nothing: a float model needs none of them, and may have them",
+    ),
+    **dict.fromkeys(
+        ("QConfig", "QConfigMapping", "get_default_qconfig"),
+        "pt2qa.quantizer(name, option=value), and pt2qa.OverridePlan for single ops",
+    ),
+    "Observer": "pt2qa.profile(subject, batches)",
+    "quantize_dynamic": 'pt2qa.quantize(capture, pt2qa.quantizer("xnnpack", mode="dynamic"), batches)',
+    **dict.fromkeys(("prepare", "prepare_qat", "convert", "prepare_fx", "convert_fx"), _QUANTIZE),
     **dict.fromkeys(("prepare_pt2e", "prepare_qat_pt2e", "convert_pt2e", "capture_pre_autograd_graph"), _QUANTIZE),
     "DEFAULT_NUMERIC_SUITE_COMPARE_MODEL_OUTPUT_WHITE_LIST": f"{_LAYERS}, which compares every op",
     "extract_weights": "pt2qa.compare_weights(pair)",
@@ -110,6 +120,8 @@ pt2qa.<lambda>(pt2qa.pair(baseline, analysis), batches).
     known = inspect.signature(function).parameters
     name = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
     second = list(known).index("pair") + 1 if "pair" in known else None
+    own = int("self" in known)
+    most = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in known.values())
 
     @functools.wraps(function)
     def call(*args: Given.args, **given: Given.kwargs) -> Result:
@@ -119,6 +131,11 @@ pt2qa.<lambda>(pt2qa.pair(baseline, analysis), batches).
         if second is not None and len(args) > second and _is_model(args[second]):
             kinds = " and ".join(f"a {type(each).__name__}" for each in args[second - 1 : second + 1])
             raise SelectionError(f"{name} takes both models as one pair, got {kinds}. Pass {_with_pair(name, known)}.")
+        if "batches" in known and len(args) > most:
+            raise SelectionError(
+                f"{name} takes {most - own} arguments by position, got {len(args) - own}. A batch of several inputs "
+                "is a tuple: pass the list [(a, b)]."
+            )
         return function(*args, **given)
 
     return call

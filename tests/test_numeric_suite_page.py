@@ -29,6 +29,11 @@ TUNING_KIT = (
 )
 """Of its manual: it is no package that could be inspected."""
 
+EAGER_AND_FX = (
+    *("quantize_dynamic", "prepare", "convert", "prepare_qat", "prepare_fx", "convert_fx", "QuantStub", "DeQuantStub"),
+    *("FloatFunctional", "fuse_modules", "QConfig", "QConfigMapping", "get_default_qconfig", "Observer", "from_float"),
+    *("prepare_pt2e", "prepare_qat_pt2e", "convert_pt2e", "capture_pre_autograd_graph", "from_observed"),
+)
 PARAMETERS = (
     *("baseline_model", "analysis_model", "analysis_model_type", "device_ids", "post_process", "out_dir"),
     *("data_generator", "num_steps", "metric", "device", "custom_metric_func", "custom_metric_order_seq"),
@@ -83,8 +88,9 @@ def test_every_public_function_and_class_is_in_the_table(module: str, title: str
     assert [name for name in sorted(names) if f"`{name}`" not in section(title)] == []
 
 
-def test_every_function_of_the_tuning_kit_is_in_the_table() -> None:
+def test_every_name_of_the_manuals_is_in_the_table() -> None:
     assert [name for name in TUNING_KIT if f"`{name}`" not in section("accuracy-tuning kit")] == []
+    assert [name for name in EAGER_AND_FX if f"`{name}`" not in section("eager and FX mode, and PT2E by hand")] == []
     assert [name for name in PARAMETERS if f"`{name}=`" not in section("its parameters")] == []
     assert [name for name in COLUMNS if f"`{name}`" not in section("its columns")] == []
     assert [name for name in FILES if f"`{name}`" not in section("its files")] == []

@@ -137,6 +137,9 @@ def test_two_models_are_one_pair(pair: pt2qa.QuantizedPair) -> None:
         message = rf"as one pair, got a GraphModule and a GraphModule\. Pass {call}"
         with pytest.raises(SelectionError, match=message):
             function(*both, X)
+    function: Any = pt2qa.compare_layers
+    with pytest.raises(SelectionError, match=r"takes 2 arguments by position, got 3\. .* pass the list \[\(a, b\)\]"):
+        function(pair, X, X)
     states: Any = (MODEL.state_dict(), MODEL.state_dict())
     with pytest.raises(SelectionError, match=r"Pass pt2qa\.compare_weights\(pt2qa\.pair\(baseline, analysis\)\)\.$"):
         pt2qa.compare_weights(*states)
