@@ -44,7 +44,7 @@ class Chart {
     this.tables = tables;
     this.svg = shape("svg", { role: "img", "aria-label": data.title });
     const caption = element("figcaption", {}, element("h3", {}, data.title), element("div", { class: "about" }, data.about));
-    this.figure = element("figure", {}, caption, this.legend(), this.svg);
+    this.figure = element("figure", { class: data.kind }, caption, this.legend(), this.svg);
     place.append(this.figure);
     this.svg.addEventListener("mousemove", event => this.hover && this.hover(event));
     this.svg.addEventListener("mouseleave", () => this.leave());
