@@ -13,7 +13,8 @@ from pt2qa._annotations.report import AnnotationReport
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
-from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
+from pt2qa._candidates.report import CandidateReport
+from pt2qa._candidates.rows import Candidate, CandidateRow
 from pt2qa._check.report import Finding, Findings, RuleOutcome
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage

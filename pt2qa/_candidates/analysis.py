@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
+from pt2qa._candidates.merging import ValueSums, compared
+from pt2qa._candidates.report import CandidateReport
+from pt2qa._candidates.rows import Candidate
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
-from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples
@@ -86,31 +87,18 @@ def compare_quantizers(
         race, data, title="compare quantizers", purpose="compare on", inputs_of=inputs_of, progress=progress
     )
     refuse_empty(race.batches, count_empty(race.set_apart))
-    rows = race.rows()
-    failed |= _failures(race)
     notes += [f"{n}: {note}" for n, pair in pairs.items() for note in (*pair.notes, *race.checks[n].notes)]
     notes += race.notes()
     first = next(iter(pairs.values()))
+    candidates = [_candidate(name, named[name], pairs.get(name), failed) for name in named]
+    settings = {f"quantization of {name}": pair.quantization for name, pair in pairs.items()}
     return CandidateReport(
-        rows=rows,
-        candidates=tuple(_candidate(name, named[name], pairs.get(name), rows, failed) for name in named),
+        **compared(race.sums(), candidates, race.set_apart, race.batches, settings),
         notes=tuple(dict.fromkeys(notes)),
-        batches=race.batches,
         samples=race.samples,
         model=capture.model,
         environment=first.environment,
-        set_apart=tuple(race.set_apart),
     )
-
-
-def _failures(race: _Race) -> dict[str, str]:
-    """For each candidate whose quantization causes NaN or infinities: on how many batches, and where first."""
-    found: dict[str, list[SetApart]] = {}
-    for apart in race.set_apart:
-        if apart.candidate:
-            found.setdefault(apart.candidate, []).append(apart)
-    total = counted(race.batches, "batch", "batches")
-    return {name: f"on {len(own)} of {total}: {own[0].fault} ({own[0].place})" for name, own in found.items()}
 
 
 def _named(quantizers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -262,13 +250,17 @@ class _Race:
             apart.append(replace(own, candidate=name))
         return apart
 
-    def rows(self) -> tuple[CandidateRow, ...]:
-        """The outputs, then the ops in graph order; ops without a tensor are left out and noted."""
-        rows = [CandidateRow(-1, name, "", "output", self._sqnrs(value)) for name, value in self.outputs.items()]
+    def sums(self) -> list[ValueSums]:
+        """Those of the outputs, then of the ops in graph order; ops without a tensor are left out and noted."""
+        found = [self._summed(value, -1, name, "", "output") for name, value in self.outputs.items()]
         for name, value in self.values.items():
             if (value.sums or value.apart) and value.step is not None:
-                rows.append(CandidateRow(value.step.handle, name, value.step.module, value.step.op, self._sqnrs(value)))
-        return tuple(rows)
+                found.append(self._summed(value, value.step.handle, name, value.step.module, value.step.op))
+        return found
+
+    def _summed(self, value: _Value, handle: int, name: str, module: str, op: str) -> ValueSums:
+        counted, apart = ({n: own.get(n, NoiseSums()) for n in self.pairs} for own in (value.sums, value.apart))
+        return ValueSums(handle, name, module, op, counted, apart)
 
     def notes(self) -> list[str]:
         """What could not be compared."""
@@ -280,11 +272,6 @@ class _Race:
             if extra := [op for op in self.known[name] if op not in self.values]:
                 notes.append(f"not compared, ops that {name} alone has: {len(extra)}, such as {sorted(extra)[0]}")
         return notes
-
-    def _sqnrs(self, value: _Value) -> dict[str, float]:
-        # If no batch counts for a candidate, show the excluded ones rather than nothing.
-        seen = {name: value.sums.get(name, value.apart.get(name)) for name in self.pairs}
-        return {name: math.nan if sums is None else sums.sqnr for name, sums in seen.items()}
 
 
 class _Runner:
@@ -342,26 +329,22 @@ def _leaves(outputs: Any) -> list[Any]:
     return pytree.tree_leaves(plain(outputs))
 
 
-def _candidate(
-    name: str, quantizer: Any, pair: QuantizedPair | None, rows: Sequence[CandidateRow], failed: Mapping[str, str]
-) -> Candidate:
+def _candidate(name: str, quantizer: Any, pair: QuantizedPair | None, failed: Mapping[str, str]) -> Candidate:
+    """What is known of a candidate without its numbers."""
     if pair is None:
         spec = quantizer if isinstance(quantizer, str) else type(quantizer).__name__
         return Candidate(name, spec, math.nan, 0, 0, 0, 0, 0, failed[name])
-    outputs = [row.custom[name] for row in rows if row.op == "output"]
     carrying = [entry for entry in pair.coverage if entry.carries_arithmetic]
     kinds = [site.kind for site in pair.sites]
     return Candidate(
         name=name,
         quantizer=pair.quantizer,
-        # An output or a batch without a number must not hide behind the others.
-        sqnr=math.nan if name in failed or any(map(math.isnan, outputs)) else min(outputs, default=math.nan),
+        sqnr=math.nan,
         quantized_ops=sum(entry.quantized for entry in carrying),
         ops=sum(entry.total for entry in carrying),
         activations=kinds.count("activation"),
         weights=kinds.count("weight"),
         bytes=_stored_bytes(pair),
-        note=failed.get(name, ""),
     )
 
 

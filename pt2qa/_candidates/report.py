@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any, ClassVar, Final
 
+import numpy.typing as npt
+
+from pt2qa._candidates.rows import Candidate, CandidateRow
 from pt2qa._report.base import Block, Report, Table, data_read
 from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
-from pt2qa._report.formats import decibel, number
+from pt2qa._report.formats import decibel
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, sections, wrap
 from pt2qa._report.rows import Environment
@@ -21,61 +24,7 @@ CLOSE: Final = 0.5
 """dB between two candidates up to which they are called equally good: the effect of another calibration set."""
 
 
-def _megabytes(size: int) -> str:
-    return number(size / 1e6)
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateRow:
-    """One value of the model, with its SQNR for each candidate.
-
-    Args:
-        handle: of the op, in graph order; -1 for an output of the model.
-        name: as reports show it; ``output``, ``output[1]`` for outputs.
-        module: path of the module that calls the op.
-        op: what it does; ``output`` for outputs.
-        custom: cumulative SQNR in dB by candidate; nan if a candidate has no such value.
-    """
-
-    shown: ClassVar = ("name", "op")
-
-    handle: Annotated[int, column(worse="smaller")]
-    name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
-    module: str
-    op: Annotated[str, column(importance=1, shrinks_to=10)]
-    custom: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One quantizer configuration.
-
-    Args:
-        name: the name given by the user.
-        quantizer: the plug-in and its options, or the class of a quantizer without a plug-in.
-        sqnr: the smallest SQNR of the model's outputs, dB; nan if it failed, even on a single batch.
-        quantized_ops: convolutions, linears and the like that read quantized values.
-        ops: how many convolutions, linears and the like there are.
-        activations: sites where an activation is rounded.
-        weights: sites where a weight is rounded.
-        bytes: of all stored parameters: quantized ones at their integer width, others in float.
-        note: why it failed; empty if it did not.
-    """
-
-    shown: ClassVar = ("name", "quantizer", "sqnr", "quantized_ops", "ops", "activations", "weights", "bytes")
-
-    name: Annotated[str, column("candidate", key=True, importance=0, shrinks_to=16)]
-    quantizer: Annotated[str, column(importance=1, shrinks_to=16)]
-    sqnr: Annotated[float, column("SQNR\ndB", unit="dB", importance=0)]
-    quantized_ops: Annotated[int, column("int8\nops", importance=6)]
-    ops: Annotated[int, column("of", importance=5)]
-    activations: Annotated[int, column("activation\nsites", importance=3)]
-    weights: Annotated[int, column("weight\nsites", importance=4)]
-    bytes: Annotated[int, column("weights\nMB", show=_megabytes, importance=7)]
-    note: Annotated[str, column(optional=True)] = ""
-
-
-@register("candidates", schema=2, oldest=1)
+@register("candidates", schema=3, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class CandidateReport(Report):
     """How several quantizer configurations of one model compare, as a whole and layer by layer.
@@ -89,6 +38,7 @@ class CandidateReport(Report):
         environment: versions, and the model's fingerprint.
         set_apart: batches that are excluded from all numbers: empty ones, and those with NaN or infinities; with a
             candidate's name, those that are excluded only for that candidate, because it fails on them.
+        sums: what :func:`pt2qa.merge` adds up.
 
     Raises:
         ReportError: the rows do not have the same candidates.
@@ -97,6 +47,7 @@ class CandidateReport(Report):
     heading: ClassVar = "Candidates"
     usual_measures: ClassVar = ("candidates.sqnr",)
     ties: ClassVar = "handle"
+    one_run: ClassVar = ("model",)
 
     rows: tuple[CandidateRow, ...]
     candidates: tuple[Candidate, ...]
@@ -106,9 +57,17 @@ class CandidateReport(Report):
     model: str
     environment: Environment
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
+    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         check_custom(CandidateRow, self.rows)
+
+    @classmethod
+    def merged(cls, reports: Sequence[CandidateReport], metrics: Mapping[str, Any]) -> CandidateReport:
+        from pt2qa._candidates.merging import merged
+
+        found: CandidateReport = merged(reports)
+        return found
 
     @property
     def best(self) -> Candidate | None:
