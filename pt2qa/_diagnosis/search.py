@@ -313,7 +313,6 @@ NATURAL: Final = PAID_CAUSES | {
     "wide-calibration",
     "calibration-outlier",
     "shared-scale",
-    "site-range",
     "observer",
 }
 """Causes that are a matter of degree: other samples of the same kind, and other layers of a sound model, show them."""

@@ -27,6 +27,9 @@ UNFIT = 2.5
 AS_SHOWN = 0.7
 """How near, as a share, a site's range must be to the one that calibration showed it to follow from that."""
 
+OTHERWISE = 0.25
+"""Which share of a range other data may use, or lie outside, if that of calibration is not known."""
+
 NOTABLE = 0.2
 """The share of all noise from which on a site is looked at by itself."""
 
@@ -172,7 +175,10 @@ def _is_unfit(case: Case, site: Site) -> bool:
 
 
 def _is_as_calibrated(case: Case, site: Site) -> bool:
-    """Whether calibration data other than these batches explains a site's range."""
+    """Whether calibration explains a site's range: data that is known, or other data of the same kind."""
+    if case.trials.recipe is None:
+        used, beyond = use_of(site, *case.ranges[site.index].whole)
+        return used >= OTHERWISE and beyond <= OTHERWISE
     shown = case.seen.get(site.index)
     if shown is None:
         return False
