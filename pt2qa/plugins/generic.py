@@ -11,8 +11,6 @@ from pt2qa.plugins.backend_spec import BackendSpec
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from pt2qa.plugins.protocol import QuantizerPlugin
-
 
 @dataclass(frozen=True)
 class GenericPlugin:
@@ -34,7 +32,7 @@ class GenericPlugin:
     levels: ClassVar[tuple[str, ...]] = ("float", "observer")
 
     quantizer: Any
-    of_backend: QuantizerPlugin | None = None
+    of_backend: Any = None  # a QuantizerPlugin; the types of fields are read at run time
 
     def __post_init__(self) -> None:
         from torchao.quantization.pt2e.quantizer import Quantizer
