@@ -33,6 +33,9 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._profile.analysis import Profiler as Profiler, profile as profile
     from ._profile.diff import diff_profiles as diff_profiles
 
+    # several processes, one result
+    from ._ranks import distributed as distributed
+
     # the numbers
     from . import metrics as metrics
     from .metrics import sqnr as sqnr
@@ -88,6 +91,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
         PairingError as PairingError,
         SimulationError as SimulationError,
         DeploymentError as DeploymentError,
+        RankError as RankError,
         SelectionError as SelectionError,
         ReportError as ReportError,
         FlowError as FlowError,

@@ -50,3 +50,7 @@ class FlowError(Pt2qaError):
 
 class SelectionError(Pt2qaError):
     """A name or pattern matches nothing, or what is asked for cannot be read."""
+
+
+class RankError(Pt2qaError):
+    """One of several processes that work together failed, or there are none."""

@@ -26,7 +26,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "pt2qa.metrics",
     ),
     "reports": ("pt2qa._report", "pt2qa.overrides.plan"),
-    "graphs": ("pt2qa._graph", "pt2qa.plugins", "pt2qa._capture", "pt2qa._simulator", "pt2qa.overrides"),
+    "graphs": (
+        "pt2qa._graph",
+        "pt2qa.plugins",
+        "pt2qa._capture",
+        "pt2qa._ranks",
+        "pt2qa._simulator",
+        "pt2qa.overrides",
+    ),
     "quantization": ("pt2qa._quantize",),
     "analyses": (
         *("pt2qa._layers", "pt2qa._weights", "pt2qa._sensitivity", "pt2qa._bad_cases", "pt2qa._annotations"),

@@ -18,6 +18,7 @@ from pt2qa._exclusion import exports
 from pt2qa._near_names import did_you_mean
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import fingerprint
+from pt2qa._ranks import alone
 from pt2qa._report.rows import Environment
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
@@ -79,6 +80,8 @@ def check(
     >>> [finding.name for finding in pt2qa.check(model, rules=["train-mode"])]
     ['1']
     """
+    if batches is not None:
+        alone("check with data")
     kind = kind_of(subject)
     if kind is None:
         raise SelectionError(

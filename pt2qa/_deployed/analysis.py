@@ -15,12 +15,14 @@ from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.taps import Lowerable, lowerable
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._ranks import alone, in_step
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend
 
 
+@in_step
 def compare_deployed(
     pair: QuantizedPair,
     batches: Iterable[Any],
@@ -58,6 +60,7 @@ def compare_deployed(
         BatchError: there is no batch, or one does not match the captured inputs.
         SimulationError: the simulator does not reproduce the converted graph.
     """
+    alone("compare_deployed")
     check_pair(pair)
     if deployed is not None and program is not None:
         raise DeploymentError("deployed= and program= were given: a program that was made elsewhere is not lowered.")

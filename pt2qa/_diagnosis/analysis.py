@@ -21,6 +21,7 @@ from pt2qa._diagnosis.trials import Data, Treatment, Trials
 from pt2qa._diagnosis.verdict import next_command, verdict_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
+from pt2qa._ranks import everywhere, in_step
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._report.base import Report
@@ -29,6 +30,7 @@ from pt2qa.errors import SelectionError
 from pt2qa.plugins import Backend, rules_of
 
 
+@in_step
 @torch.no_grad()
 def diagnose(
     pair: QuantizedPair,
@@ -91,7 +93,7 @@ def diagnose(
             "no output is a floating-point tensor, so there is no SQNR. Pass metric=a function of a model."
         )
     trials = Trials(pair, reference, aim, progress)
-    notes = list(pair.verify(next(iter(reference)).batch))
+    notes = list(pair.verify(reference.first.batch))
     if reference.aside:
         notes.append(f"left out, because the float model returns NaN there: {'; '.join(reference.aside)}")
     trials.forwards += 2
@@ -140,9 +142,9 @@ def diagnose(
         plan_json="" if plan is None else plan.to_json(),
         code="" if flow is None else flow.code,
         code_verified="" if flow is None else flow.verified,
-        forwards=trials.forwards,
+        forwards=sum(everywhere(trials.forwards)),
         quantizations=trials.quantizations,
-        batches=sum(1 for _ in reference),
+        batches=sum(everywhere(sum(1 for _ in reference))),
         samples=now.samples,
         notes=tuple(dict.fromkeys((*pair.notes, *notes, *case.notes))),
         quantizer=pair.quantizer,

@@ -19,11 +19,12 @@ from pt2qa._diagnosis.projected import SiteNoises, site_noises
 from pt2qa._diagnosis.ranges import Observed, observe
 from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.costs import Costs, costs_of
 from pt2qa._report.prose import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
-from pt2qa._simulator.accumulate import first_fault, peeked
+from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, read_batches
 from pt2qa._simulator.program import Constant, Site
 from pt2qa._simulator.verification import digest_of
@@ -97,7 +98,11 @@ class Case:
     @functools.cached_property
     def first(self) -> Batch:
         """The first batch of the data."""
-        return peeked(self.data.batches, self.data.inputs_of, "diagnose")[0]
+        own: Batch | None = next(iter(read_batches(self.data.batches, self.data.inputs_of)), None)
+        found = first_anywhere(own)
+        if found is None:
+            raise NoBatchError("no batch to diagnose. Pass at least one.")
+        return found
 
     @functools.cached_property
     def fault(self) -> SetApart | None:
@@ -107,7 +112,7 @@ class Case:
         found = [
             first_fault(self.pair.simulator, values, number, 0) for number, values in enumerate(self.flat(self.data))
         ]
-        known = [fault for fault in found if fault is not None]
+        known = [fault for each in everywhere(found) for fault in each if fault is not None]
         return next((fault for fault in known if fault.side == "quantized"), next(iter(known), None))
 
     @functools.cached_property
@@ -125,7 +130,8 @@ class Case:
         return {} if self._digests(own) == self._digests(self.data) else observe(self.pair, self.flat(own))
 
     def _digests(self, data: Data) -> set[str]:
-        return {digest_of(self.pair.values(batch)) for batch in read_batches(data.batches, data.inputs_of)}
+        own = {digest_of(self.pair.values(batch)) for batch in read_batches(data.batches, data.inputs_of)}
+        return set().union(*everywhere(own))
 
     @functools.cached_property
     def costs(self) -> Costs:

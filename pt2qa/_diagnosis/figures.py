@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.rows import FigureRow
 from pt2qa._metrics import NoiseSums, noise_sums
+from pt2qa._ranks import everywhere, same_everywhere
 from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._simulator.batches import count_samples
 
@@ -70,32 +71,55 @@ def figures_of(reference: Reference, run: Callable[[Item], Any], metric: Callabl
         run: what the configuration returns for an item.
         metric: the user's metric of it; None: the SQNR of the worst output decides.
     """
-    sums = [NoiseSums() for _ in reference.names]
-    by_sample: list[tuple[float, float]] = []
-    same = counted = 0
-    apart = True
-    samples = 0
+    own = _Sums([NoiseSums() for _ in reference.names])
     for item in reference:
-        outputs = reference.floating(run(item))
+        own.add(item, reference.floating(run(item)))
+    whole, *others = everywhere(own)
+    for other in others:
+        whole.extend(other)
+    found = tuple((name, each.sqnr) for name, each in zip(reference.names, whole.outputs, strict=True))
+    missing = any(math.isnan(value) for _, value in found)
+    least = math.nan if missing else min((value for _, value in found), default=math.nan)
+    apart = whole.apart and len(whole.by_sample) > 1
+    worst = _worst_sample(whole.by_sample) if apart else (-1, math.nan, math.nan, math.nan)
+    value = least if metric is None else same_everywhere(float(metric()), "metric")
+    labels = whole.same / whole.counted if whole.counted else math.nan
+    return Figures(value, found, whole.samples, *worst, labels)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What figures are made of: signal and noise by output, and by sample if outputs have an axis of samples."""
+
+    outputs: list[NoiseSums]
+    by_sample: list[tuple[float, float]] = field(default_factory=list)
+    apart: bool = True
+    same: int = 0
+    counted: int = 0
+    samples: int = 0
+
+    def add(self, item: Item, outputs: Sequence[Tensor]) -> None:
+        """Adds a batch."""
         count = count_samples(item.values)
-        samples += count
+        self.samples += count
         for number, (ref, quant) in enumerate(zip(item.outputs, outputs, strict=True)):
             [found] = noise_sums((ref, quant), ((0, 1),))
-            sums[number] = sums[number].merge(found)
-        apart = apart and all(each.dim() and each.shape[0] == count for each in item.outputs)
-        if apart:
-            by_sample += _by_sample(item.outputs, outputs, count)
-        for ref, quant in zip(item.outputs, outputs, strict=True):
+            self.outputs[number] = self.outputs[number].merge(found)
             if ref.dim() == 2 and ref.shape[0] == count and ref.shape[1] > 1:
-                same += int((ref.argmax(1) == quant.argmax(1)).sum())
-                counted += count
-    found_outputs = tuple((name, each.sqnr) for name, each in zip(reference.names, sums, strict=True))
-    missing = any(math.isnan(value) for _, value in found_outputs)
-    least = math.nan if missing else min((value for _, value in found_outputs), default=math.nan)
-    worst = _worst_sample(by_sample) if apart and len(by_sample) > 1 else (-1, math.nan, math.nan, math.nan)
-    value = least if metric is None else float(metric())
-    labels = same / counted if counted else math.nan
-    return Figures(value, found_outputs, samples, *worst, labels)
+                self.same += int((ref.argmax(1) == quant.argmax(1)).sum())
+                self.counted += count
+        self.apart = self.apart and all(each.dim() and each.shape[0] == count for each in item.outputs)
+        if self.apart:
+            self.by_sample += _by_sample(item.outputs, outputs, count)
+
+    def extend(self, other: _Sums) -> None:
+        """Adds further batches."""
+        self.outputs = [own.merge(further) for own, further in zip(self.outputs, other.outputs, strict=True)]
+        self.by_sample += other.by_sample
+        self.apart = self.apart and other.apart
+        self.same += other.same
+        self.counted += other.counted
+        self.samples += other.samples
 
 
 def _by_sample(refs: Iterable[Tensor], quants: Iterable[Tensor], count: int) -> list[tuple[float, float]]:

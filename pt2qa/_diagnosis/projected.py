@@ -6,14 +6,16 @@ wanted.  Where an op has no gradient, the reference runs with each change alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Literal
 
 from pt2qa._diagnosis.alone import outputs_with
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import NoBatchError, active, everywhere
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._sensitivity.faults import fault_of
@@ -28,7 +30,7 @@ from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.program import Site
-from pt2qa._simulator.verification import Outputs, Verification
+from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import BatchError, SelectionError
 
 Method = Literal["auto", "projection", "exact"]
@@ -123,10 +125,40 @@ def site_noises(
         verification=Verification(pair.graphs),
         notes=[*pair.notes, *pair.program.notes],
     )
-    noises.notes += accumulate(
-        noises, batches, title="site noises", purpose="measure on", inputs_of=inputs_of, progress=progress
-    )
-    return noises.result()
+    own: SiteNoises | None = None
+    try:
+        noises.notes += accumulate(
+            noises, batches, title="site noises", purpose="measure on", inputs_of=inputs_of, progress=progress
+        )
+        own = noises.result()
+    except NoBatchError:
+        if active() is None:
+            raise
+    return _together([found for found in everywhere(own) if found is not None])
+
+
+def _together(parts: Sequence[SiteNoises]) -> SiteNoises:
+    """The noises of all parts of the data."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        raise NoBatchError("no batch to measure on. Pass at least one to one of the ranks.")
+    first, *others = parts
+    for each in others:
+        first = replace(
+            first,
+            noise={key: first.noise.get(key, 0.0) + noise for key, noise in each.noise.items()},
+            variance={key: first.variance.get(key, 0.0) + variance for key, variance in each.variance.items()},
+            signal=first.signal + each.signal,
+            measured=first.measured + each.measured,
+            method="exact" if "exact" in (first.method, each.method) else "projection",
+            projections=max(first.projections, each.projections),
+            batches=first.batches + each.batches,
+            samples=first.samples + each.samples,
+            notes=tuple(dict.fromkeys((*first.notes, *each.notes))),
+            set_apart=(*first.set_apart, *each.set_apart),
+        )
+    return first
 
 
 @dataclass(slots=True)
@@ -154,6 +186,7 @@ class _Noises:
     most: int = 0
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
+    content: Counter[int] = field(default_factory=Counter)
     set_apart: list[SetApart] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
@@ -179,7 +212,10 @@ class _Noises:
         self._exact(values, samples)
 
     def _projected(self, projection: Projection, values: Sequence[Any], samples: int, seen: Survey) -> None:
-        started = projection.start(values, self.batches, seen)
+        # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
+        content = int(digest_of(values)[:12], 16)
+        started = projection.start(values, content + self.content[content], seen)
+        self.content[content] += 1
         # Gradients are computed on the reference, in its own memory layouts.
         returned = self.verification.run(
             lambda: Outputs(started.returned, self.pair.simulator.run(values, on=True)), values

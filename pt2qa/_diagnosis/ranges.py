@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere
 from pt2qa._simulator.program import Site, Step
 
 CONVOLUTIONS = ("conv", "batch_norm", "max_pool", "avg_pool", "adaptive_avg_pool")
@@ -37,6 +38,22 @@ class Observed:
         """The range over all batches; non-finite values do not count."""
         return min(self.lowest, default=math.nan), max(self.highest, default=math.nan)
 
+    def extend(self, other: Observed) -> None:
+        """Adds what was observed on further batches; channels only if they are along the same axis."""
+        self.lowest += other.lowest
+        self.highest += other.highest
+        if other.channel_lowest is None or other.channel_highest is None:
+            return
+        if self.channel_lowest is None or self.channel_highest is None:
+            self.axis, self.channel_lowest, self.channel_highest = (
+                other.axis,
+                other.channel_lowest,
+                other.channel_highest,
+            )
+        elif self.axis == other.axis and self.channel_lowest.shape == other.channel_lowest.shape:
+            self.channel_lowest = torch.minimum(self.channel_lowest, other.channel_lowest)
+            self.channel_highest = torch.maximum(self.channel_highest, other.channel_highest)
+
     def left_without(self, batches: Collection[int]) -> Observed:
         """The ranges over all batches but some, by batch alone."""
         left = [number for number in range(len(self.lowest)) if number not in batches]
@@ -61,7 +78,11 @@ def observe(pair: QuantizedPair, batches: Iterable[Sequence[Any]]) -> dict[int, 
 
     for values in batches:
         pair.simulator.run(values, on=False, visit=visit)
-    return found
+    first, *others = everywhere(found)
+    for other in others:
+        for site, observed in other.items():
+            first[site].extend(observed)
+    return first
 
 
 def _add(into: Observed, site: Site, value: Tensor) -> None:

@@ -13,12 +13,14 @@ from pt2qa._layers.selection import find_blocks
 from pt2qa._metrics import Metric
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._ranks import over_ranks
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import SelectionError
 
 
 @explains_arguments
+@over_ranks
 def compare_layers(
     pair: QuantizedPair,
     batches: Iterable[Any],

@@ -12,10 +12,12 @@ from pt2qa._layers.selection import find_blocks
 from pt2qa._metrics import Metric
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._ranks import over_ranks
 from pt2qa._simulator.batches import Batch
 
 
 @explains_arguments
+@over_ranks
 def compare_modules(
     pair: QuantizedPair,
     batches: Iterable[Any],

@@ -20,15 +20,17 @@ from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
 from pt2qa._profile.target import ProfileTarget, Side, node_names, target_of
 from pt2qa._profile.watch import Wanted, Watch
+from pt2qa._ranks import NoBatchError, alone, in_step
 from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
 from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
 from pt2qa._simulator.outputs import structured
-from pt2qa.errors import BatchError, CaptureError, SelectionError
+from pt2qa.errors import CaptureError, SelectionError
 from pt2qa.plugins import Backend
 
 
 @explains_arguments
+@in_step
 def profile(
     subject: Any,
     batches: Iterable[Any],
@@ -78,6 +80,7 @@ def profile(
         SelectionError: a prefix or op type matches nothing, or there is no such side.
         DeploymentError: the deployed side cannot be lowered or run, or nothing in it can be observed.
     """
+    alone("profile")
     if side == "deployed":
         return profile_deployed(
             target_of(subject, side),
@@ -197,7 +200,7 @@ class Profiler:
             BatchError: nothing was measured.
         """
         if not self.batches:
-            raise BatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
+            raise NoBatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
         refuse_empty(self.batches, len(self._done.empty))
         said = (*self._done.notes(), *notes)
         return profile_of(self._target, self._plan, self._done.seen, self._wanted, self.batches, self.samples, said)

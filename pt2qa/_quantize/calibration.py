@@ -13,7 +13,9 @@ from tqdm import tqdm
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torchao import set_statistics, statistics_of
 from pt2qa._quantize.observers import find_observers, observed_value
+from pt2qa._ranks import active, everywhere
 from pt2qa._report.prose import few
 from pt2qa._simulator.batches import Batch, as_call, read_batches
 from pt2qa.errors import QuantizeError
@@ -25,18 +27,11 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 def read_calls(
     capture: Capture, graph: GraphModule, calibration: Iterable[Any], inputs_of: Callable[[Any], Batch] | None
 ) -> Iterator[Call]:
-    """The calibration batches as calls of a graph, each checked as it is read; at least one."""
-    found = False
+    """The calibration batches as calls of a graph, each checked as it is read."""
     for batch in read_batches(calibration, inputs_of):
-        found = True
         args, kwargs = as_call(batch, graph)
         capture.check_batch(args, kwargs)
         yield args, kwargs
-    if not found:
-        raise QuantizeError(
-            "calibration gave no batch, so no scale is known. Pass at least one batch of typical inputs; an iterator "
-            "that was read before is empty."
-        )
 
 
 def calibrate(
@@ -70,11 +65,40 @@ def calibrate(
     finally:
         for hook in hooks:
             hook.remove()
+    batches = share_observed(modules, seen, number + 1)
     missed = {observed_value(node, names) for target, node in observers.items() if modules[target] not in seen}
     if missed:
         raise QuantizeError(
-            f"{len(missed)} of {len(observers)} observers never saw a value in {number + 1} calibration batches: "
+            f"{len(missed)} of {len(observers)} observers never saw a value in {batches} calibration batches: "
             f"{few(sorted(missed))}. Calibrate with batches that reach these ops."
+        )
+
+
+def share_observed(modules: Mapping[str, nn.Module], seen: set[nn.Module], batches: int) -> int:
+    """Gives all observers what those of the other ranks saw; returns how many batches that were in all.
+
+    Args:
+        modules: the observers by name, in graph order; one may have several names.
+        seen: those that saw a value; those that did elsewhere are added.
+        batches: how many this rank ran.
+    """
+    if active() is None:
+        return batches
+    # By place in the graph: names may be numbered otherwise in another process.
+    each = list(dict.fromkeys(modules.values()))
+    parts = everywhere((batches, [statistics_of(module) for module in each], [module in seen for module in each]))
+    for place, module in enumerate(each):
+        set_statistics(module, [(count, statistics[place]) for count, statistics, _ in parts])
+    seen |= {module for _, _, did in parts for module, saw in zip(each, did, strict=True) if saw}
+    return sum(count for count, _, _ in parts)
+
+
+def shared_calibration() -> Iterator[str]:
+    """What a reader must know of a calibration by several ranks."""
+    if (ranks := active()) is not None:
+        yield (
+            f"calibrated by {ranks.size} processes: ranges are those of all data, and histograms and moving averages "
+            "depend on how it was divided"
         )
 
 

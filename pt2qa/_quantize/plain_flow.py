@@ -30,6 +30,7 @@ from pt2qa._quantize.calibration import Call, read_calls
 from pt2qa._quantize.flow_text import FlowText, plain_text, pt2qa_text
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, serves_quantization
 from pt2qa._quantize.rewriting import SOURCE_RULES, recorded
+from pt2qa._ranks import active
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import graph_outputs
@@ -138,11 +139,15 @@ def _reason_not_to_run(pair: QuantizedPair, recipe: Recipe, capture: Capture) ->
         return "the capture does not hold the model"
     if recipe.calibration is None:
         return "the calibration batches were an iterator, which is used up"
+    if active() is not None:
+        return "it was calibrated on the data of several processes"
     batches = recipe.calibration
     try:
-        first, again = (next(read_calls(capture, pair.reference, batches, recipe.inputs_of)) for _ in range(2))
+        first, again = (next(read_calls(capture, pair.reference, batches, recipe.inputs_of), None) for _ in range(2))
     except Pt2qaError as error:
         return f"the calibration batches cannot be read again: {error}"
+    if first is None:
+        return "the calibration batches cannot be read again: there are none"
     if not tensors_equal(first, again):
         return "the calibration batches change from one reading to the next, as those of a loader that shuffles do"
     return ""

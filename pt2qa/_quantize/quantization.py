@@ -15,12 +15,13 @@ from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.torchao import fold_quantized_weights
-from pt2qa._quantize.calibration import calibrate, read_calls
+from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
 from pt2qa._quantize.observers import find_observers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.plain_export import rewriting_note
+from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
@@ -32,6 +33,7 @@ from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import taken_by
 
 
+@in_step
 @exports
 def quantize(
     capture: Capture,
@@ -91,7 +93,13 @@ def quantize(
     refuse_float64_observers(prepared, names, plugin.name)
 
     calls = read_calls(capture, float_graph, calibration, inputs_of)
-    first = next(calls)
+    own = next(calls, None)
+    first = first_anywhere(own)
+    if first is None:
+        raise QuantizeError(
+            "calibration gave no batch, so no scale is known. Pass at least one batch of typical inputs; an iterator "
+            "that was read before is empty."
+        )
     if qat:
         _switch(prepared, "eval")
     check_prepared(float_graph, prepared, first, names, plugin.name)
@@ -99,13 +107,13 @@ def quantize(
         _switch(prepared, "train")
         train(prepared)
         _switch(prepared, "eval")
-    calibrate(prepared, itertools.chain([first], calls), names, plugin.name, progress=progress)
+    calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
 
     reference, quantized = _convert(prepared, plugin.name)
     check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
-    notes = (*_notes(capture), rewriting, *_override_notes(overrides, describe(plugin)), sliced)
+    notes = (*_notes(capture), *shared_calibration(), rewriting, *_override_notes(overrides, describe(plugin)), sliced)
     kept = None if isinstance(calibration, Iterator) else calibration
     result = QuantizedPair(
         reference=reference,
@@ -122,7 +130,19 @@ def quantize(
         result.program  # noqa: B018  lowering finds now what would otherwise surface in the first analysis
     except PairingError as error:
         raise QuantizeError(f"{plugin.name}: {error}") from error
+    _check_same_everywhere(result)
     return result
+
+
+def _check_same_everywhere(pair: QuantizedPair) -> None:
+    """Checks that all ranks have the same pair."""
+    found = everywhere((pair.environment.fingerprint, pair.quantization))
+    other = [f"rank {rank}" for rank, each in enumerate(found) if each != found[0]]
+    if other:
+        raise QuantizeError(
+            f"the quantized models of rank 0 and of {few(other)} differ. Give all ranks the same model, in the same "
+            "state, and the same quantizer."
+        )
 
 
 # -- prepare -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._quantize.quantization import quantize
+from pt2qa._ranks import in_step
 from pt2qa._reconfigure.baseline import Baseline, with_free_edits
 from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
 from pt2qa._reconfigure.costs import costs_of
@@ -31,6 +32,7 @@ from pt2qa.overrides.plan import OBSERVERS, Edit
 from pt2qa.plugins.abilities import levels_of
 
 
+@in_step
 def reconfigure(
     pair: QuantizedPair,
     batches: Iterable[Any],
@@ -110,7 +112,7 @@ def reconfigure(
     reference = Reference(pair, batches, inputs_of)
     tally = Tally(progress)
     scorer = Scorer(pair, reference, aim, tally)
-    first = next(iter(reference))
+    first = reference.first
     notes = list(pair.verify(first.batch))
     needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
     before = scorer.quality(scorer.every)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
 from pt2qa._simulator.batches import Batch, read_batches
 from pt2qa._simulator.outputs import output_names
 from pt2qa._simulator.verification import digest_of
@@ -47,7 +48,8 @@ class Reference:
         self._skipped: set[str] = set()
         self._free = KEPT_BYTES
         usable = 0
-        for number, (_, values, key) in enumerate(self._read()):
+        first = batches_before(lambda: sum(1 for _ in self._read()))
+        for number, (_, values, key) in enumerate(self._read(), first):
             outputs = self._outputs(key, values)
             broken = [name for name, leaf in zip(self.names, outputs, strict=True) if bool(leaf.isnan().any())]
             if broken:
@@ -56,7 +58,12 @@ class Reference:
                 self.aside += (f"batch {number}, {', '.join(broken)}",)
             else:
                 usable += 1
-        if not usable:
+        shared = first_anywhere((self.names, self.positions) if self.runs else None)
+        self.names, self.positions = shared or ((), ())
+        self.aside = tuple(each for aside in everywhere(self.aside) for each in aside)
+        if not sum(everywhere(usable)):
+            if not self.aside:
+                raise NoBatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
             raise BatchError(
                 f"the float model returns NaN on every batch ({self.aside[0]}), so there is nothing to compare with. "
                 "Pass batches on which it returns numbers."
@@ -73,6 +80,13 @@ class Reference:
         trained = pair.recipe is not None and pair.recipe.qat
         return Reference(pair, self._batches, self._inputs_of) if trained and pair is not self.pair else self
 
+    @property
+    def first(self) -> Item:
+        """The first batch that was not set aside, of the first rank that has one."""
+        found = first_anywhere(next(iter(self), None))
+        assert found is not None, "at least one batch is usable"
+        return found
+
     def floating(self, outputs: Any) -> tuple[Tensor, ...]:
         """The compared outputs among those that a graph returned."""
         leaves = pytree.tree_leaves(outputs)
@@ -80,13 +94,9 @@ class Reference:
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
         """Each batch as the model takes it, flattened, and its digest."""
-        empty = True
         for batch in read_batches(self._batches, self._inputs_of):
-            empty = False
             values = self.pair.values(batch)
             yield batch, values, digest_of(values)
-        if empty:
-            raise BatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
 
     def _outputs(self, key: str, values: list[Any]) -> tuple[Tensor, ...]:
         known = self._kept.get(key)

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from pt2qa._metrics import ErrorSums
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere, same_everywhere
 from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._reconfigure.target import Target
 from pt2qa._simulator.batches import as_batch
@@ -97,7 +98,7 @@ class Scorer:
 
     def _measured(self, model: Callable[..., Any], run: Callable[[Item], Any]) -> Quality:
         if self.target.metric is not None:
-            return Quality(float(self.target.metric(model)))
+            return Quality(same_everywhere(float(self.target.metric(model)), self.target.name))
         names = self.reference.names
         sums = [ErrorSums() for _ in names]
         for item in self.reference:
@@ -106,6 +107,9 @@ class Scorer:
                 total.update(ref, _of_shape(name, ref, quant))
                 for name, total, ref, quant in zip(names, sums, item.outputs, outputs, strict=True)
             ]
+        sums, *others = everywhere(sums)
+        for other in others:
+            sums = [total.merge(further) for total, further in zip(sums, other, strict=True)]
         found = tuple(total.sqnr for total in sums)
         absent = ((name, total) for name, total in zip(names, sums, strict=True) if math.isnan(total.sqnr))
         missing = tuple(f"{name} has no SQNR: {total.reason}" for name, total in absent)

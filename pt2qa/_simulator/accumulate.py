@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from pt2qa._ranks import NoBatchError
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import EMPTY, SetApart
 from pt2qa._simulator.batches import Batch, read_batches
@@ -76,8 +77,8 @@ def peeked(
     raise _no_batch(purpose)
 
 
-def _no_batch(purpose: str) -> BatchError:
-    return BatchError(f"no batch to {purpose}. Pass at least one; an iterator that was read before is empty.")
+def _no_batch(purpose: str) -> NoBatchError:
+    return NoBatchError(f"no batch to {purpose}. Pass at least one; an iterator that was read before is empty.")
 
 
 def refuse_empty(batches: int, empty: int) -> None:

@@ -22,6 +22,7 @@ from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.observers import without
 from pt2qa._quantize.pairing import as_graph_module, check_handles, fingerprint
+from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.selection import OpKind, select
@@ -42,6 +43,7 @@ _SIDES: Final[dict[str, Literal["a", "b", "graphs"]]] = {"reference": "a", "quan
 """What a report of two graphs calls the sides of a comparison."""
 
 
+@over_ranks
 def compare_graphs(
     a: Graph,
     b: Graph,

@@ -10,8 +10,10 @@ from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.figures import Figures
 from pt2qa._diagnosis.ranges import Observed, use_of
 from pt2qa._diagnosis.trials import Data, Treatment
+from pt2qa._ranks import batches_before
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
+from pt2qa._simulator.batches import read_batches
 
 FEWEST_SAMPLES = 4
 HALF, MOST = 0.5, 0.8
@@ -105,6 +107,7 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
         return
     widths = {site.index: _width(seen[site.index].whole) for site in case.static_sites}
     weight = {site: case.excess(site) for site, width in widths.items() if width > 0}
+    first = batches_before(lambda: sum(1 for _ in read_batches(own.batches, own.inputs_of)))
     for batch in range(count):
         alone = [site for site in weight if _width(seen[site].without(batch)) < ALONE * widths[site]]
         if sum(weight[site] for site in alone) <= sum(weight.values()) / 2 or not alone:
@@ -124,7 +127,7 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
                 treatment=Treatment(
                     data=Data(
                         f"[batch for number, batch in enumerate(calibration) if number != {batch}]",
-                        _Without(own.batches, batch),
+                        _Without(own.batches, batch - first),
                         own.inputs_of,
                     )
                 ),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -76,3 +77,48 @@ def fold_quantized_weights(graph_module: GraphModule) -> None:
     from torchao.quantization.pt2e.quantize_pt2e import _quant_node_constraint
 
     constant_fold(graph_module, _quant_node_constraint)
+
+
+def statistics_of(module: Any) -> dict[str, Tensor]:
+    """What an observer, or that of a fake-quantize op, has learned from data; empty if its parameters are fixed."""
+    keeper = range_keeper(module)
+    names = () if keeper is None else ("min_val", "max_val", "histogram")
+    return {name: getattr(keeper, name).clone() for name in names if hasattr(keeper, name)}
+
+
+def set_statistics(module: Any, parts: Sequence[tuple[int, dict[str, Tensor]]]) -> None:
+    """Gives an observer the statistics of all parts of the data.
+
+    Ranges are exact.  Moving averages are weighted by the numbers of batches, and histograms counted again in the bins
+    of the whole range, as torchao does from batch to batch; both depend on the order of batches in one process, too.
+
+    Args:
+        module: an observer or a fake-quantize op, changed in place.
+        parts: for each, how many batches it had, and what :func:`statistics_of` returned.
+    """
+    keeper = range_keeper(module)
+    seen = [(batches, part) for batches, part in parts if part and _has_seen(part)]
+    if keeper is None or not seen:
+        return
+    lowest, highest = (torch.stack([part[name] for _, part in seen]) for name in ("min_val", "max_val"))
+    if hasattr(keeper, "averaging_constant"):
+        weights = torch.tensor([float(batches) for batches, _ in seen], dtype=lowest.dtype, device=lowest.device)
+        weights = (weights / weights.sum()).reshape(-1, *[1] * (lowest.dim() - 1))
+        low, high = (lowest * weights).sum(0), (highest * weights).sum(0)
+    else:
+        low, high = lowest.amin(0), highest.amax(0)
+    if hasattr(keeper, "histogram"):
+        empty = torch.zeros_like(keeper.histogram)
+        combined = sum(
+            keeper._combine_histograms(part["histogram"], part["min_val"], part["max_val"], empty, low, high)
+            for _, part in seen
+        )
+        keeper.histogram.detach_().resize_(combined.shape).copy_(combined)
+    for name, value in (("min_val", low), ("max_val", high)):
+        own = getattr(keeper, name)
+        own.detach_().resize_(value.shape).copy_(value)
+
+
+def _has_seen(part: dict[str, Tensor]) -> bool:
+    """Whether an observer saw a value."""
+    return part["min_val"].numel() > 0 and bool((part["min_val"] <= part["max_val"]).all())

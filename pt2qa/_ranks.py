@@ -1,0 +1,227 @@
+"""Several processes, each with its part of the data, that compute one result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+from pt2qa._report.base import Report
+from pt2qa._report.merging import merge
+from pt2qa.errors import BatchError, Pt2qaError, RankError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class NoBatchError(BatchError):
+    """There is no batch at all, which is no error of a rank whose part of the data is empty."""
+
+
+class Ranks:
+    """The processes of a group, as one of them sees them.
+
+    Every rank calls the same functions in the same order, and each of these ends with an exchange of what the ranks
+    found, or of the error that one of them met.
+
+    Args:
+        group: a ``torch.distributed`` process group; None for the default one.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        import torch.distributed as dist
+
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._told: Exception | None = None
+
+    def gather(self, value: T) -> list[T]:
+        """What each rank gives, in their order.
+
+        Raises:
+            RankError: another rank failed, or is gone.
+        """
+        found = self._exchange(("", value))
+        if failed := _failed(found):
+            raise failed
+        return [value for _, value in found]
+
+    def first(self, value: T | None) -> T | None:
+        """The value of the first rank that has one; None if none has."""
+        import torch.distributed as dist
+
+        has = self.gather(value is not None)
+        if not any(has):
+            return None
+        sent = [value]
+        source = has.index(True)
+        dist.broadcast_object_list(sent, dist.get_global_rank(self.group, source) if self.group else source, self.group)
+        return sent[0]
+
+    def tell(self, error: Exception) -> Exception:
+        """Tells the other ranks of an error; what to raise: the same if all ranks met one, else a RankError."""
+        if error is self._told or isinstance(error, RankError):
+            return error
+        self._told = error
+        found = self._exchange((f"{type(error).__name__}: {error}", None))
+        return error if all(text for text, _ in found) else _failed(found) or error
+
+    def _exchange(self, own: tuple[str, Any]) -> list[tuple[str, Any]]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(found, own, group=self.group)
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} cannot reach all others; one of them ended: {error}") from error
+        return found
+
+
+_active: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
+
+
+@contextmanager
+def distributed(group: Any = None) -> Iterator[Ranks]:
+    """Within it, every rank runs pt2qa on its part of the data, and all get the result for the whole.
+
+    Each rank calls the same functions in the same order, each with its own batches, which may be none; the batches of
+    rank 0 count as the first ones.  ``quantize`` calibrates on all of them, and every rank has the same pair; analyses
+    return the report of all data on every rank; ``diagnose`` and ``reconfigure`` decide alike.  If a rank fails, all of
+    them raise, with its message.
+
+    Args:
+        group: a ``torch.distributed`` process group, of any backend; None for the default one; it must be initialised.
+
+    Yields:
+        the ranks: ``rank`` and ``size``.
+
+    Raises:
+        RankError: no process group is initialised, or a rank failed.
+
+    Example::
+
+        torch.distributed.init_process_group("gloo")
+        with pt2qa.distributed() as ranks:
+            mine = batches[ranks.rank :: ranks.size]
+            pair = pt2qa.quantize(capture, "xnnpack", mine)
+            report = pt2qa.compare_layers(pair, mine)
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise RankError(
+            "no process group is initialised. Start the program with torchrun, and call "
+            'torch.distributed.init_process_group("gloo") first.'
+        )
+    ranks = Ranks(group)
+    token = _active.set(ranks)
+    try:
+        yield ranks
+    except Exception as error:
+        told = ranks.tell(error)
+        if told is error:
+            raise
+        raise told from error
+    finally:
+        _active.reset(token)
+
+
+def active() -> Ranks | None:
+    """The ranks that compute together; None outside of :func:`distributed`."""
+    return _active.get()
+
+
+def everywhere(value: T) -> list[T]:
+    """What each rank gives, in their order; just the value where one process works alone."""
+    ranks = _active.get()
+    return [value] if ranks is None else ranks.gather(value)
+
+
+def first_anywhere(value: T | None) -> T | None:
+    """The value of the first rank that has one."""
+    ranks = _active.get()
+    return value if ranks is None else ranks.first(value)
+
+
+def same_everywhere(value: float, what: str) -> float:
+    """A user's number, which must be the same on all ranks.
+
+    Raises:
+        RankError: it is not.
+    """
+    found = everywhere(value)
+    if len({repr(each) for each in found}) > 1:
+        raise RankError(
+            f"{what}: the ranks have {', '.join(map(str, found))}. Reduce it over the ranks in the function."
+        )
+    return found[0]
+
+
+def batches_before(count: Callable[[], int]) -> int:
+    """How many batches the ranks before this one have; ``count`` counts those of this one."""
+    ranks = _active.get()
+    return 0 if ranks is None else sum(ranks.gather(count())[: ranks.rank])
+
+
+def in_step(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that ranks call together: an error of one is an error of all."""
+
+    @functools.wraps(function)
+    def together(*args: P.args, **kwargs: P.kwargs) -> T:
+        ranks = _active.get()
+        if ranks is None:
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            told = ranks.tell(error)
+            if told is error:
+                raise
+            raise told from error
+
+    return together
+
+
+AnyReport = TypeVar("AnyReport", bound=Report)
+
+
+def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
+    """An analysis whose reports of parts of the data merge: within :func:`distributed`, each rank gets that of all."""
+
+    @in_step
+    @functools.wraps(analysis)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> AnyReport:
+        ranks = _active.get()
+        if ranks is None:
+            return analysis(*args, **kwargs)
+        own: AnyReport | None = None
+        missing: NoBatchError | None = None
+        try:
+            own = analysis(*args, **kwargs)
+        except NoBatchError as error:
+            missing = error
+        found = [report for report in ranks.gather(own) if report is not None]
+        if not found:
+            assert missing is not None, "no rank has a report"
+            raise missing
+        metrics: Any = kwargs.get("metrics")
+        return merge(found, metrics=metrics) if isinstance(metrics, dict) else merge(found)
+
+    return whole
+
+
+def alone(what: str) -> None:
+    """Refuses what does not add up over ranks.
+
+    Raises:
+        RankError: within :func:`distributed`.
+    """
+    if _active.get() is not None:
+        raise RankError(f"{what} does not add up over ranks; call it outside of pt2qa.distributed(), on one of them.")
+
+
+def _failed(found: list[tuple[str, Any]]) -> Pt2qaError | None:
+    texts = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(found) if text]
+    return RankError("; ".join(texts)) if texts else None

@@ -1,0 +1,173 @@
+"""Several processes on parts of the data: the numbers of one process on all of it, on every rank."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pt2qa
+from pt2qa import Edit, OverridePlan
+
+Task = Callable[[Any], Any]
+
+
+def spawned(task: Task, size: int, folder: Path) -> list[Any]:
+    """What a function of the ranks returns in each of so many processes, or the text of its error."""
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    workers = [context.Process(target=_work, args=(task, rank, size, folder / "store", queue)) for rank in range(size)]
+    for worker in workers:
+        worker.start()
+    found = dict(queue.get() for _ in workers)
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+    return [found[rank] for rank in range(size)]
+
+
+def _work(task: Task, rank: int, size: int, store: Path, queue: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    try:
+        with pt2qa.distributed() as ranks:
+            result = task(ranks)
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+        if not isinstance(error, pt2qa.Pt2qaError):
+            result += traceback.format_exc()
+    queue.put((rank, result))
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def capture() -> Any:
+    return pt2qa.capture(Net().eval(), torch.zeros(4, 3, 8, 8))
+
+
+@pytest.fixture(scope="module")
+def data() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 3, 8, 8, generator=generator) * (1 + number / 3) for number in range(5)]
+
+
+SPLITS = {2: [(0, 3), (3, 5)], 4: [(0, 2), (2, 2), (2, 3), (3, 5)]}
+"""Where the parts begin and end; one is empty."""
+
+
+def same(one: Any, other: Any, where: str = "") -> list[str]:
+    """Where two reports differ by more than 1e-9."""
+    if isinstance(one, float) and isinstance(other, float):
+        close = math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
+        return [] if close else [f"{where}: {one!r}, {other!r}"]
+    if is_dataclass(one) and type(one) is type(other):
+        names = [each.name for each in fields(one) if each.name not in ("sums", "notes")]
+        return [text for name in names for text in same(getattr(one, name), getattr(other, name), f"{where}.{name}")]
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)) and len(one) == len(other):
+        return [text for n, (a, b) in enumerate(zip(one, other, strict=True)) for text in same(a, b, f"{where}[{n}]")]
+    return [] if one == other else [f"{where}: {one!r}, {other!r}"]
+
+
+MINMAX = OverridePlan((Edit("observer", ("conv/conv2d", "relu", "fc/linear"), "minmax"),))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranges_and_layers_are_those_of_one_process(capture: Any, data: Any, tmp_path: Path, size: int) -> None:
+    def task(ranks: Any) -> Any:
+        mine = data[slice(*SPLITS[size][ranks.rank])]
+        pair = pt2qa.quantize(capture, "xnnpack", mine, overrides=MINMAX, progress=False)
+        assert any(note.startswith(f"calibrated by {size} processes") for note in pair.notes)
+        return pt2qa.compare_layers(pair, mine, progress=False)
+
+    alone = pt2qa.compare_layers(pt2qa.quantize(capture, "xnnpack", data, overrides=MINMAX, progress=False), data)
+    for report in spawned(task, size, tmp_path):
+        assert same(report, alone) == []
+
+
+def test_diagnose_decides_alike(capture: Any, data: Any, tmp_path: Path) -> None:
+    narrow = [batch * 0.2 for batch in data]
+
+    def diagnosed(calibration: Any, batches: Any) -> Any:
+        pair = pt2qa.quantize(capture, "xnnpack", calibration, overrides=MINMAX, progress=False)
+        found = pt2qa.diagnose(pair, batches, verify_code=False, progress=False)
+        return found.rows, found.figures, found.verdict, found.reports["budget"].rows
+
+    def task(ranks: Any) -> Any:
+        mine = slice(*SPLITS[2][ranks.rank])
+        return diagnosed(narrow[mine], data[mine])
+
+    expected = diagnosed(narrow, data)
+    assert expected[0][0].cause == "narrow-calibration"
+    for own in spawned(task, 2, tmp_path):
+        assert same(own, expected) == []
+
+
+def test_an_error_of_one_is_an_error_of_all(capture: Any, data: Any, tmp_path: Path) -> None:
+    def task(ranks: Any) -> Any:
+        pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+        bad = [torch.zeros(4, 1, 8, 8)] if ranks.rank == 1 else data[:1]
+        return pt2qa.compare_layers(pair, bad, progress=False)
+
+    for said in spawned(task, 2, tmp_path):
+        assert said.startswith("RankError: rank 1: BatchError: ")
+
+
+def test_a_rank_that_is_gone(capture: Any, data: Any, tmp_path: Path) -> None:
+    def task(ranks: Any) -> Any:
+        pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+        if ranks.rank == 1:
+            return "left"
+        return pt2qa.compare_layers(pair, data, progress=False)
+
+    first, second = spawned(task, 2, tmp_path)
+    assert second == "left"
+    assert first.startswith("RankError: rank 0 cannot reach all others; one of them ended")
+
+
+def test_models_that_differ(data: Any, tmp_path: Path) -> None:
+    def task(ranks: Any) -> Any:
+        model = Net().eval()
+        with torch.no_grad():
+            model.fc.weight[0, 0] += ranks.rank
+        capture = pt2qa.capture(model, data[0])
+        return pt2qa.quantize(capture, "xnnpack", data[:1], progress=False).quantizer
+
+    for said in spawned(task, 2, tmp_path):
+        assert said.startswith("QuantizeError: the quantized models of rank 0 and of rank 1 differ")
+
+
+def test_no_batch_anywhere(capture: Any, tmp_path: Path) -> None:
+    for said in spawned(lambda ranks: pt2qa.quantize(capture, "xnnpack", [], progress=False), 2, tmp_path):
+        assert said.startswith("QuantizeError: calibration gave no batch")
+
+
+def test_what_does_not_add_up_is_refused(capture: Any, data: Any, tmp_path: Path) -> None:
+    def task(ranks: Any) -> Any:
+        pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+        return pt2qa.compare_deployed(pair, data)
+
+    for said in spawned(task, 2, tmp_path):
+        assert said.startswith("RankError: compare_deployed does not add up over ranks")
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(pt2qa.RankError, match="no process group is initialised"), pt2qa.distributed():
+        pass
