@@ -23,6 +23,7 @@ from pt2qa.cli.group import (
     say,
     say_wrote,
 )
+from pt2qa.cli.launched import launched
 from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
 from pt2qa.errors import Pt2qaError, ReportError
@@ -107,11 +108,16 @@ def analyze(
     -diagnosis-quantizer.py are code that quantizes so in any export flow. The diagnosis is printed first, and the
     command to type next last; --sort is for the layers.
 
+    Under torchrun, each process takes its part of the batches, and the first one writes and prints the reports of all:
+
+    \b
+      torchrun --nproc-per-node 4 -m pt2qa analyze flow.py:flow -q xnnpack -o reports
+
     If a target is not met, the best configuration found is written, stderr says so, and the exit code is 1. It is also
     1 if quantization gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of
     finished work are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    from pt2qa.cli.flow import load_flow
+    from pt2qa.cli.flow import load_flow, part_of
     from pt2qa.overrides import OverridePlan
 
     chosen = quantizers_of(specs)
@@ -121,10 +127,15 @@ def analyze(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
-    given = load_flow(flow)
-    wanted = given.target_of(target)
-    analyses = _Analyses(given, measured_on(given), diagnoses, bad_cases, ranks_sites, deploys, wanted)
-    _analyze_each(flow, analyses, chosen, plan, _Keeping(folder, writes_csv, writes_html, printing))
+    with launched() as ranks:
+        given = load_flow(flow)
+        wanted = given.target_of(target)
+        keeping = _Keeping(folder, writes_csv, writes_html, printing)
+        if ranks is not None:
+            given = part_of(given, ranks.rank, ranks.size)
+            keeping = keeping if ranks.rank == 0 else _Discarding(folder, False, False, printing)
+        analyses = _Analyses(given, measured_on(given), diagnoses, bad_cases, ranks_sites, deploys, wanted)
+        _analyze_each(flow, analyses, chosen, plan, keeping)
 
 
 def _check_order(sort: str) -> None:
@@ -294,6 +305,17 @@ class _Keeping:
                 file = f"{stem}.csv" if part == "rows" else f"{stem}-{part}.csv"
                 report.to_csv(file, extended=True, part=part)
                 say_wrote(file)
+
+
+class _Discarding(_Keeping):
+    """Keeps nothing: another process of the same run does."""
+
+    def keep(self, report: Any, what: str, spec: str) -> None:
+        """Stop where the other one stops."""
+        stop_if_interrupted(getattr(report, "notes", ()))
+
+    def write_page(self, reports: Sequence[Any]) -> None:
+        """Write nothing."""
 
 
 def _save(what: Any, path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -78,6 +79,35 @@ class Inputs:
         return len(self.loader)  # type: ignore[arg-type]  # TypeError if the loader has no length, as with len()
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of batches that can be read again and again: as many as the other parts have, or one fewer.
+
+    >>> [list(Part("abcde", part, 2)) for part in range(2)]
+    [['a', 'b'], ['c', 'd', 'e']]
+    """
+
+    loader: Iterable[Any]
+    part: int
+    parts: int
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            count = len(self.loader)  # type: ignore[arg-type]
+        except TypeError:
+            count = sum(1 for _ in self.loader)
+        return itertools.islice(
+            iter(self.loader), count * self.part // self.parts, count * (self.part + 1) // self.parts
+        )
+
+
+def part_of(flow: Flow, part: int, parts: int) -> Flow:
+    """The flow with a part of its data."""
+    batches = Part(flow.batches, part, parts)
+    other = Part(flow.evaluation, part, parts)
+    return replace(flow, batches=batches, evaluation=batches if flow.evaluation is flow.batches else other)
+
+
 def load_flow(where: str) -> Flow:
     """Run the function that ``FLOW.py:function`` names and check what it returns.
 
@@ -136,8 +166,9 @@ def _target(wanted: Any, metric: Callable[[Any], float] | None) -> Any:
 
 def _data(batches: Any) -> Any:
     """The data behind loaders, of which two may read the same."""
-    loader = batches.loader if isinstance(batches, Inputs) else batches
-    return getattr(loader, "dataset", loader)
+    while isinstance(batches, Inputs | Part):
+        batches = batches.loader
+    return getattr(batches, "dataset", batches)
 
 
 def _split(where: str) -> tuple[Path, str]:

@@ -1,0 +1,34 @@
+"""``torchrun -m pt2qa``: several processes, each with its part of a flow's data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pt2qa._ranks import Ranks
+
+
+@contextmanager
+def launched() -> Iterator[Ranks | None]:
+    """The processes that torchrun started, of which only the first one prints; None if it did not."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+        yield None
+        return
+    import torch.distributed as dist
+
+    import pt2qa
+
+    dist.init_process_group("gloo")
+    try:
+        with ExitStack() as stack:
+            ranks = stack.enter_context(pt2qa.distributed())
+            if ranks.rank:
+                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(redirect_stdout(nowhere))
+                stack.enter_context(redirect_stderr(nowhere))
+            yield ranks
+    finally:
+        dist.destroy_process_group()
