@@ -23,7 +23,7 @@ from pt2qa._bad_cases.standings import CaseKey, Standing
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
-from pt2qa._ranks import alone, in_step
+from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
@@ -35,7 +35,7 @@ from pt2qa.errors import BatchError, SelectionError
 
 
 @explains_arguments
-@in_step
+@over_ranks
 def find_bad_cases(
     pair: QuantizedPair,
     batches: Iterable[Any],
@@ -86,7 +86,6 @@ def find_bad_cases(
         SelectionError: a metric or name is unknown, a number is out of range, or the targets fit no output.
         SimulationError: the simulator does not compute what the converted graph computes.
     """
-    alone("find_bad_cases")
     check_pair(pair)
     for name, number, least in (("k", k, 1), ("num_steps", num_steps, 1), ("batch_axis", batch_axis, 0)):
         if number is not None and number < least:

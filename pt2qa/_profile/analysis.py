@@ -20,7 +20,7 @@ from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
 from pt2qa._profile.target import ProfileTarget, Side, node_names, target_of
 from pt2qa._profile.watch import Wanted, Watch
-from pt2qa._ranks import NoBatchError, alone, in_step
+from pt2qa._ranks import NoBatchError, over_ranks
 from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
 from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
@@ -30,7 +30,7 @@ from pt2qa.plugins import Backend
 
 
 @explains_arguments
-@in_step
+@over_ranks
 def profile(
     subject: Any,
     batches: Iterable[Any],
@@ -80,7 +80,6 @@ def profile(
         SelectionError: a prefix or op type matches nothing, or there is no such side.
         DeploymentError: the deployed side cannot be lowered or run, or nothing in it can be observed.
     """
-    alone("profile")
     if side == "deployed":
         return profile_deployed(
             target_of(subject, side),

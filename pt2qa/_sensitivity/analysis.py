@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
-from pt2qa._ranks import alone, in_step
+from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._report.sums import QUANTIZATION
@@ -42,7 +42,7 @@ QUANTIZED = "quantized"
 
 
 @explains_arguments
-@in_step
+@over_ranks
 def sensitivity(
     pair: QuantizedPair,
     batches: Iterable[Any],
@@ -89,7 +89,6 @@ def sensitivity(
             differentiable; ``resume`` is of another analysis.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
-    alone("sensitivity")
     check_pair(pair)
     if method not in METHODS:
         raise SelectionError(f"there is no method {method!r}; expected one of {', '.join(METHODS)}.")

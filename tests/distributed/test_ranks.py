@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -83,38 +84,71 @@ def same(one: Any, other: Any, where: str = "") -> list[str]:
         return [text for name in names for text in same(getattr(one, name), getattr(other, name), f"{where}.{name}")]
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)) and len(one) == len(other):
         return [text for n, (a, b) in enumerate(zip(one, other, strict=True)) for text in same(a, b, f"{where}[{n}]")]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [text for key in one for text in same(one[key], other[key], f"{where}[{key!r}]")]
+    if isinstance(one, np.ndarray | torch.Tensor):
+        close = np.allclose(np.asarray(one), np.asarray(other), rtol=1e-9, atol=1e-12, equal_nan=True)
+        return [] if close else [f"{where}: {one!r}, {other!r}"]
     return [] if one == other else [f"{where}: {one!r}, {other!r}"]
 
 
 MINMAX = OverridePlan((Edit("observer", ("conv/conv2d", "relu", "fc/linear"), "minmax"),))
 
 
+def analysed(capture: Any, calibration: Any, batches: Any) -> list[Any]:
+    """Reports of all kinds that add up."""
+    pair = pt2qa.quantize(capture, "xnnpack", calibration, overrides=MINMAX, progress=False)
+    return [
+        pt2qa.compare_layers(pair, batches, progress=False),
+        pt2qa.sensitivity(pair, batches, method="projection", projections=4, progress=False),
+        pt2qa.sensitivity(pair, batches, method="exact", progress=False),
+        pt2qa.find_bad_cases(pair, batches, k=2, progress=False),
+        pt2qa.profile(pair, batches, progress=False),
+        pt2qa.error_budget(pair, batches, progress=False),
+    ]
+
+
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranges_and_layers_are_those_of_one_process(capture: Any, data: Any, tmp_path: Path, size: int) -> None:
+def test_numbers_are_those_of_one_process(capture: Any, data: Any, tmp_path: Path, size: int) -> None:
     def task(ranks: Any) -> Any:
         mine = data[slice(*SPLITS[size][ranks.rank])]
-        pair = pt2qa.quantize(capture, "xnnpack", mine, overrides=MINMAX, progress=False)
-        assert any(note.startswith(f"calibrated by {size} processes") for note in pair.notes)
-        return pt2qa.compare_layers(pair, mine, progress=False)
+        return analysed(capture, mine, mine)
 
-    alone = pt2qa.compare_layers(pt2qa.quantize(capture, "xnnpack", data, overrides=MINMAX, progress=False), data)
-    for report in spawned(task, size, tmp_path):
-        assert same(report, alone) == []
+    expected = analysed(capture, data, data)
+    for found in spawned(task, size, tmp_path):
+        assert same(found, expected) == []
 
 
-def test_diagnose_decides_alike(capture: Any, data: Any, tmp_path: Path) -> None:
+def test_histograms_are_shared(capture: Any, data: Any, tmp_path: Path) -> None:
+    def task(ranks: Any) -> Any:
+        pair = pt2qa.quantize(capture, "xnnpack", data[slice(*SPLITS[2][ranks.rank])], progress=False)
+        assert any(note.startswith("calibrated by 2 processes") for note in pair.notes)
+        return [(site.name, site.params.scale, site.params.zero_point) for site in pair.sites if site.kind != "weight"]
+
+    pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+    first, second = spawned(task, 2, tmp_path)
+    assert first == second
+    for (_, scale, _), site in zip(first, (site for site in pair.sites if site.kind != "weight"), strict=True):
+        assert scale == pytest.approx(site.params.scale, rel=0.05)
+
+
+def test_diagnose_and_reconfigure_decide_alike(capture: Any, data: Any, tmp_path: Path) -> None:
     narrow = [batch * 0.2 for batch in data]
 
-    def diagnosed(calibration: Any, batches: Any) -> Any:
+    def both(calibration: Any, batches: Any) -> Any:
         pair = pt2qa.quantize(capture, "xnnpack", calibration, overrides=MINMAX, progress=False)
-        found = pt2qa.diagnose(pair, batches, verify_code=False, progress=False)
-        return found.rows, found.figures, found.verdict, found.reports["budget"].rows
+        diagnosis = pt2qa.diagnose(pair, batches, verify_code=False, progress=False)
+        found = pt2qa.reconfigure(pair, batches, target=45.0, verify_code=False, progress=False)
+        return [
+            *(diagnosis.rows, diagnosis.figures, diagnosis.verdict, diagnosis.reports["budget"].rows),
+            *(found.rows, found.curve, found.verdict, str(found.plan)),
+        ]
 
     def task(ranks: Any) -> Any:
         mine = slice(*SPLITS[2][ranks.rank])
-        return diagnosed(narrow[mine], data[mine])
+        return both(narrow[mine], data[mine])
 
-    expected = diagnosed(narrow, data)
+    expected = both(narrow, data)
     assert expected[0][0].cause == "narrow-calibration"
     for own in spawned(task, 2, tmp_path):
         assert same(own, expected) == []
