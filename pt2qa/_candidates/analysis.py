@@ -19,8 +19,7 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
-from pt2qa._ranks import alone, in_step
-from pt2qa._report.prose import counted
+from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples
@@ -32,7 +31,7 @@ from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError, 
 from pt2qa.plugins import describe, resolve
 
 
-@in_step
+@over_ranks
 def compare_quantizers(
     capture: Capture,
     quantizers: Mapping[str, Any] | Sequence[Any],
@@ -67,7 +66,6 @@ def compare_quantizers(
         SimulationError: the simulator computes none of the candidates exactly as its converted graph does.
         BatchError: ``calibration`` can be read only once, or there is no batch.
     """
-    alone("compare_quantizers")
     named = _named(quantizers)
     if isinstance(calibration, Iterator):
         raise BatchError(

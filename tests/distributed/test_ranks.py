@@ -105,6 +105,7 @@ def analysed(capture: Any, calibration: Any, batches: Any) -> list[Any]:
         pt2qa.find_bad_cases(pair, batches, k=2, progress=False),
         pt2qa.profile(pair, batches, progress=False),
         pt2qa.error_budget(pair, batches, progress=False),
+        pt2qa.compare_quantizers(capture, {"narrow": pair, "dynamic": "xnnpack:mode=dynamic"}, calibration, batches),
     ]
 
 
