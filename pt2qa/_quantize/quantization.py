@@ -14,6 +14,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
+from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
@@ -158,7 +159,8 @@ def _prepare(
     graph = copy.deepcopy(float_graph)
     quantizer = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:
-        prepared = (prepare_qat_pt2e if qat else prepare_pt2e)(graph, quantizer)
+        with shortcuts():
+            prepared = (prepare_qat_pt2e if qat else prepare_pt2e)(graph, quantizer)
     except Pt2qaError:
         raise
     except Exception as error:
@@ -238,11 +240,12 @@ def _convert(prepared: GraphModule, name: str) -> tuple[GraphModule, GraphModule
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     try:
-        unfolded = convert_pt2e(prepared, fold_quantize=False)
-        reference = quant_ops.strip_quantization(unfolded)
-        quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
-        quantized.meta.update(unfolded.meta)
-        fold_quantized_weights(quantized)
+        with shortcuts():
+            unfolded = convert_pt2e(prepared, fold_quantize=False)
+            reference = quant_ops.strip_quantization(unfolded)
+            quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
+            quantized.meta.update(unfolded.meta)
+            fold_quantized_weights(quantized)
     except Exception as error:
         raise QuantizeError(f"convert_pt2e failed for {name}: {type(error).__name__}: {error}.") from error
     return reference, quantized

@@ -15,6 +15,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.annotation import annotated_ops
 from pt2qa._graph.handles import OpName
+from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa.errors import Pt2qaError, QuantizeError
 from pt2qa.overrides.annotations import Annotations, fusions_in, read_annotations
@@ -73,11 +74,12 @@ def annotate(
     """Does what ``prepare`` does before it inserts observers; changes ``graph`` in place."""
     edited = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:
-        if not qat:
-            fold_batch_norms(graph)
-        graph = edited.transform_for_annotation(graph)
-        edited.annotate(graph)
-        edited.validate(graph)
+        with shortcuts():
+            if not qat:
+                fold_batch_norms(graph)
+            graph = edited.transform_for_annotation(graph)
+            edited.annotate(graph)
+            edited.validate(graph)
     except Pt2qaError:
         raise
     except Exception as error:

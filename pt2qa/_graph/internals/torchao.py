@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pt2qa._graph.internals.shortcuts import shortcuts
+
 
 def is_observer(module: object) -> bool:
     """Whether a module is an observer or a fake-quantize op, of torchao, torch or another package.
@@ -67,8 +69,9 @@ def fold_batch_norms(graph_module: GraphModule) -> None:
     """Folds batch norms into convolutions and linears as ``prepare_pt2e`` does first, in place."""
     from torchao.quantization.pt2e.quantize_pt2e import _fuse_conv_bn_, _fuse_linear_bn_
 
-    _fuse_conv_bn_(graph_module)
-    _fuse_linear_bn_(graph_module)
+    with shortcuts():
+        _fuse_conv_bn_(graph_module)
+        _fuse_linear_bn_(graph_module)
 
 
 def fold_quantized_weights(graph_module: GraphModule) -> None:
