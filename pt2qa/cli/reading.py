@@ -1,4 +1,4 @@
-"""Commands on report files: ``show``, ``html``, ``diff``, ``gate``.  None of them imports torch."""
+"""Commands on report files: ``show``, ``html``, ``diff``, ``gate``, ``merge``.  Only the last one imports torch."""
 
 from __future__ import annotations
 
@@ -61,6 +61,24 @@ def html(reports: Sequence[Path], file: Path) -> None:
 
     write_html([load(report) for report in reports], file)
     say_wrote(file)
+
+
+@main.command()
+@click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
+@prints_report
+@file_option
+def merge(reports: Sequence[Path], file: Path | None, printing: Printing) -> None:
+    """Make one report of those of parts of the data.
+
+    Its numbers are those of one run over all batches, those of the first file first. The files must be of one model,
+    quantized alike and analysed alike.
+
+    \b
+      pt2qa merge shards/*/xnnpack-layers.safetensors -o layers.safetensors
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import pt2qa
+
+    printing.deliver(pt2qa.merge([pt2qa.load(report) for report in reports]), file)
 
 
 @main.command()

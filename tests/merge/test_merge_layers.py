@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,12 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 
 import pt2qa
 from pt2qa._layers.sums import Totals
 from pt2qa._metrics import error_sums
 from pt2qa._report.sums import pack, settings_of, unpack
+from pt2qa.cli import main
 from pt2qa.report import LayerReport
 from tests.merge.equal import by_shards, differences, random_shards
 from tests.models import images, residual
@@ -157,6 +160,28 @@ def test_notes_of_one_report_say_whose_they_are(layers, batches) -> None:
     second = replace(second, notes=(*second.notes, "interrupted: covers the 1 batch that was finished"))
     notes = pt2qa.merge([first, second]).notes
     assert notes == (*first.notes, "report 2 of 2: interrupted: covers the 1 batch that was finished")
+
+
+def test_the_command_prints_and_writes_what_the_call_returns(layers, batches, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, batch in enumerate(batches[:2]):
+        layers([batch]).save(f"{number}.safetensors")
+    result = CliRunner().invoke(main, ["merge", "0.safetensors", "1.safetensors", "-o", "both.safetensors"])
+    assert (result.exit_code, result.stderr) == (0, "wrote both.safetensors\n")
+    whole = layers(batches[:2])
+    assert result.stdout == f"{whole.text(width=100)}\n"
+    assert not differences(pt2qa.load("both.safetensors"), whole)
+    layers(batches[:1], isolated=False).save("other.safetensors")
+    result = CliRunner().invoke(main, ["merge", "0.safetensors", "other.safetensors"])
+    assert result.exit_code == 2
+    assert "isolated of report 2 is 'False', of the first one 'True'" in result.stderr
+    assert CliRunner().invoke(main, ["merge", "0.safetensors", "-o", "0.safetensors"]).exit_code == 2
+
+
+def test_reports_travel_between_processes(layers, batches) -> None:
+    reports = by_shards(layers, [batches[:1], batches[1:2]])
+    merged = pt2qa.merge([pickle.loads(pickle.dumps(report)) for report in reports])
+    assert not differences(merged, layers(batches[:2]))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
