@@ -18,12 +18,12 @@ from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.faults import fault_of
 from pt2qa._sensitivity.gradients import WithoutGradient
-from pt2qa._sensitivity.ledger import Ledger, results, resumed
-from pt2qa._sensitivity.merging import packed
+from pt2qa._sensitivity.ledger import Ledger, precision_notes, results, resumed
+from pt2qa._sensitivity.merging import PROJECTIONS, packed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
-from pt2qa._sensitivity.precision import ALIKE, FEWEST, needed, reached_by_most
+from pt2qa._sensitivity.precision import FEWEST, needed
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.roundings import Variant, own_rounding
@@ -338,7 +338,9 @@ class _Analysis:
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
-            sums=packed(places, self.metric, {QUANTIZATION: self.pair.quantization}),
+            sums=packed(
+                places, self.metric, {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
+            ),
         )
 
     def _method_notes(self) -> list[str]:
@@ -346,30 +348,13 @@ class _Analysis:
             if not self.pair.program.may_share:
                 return ["in-place ops write to values that others share, so every row was a run of the whole model"]
             return []
-        notes = [*self._precision_notes(), *self.projection.notes]
+        given = self.projections is not None
+        notes = [*precision_notes(self.ledger, len(self.places), given=given), *self.projection.notes]
         if self.reached:
             silent = [place.name for place in self.places if not self.reached.intersection(place.sites)]
             if silent:
                 names = few(silent, 3)
                 notes.append(f"no gradient leads from {names} to a floating-point output: counted without noise")
-        return notes
-
-    def _precision_notes(self) -> list[str]:
-        """How many projections the ranking took, and whether they suffice."""
-        notes = []
-        data = [self.ledger.data[batch] for batch in self.ledger.counted]
-        raised = [batch.projections for batch in data if batch.projections > FEWEST]
-        if self.projections is None and raised:
-            of = f"{len(raised)} of {counted(len(data), 'batch', 'batches')}"
-            notes.append(f"projections: raised to as many as {max(raised)} on {of}, for a ranking that can be trusted")
-        places = range(len(self.places))
-        noise, variance = ([sums[place] for place in places] for sums in (self.ledger.noise, self.ledger.variance))
-        alike = reached_by_most(noise, variance)
-        if alike < ALIKE:
-            notes.append(
-                f"the sampling error leaves the ranking uncertain: drawn anew, one in ten would agree with it at a "
-                f"Spearman correlation below {alike:.2f}; more batches or projections tell"
-            )
         return notes
 
 

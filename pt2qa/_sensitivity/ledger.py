@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.metrics import OutputMetric
+from pt2qa._sensitivity.precision import ALIKE, FEWEST, reached_by_most
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa.errors import SelectionError
 
@@ -141,6 +143,24 @@ def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tupl
             )
         )
     return _ranked(rows, metric.smallest_is_worst)
+
+
+def precision_notes(ledger: Ledger, places: int, *, given: bool) -> list[str]:
+    """How many projections the ranking took, and whether they suffice; ``given``: the user set their number."""
+    notes = []
+    data = [ledger.data[batch] for batch in ledger.counted]
+    raised = [batch.projections for batch in data if batch.projections > FEWEST]
+    if raised and not given:
+        of = f"{len(raised)} of {counted(len(data), 'batch', 'batches')}"
+        notes.append(f"projections: raised to as many as {max(raised)} on {of}, for a ranking that can be trusted")
+    noise, variance = ([sums[place] for place in range(places)] for sums in (ledger.noise, ledger.variance))
+    alike = reached_by_most(noise, variance)
+    if alike < ALIKE:
+        notes.append(
+            f"the sampling error leaves the ranking uncertain: drawn anew, one in ten would agree with it at a "
+            f"Spearman correlation below {alike:.2f}; more batches or projections tell"
+        )
+    return notes
 
 
 def covered(ledger: Ledger, places: int) -> list[int]:

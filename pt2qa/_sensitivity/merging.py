@@ -8,8 +8,11 @@ from typing import Any
 
 from pt2qa._report.merging import joined_notes
 from pt2qa._report.sums import Sums, pack, settings_of, unpack
-from pt2qa._sensitivity.ledger import Ledger, Place, ledger_of, results
+from pt2qa._sensitivity.ledger import Ledger, Place, ledger_of, precision_notes, results
 from pt2qa._sensitivity.metrics import OutputMetric
+
+PROJECTIONS = "projections that were asked for"
+"""The setting with the argument ``projections``."""
 
 
 def packed(places: Sequence[Place], metric: OutputMetric, settings: Mapping[str, str]) -> Sums:
@@ -20,9 +23,16 @@ def packed(places: Sequence[Place], metric: OutputMetric, settings: Mapping[str,
 def merged(reports: Sequence[Any]) -> Any:
     """One sensitivity report of several; see :func:`pt2qa.merge`."""
     first = reports[0]
-    weighted = settings_of(first.sums).get("weighted") == str(True)
+    settings = settings_of(first.sums)
+    weighted = settings.get("weighted") == str(True)
     metric = OutputMetric(first.metric, None, first.worst_is == "smallest", weighted)
-    ledger = Ledger()
+    places = unpack(first.sums, "places", Place())
+    given = settings.get(PROJECTIONS) != str(None)
+
+    def precision(of: Ledger) -> list[str]:
+        return [] if first.method == "exact" else precision_notes(of, len(places), given=given)
+
+    ledger, said = Ledger(), []
     for report in reports:
         own, before = ledger_of(report), len(ledger.data)
         ledger.data += own.data
@@ -30,5 +40,6 @@ def merged(reports: Sequence[Any]) -> Any:
             ledger.set_apart[before + number] = replace(apart, batch=before + number)
         for part in own.parts.values():
             ledger.add(replace(part, batch=before + part.batch))
-    places = unpack(first.sums, "places", Place())
-    return replace(first, **results(places, ledger, metric), notes=joined_notes([report.notes for report in reports]))
+        said.append([note for note in report.notes if note not in precision(own)])
+    notes = (*joined_notes(said), *precision(ledger))
+    return replace(first, **results(places, ledger, metric), notes=notes)

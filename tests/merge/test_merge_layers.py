@@ -166,7 +166,9 @@ def test_the_command_prints_and_writes_what_the_call_returns(layers, batches, tm
     monkeypatch.chdir(tmp_path)
     for number, batch in enumerate(batches[:2]):
         layers([batch]).save(f"{number}.safetensors")
-    result = CliRunner().invoke(main, ["merge", "0.safetensors", "1.safetensors", "-o", "both.safetensors"])
+    result = CliRunner().invoke(
+        main, ["merge", "0.safetensors", "1.safetensors", "-o", "both.safetensors", "--width", "100"]
+    )
     assert (result.exit_code, result.stderr) == (0, "wrote both.safetensors\n")
     whole = layers(batches[:2])
     assert result.stdout == f"{whole.text(width=100)}\n"
