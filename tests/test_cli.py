@@ -422,6 +422,13 @@ def test_the_next_command_quantizes_as_the_diagnosis_did(
         assert library.overrides[-1].edits == (Edit("float", ("fc1/linear",)),)
 
 
+def test_the_next_command_without_a_cause_searches(run, library, flow, tmp_path, monkeypatch):
+    found = replace(DIAGNOSIS, rows=(), next_command="pt2qa.reconfigure(pair, batches, target=21)")
+    monkeypatch.setitem(vars(pt2qa), "diagnose", lambda pair, batches, **given: found)
+    last = run("analyze", flow, "-q", "x86", "-o", tmp_path).stdout.splitlines()[-1]
+    assert last == f"Next: pt2qa analyze {flow} -q x86 --target 21 -o {tmp_path}-next"
+
+
 def test_a_plan_that_met_the_target_is_the_next_step(run, library, searches, flow, tmp_path):
     last = run("analyze", flow, "-q", "x86", "-o", tmp_path, "--target", "30").stdout.splitlines()[-1]
     assert last == f"Next: pt2qa analyze {flow} -q x86 --overrides {tmp_path}/x86-plan.json -o {tmp_path}-next"

@@ -128,13 +128,9 @@ class Diagnosis(Report):
 
     def grade(self) -> Grade:
         """Bad where there is something to do, or a target is missed."""
-        return (
-            "bad"
-            if self.rows or isnan(self._figure("now", "value")) or self.met == 0
-            else "warning"
-            if self.asides
-            else "good"
-        )
+        if self.rows or isnan(self._figure("now", "value")) or self.met == 0:
+            return "bad"
+        return "warning" if self.asides or self.next_command else "good"
 
     def _figure(self, name: str, field: str) -> float:
         return next((getattr(row, field) for row in self.figures if row.name == name), float("nan"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -206,3 +208,31 @@ def test_what_does_not_add_up_is_refused(capture: Any, data: Any, tmp_path: Path
 def test_without_a_process_group() -> None:
     with pytest.raises(pt2qa.RankError, match="no process group is initialised"), pt2qa.distributed():
         pass
+
+
+FLOW = """
+import torch
+from torch import nn
+
+def flow():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    batches = [torch.randn(4, 3, 8, 8) for _ in range(5)]
+    return model, batches[0], batches
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(FLOW)
+    command = ["-m", "pt2qa", "analyze", f"{tmp_path}/flow.py:flow", "-q", "xnnpack", "-o", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Diagnosis of Sequential") == 1
+    report = pt2qa.load(tmp_path / "out" / "xnnpack-layers.safetensors")
+    assert report.batches == 5
+    assert any(note.startswith("calibrated by 2 processes") for note in report.notes)
