@@ -176,11 +176,15 @@ def _compared(left: _Ops, right: _Ops, handle: int, name: OpName) -> Iterator[Co
     part_a, part_b = _alike(left.parts[handle], right.parts[handle])
     reads_a, reads_b = left.read(part_a), right.read(part_b)
     shared = [reader for reader in reads_a if reader in reads_b]
+    kinds = (op_of(part_a.target), op_of(part_b.target))
+    whole = len(left.parts[handle]) == len(right.parts[handle]) == 1
     read = dict.fromkeys((reads_a[reader], reads_b[reader]) for reader in shared)
     for a, b in read or {(part_a, part_b): None}:
         if a.op == b.op == "placeholder":
             continue
         notes = [*left.note(handle, part_a, a), *right.note(handle, part_b, b)]
+        if whole and kinds[0] != kinds[1]:
+            notes.append(f"{kinds[0]} in a, {kinds[1]} in b")
         params, other = left.params(a), right.params(b)
         if params is not None and other is not None and _said(params) != _said(other):
             notes.append(f"rounded to {_said(params)} in a, to {_said(other)} in b")

@@ -219,6 +219,7 @@ def test_an_edge_program_computes_what_the_converted_graph_does() -> None:
     assert report.summary().splitlines()[0] == "The graphs agree bit for bit: 8 values and the output are equal."
     assert report.grade() == "good"
     assert [row.dtype for row in report.rows if row.observed_at == "dq"] == ["int8"] * 6
+    assert rows_of(report)["conv1/conv2d"].note.startswith("convolution in a, conv2d in b")
 
 
 def test_ops_without_a_counterpart_are_listed() -> None:
@@ -287,7 +288,10 @@ def test_what_has_another_shape_or_is_no_float_is_a_row_without_a_number() -> No
         whole = b.graph.call_function(torch.ops.aten.clone.default, (mean.args[0],))
     whole.meta["custom"] = mean.meta.pop("custom")
     row = rows_of(compared(a, b))["mean"]
-    assert (row.note, math.isnan(row.sqnr)) == ("float32[2, 8] in a, float32[2, 8, 8, 8] in b", True)
+    assert (row.note, math.isnan(row.sqnr)) == (
+        "mean in a, clone in b; float32[2, 8] in a, float32[2, 8, 8, 8] in b",
+        True,
+    )
     assert linear in b.graph.nodes
 
 
