@@ -47,6 +47,19 @@ def test_quantize_changes_neither_the_model_nor_the_capture() -> None:
     assert torch.equal(capture.module()(images()), before)
 
 
+def test_the_reference_shares_its_weights_with_the_model_unless_they_are_folded_or_trained() -> None:
+    model = residual()
+    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    capture = pt2qa.capture(model, images())
+
+    def shared(**options: Any) -> set[str]:
+        reference = pt2qa.quantize(capture, "xnnpack", [images()], progress=False, **options).reference
+        return {n for n, value in reference.state_dict().items() if value.untyped_storage().data_ptr() in own}
+
+    assert shared() == {"fc.weight", "fc.bias"}  # the convolutions have batch norms
+    assert not shared(qat=True)
+
+
 def test_any_torchao_quantizer_object_works() -> None:
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,

@@ -62,7 +62,8 @@ def quantize(
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
-        The pair of reference and quantized graph.  After QAT the reference holds the trained weights.
+        The pair of reference and quantized graph.  The reference shares its weights with the model, but for those into
+        which a batch norm was folded; after QAT it holds the trained weights.
 
     Raises:
         QuantizeError: the quantizer failed or annotated nothing, the model computes in float64, prepare changed the
@@ -155,8 +156,9 @@ def _prepare(
     """A prepared copy of a graph, how many ops of each kind the quantizer annotated, and what after all edits."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
-    # prepare folds batch norms into the graph it is given, and QAT trains its parameters: work on a copy of both.
-    graph = copy.deepcopy(float_graph)
+    # prepare edits the graph it is given and sets new parameters where it folds batch norms; only QAT trains them.
+    shared = {} if qat else {id(parameter): parameter for parameter in float_graph.parameters()}
+    graph = copy.deepcopy(float_graph, shared)
     quantizer = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:
         with shortcuts():

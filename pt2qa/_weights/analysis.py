@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
-from pt2qa._metrics import error_sums
+from pt2qa._metrics import CHUNK, error_sums
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
@@ -85,7 +85,8 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
     sums = error_sums(float_value, dequantized.to(float_value.dtype))
     axis = params.axis if params is not None else None
     channel_axis = axis if axis is not None else _channel_axis(constant)
-    worst, worst_sqnr, dead = _channels(float_value, dequantized, channel_axis)
+    channels = _Channels.of(float_value, dequantized, channel_axis) if float_value.numel() else None
+    worst, worst_sqnr, dead = _worst(float_value, dequantized, channel_axis, channels)
     scales = params.largest_scale if params is not None else math.nan
     notes = (UNQUANTIZED if params is None else "", f"read by {readers} ops" if readers > 1 else "", sums.reason)
     return WeightRow(
@@ -106,7 +107,7 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
         cosine=sums.cosine,
         l1=sums.l1,
         atol=sums.atol,
-        max_lsb=_max_lsb(float_value, dequantized, params),
+        max_lsb=_max_lsb(params, channels),
         ref_min=sums.ref_min,
         quant_min=sums.quant_min,
         ref_max=sums.ref_max,
@@ -125,7 +126,8 @@ def _histograms(weights: Sequence[tuple[WeightRow, Constant]]) -> dict[str, npt.
 def _counts(value: Tensor, covered: tuple[float, float] | None) -> list[float]:
     if covered is None:
         return [0.0] * BINS
-    found: list[float] = torch.histc(value.detach().double(), BINS, *covered).tolist()
+    blocks = value.detach().flatten().split(CHUNK)
+    found: list[float] = torch.stack([torch.histc(block.double(), BINS, *covered) for block in blocks]).sum(0).tolist()
     return found
 
 
@@ -145,36 +147,63 @@ def _channel_axis(constant: Constant) -> int | None:
     return 1 if constant.op.startswith("conv_transpose") else 0
 
 
-def _channels(float_value: Tensor, dequantized: Tensor, axis: int | None) -> tuple[int, float, int]:
+class _Channels(NamedTuple):
+    """Sums over each channel of a weight, in float64; one channel where the op has none."""
+
+    signal: Tensor
+    noise: Tensor
+    largest: Tensor
+    zero: Tensor
+
+    @staticmethod
+    def of(float_value: Tensor, dequantized: Tensor, axis: int | None) -> _Channels:
+        """Reads a weight a block of channels at a time: float64 copies stay in cache, and none is kept."""
+        ref, quant = (
+            value.reshape(1, -1) if axis is None else value.movedim(axis, 0).flatten(1)
+            for value in (float_value, dequantized)
+        )
+        rows = max(1, CHUNK // max(1, ref.shape[1]))
+        blocks = [_Channels._of(*block) for block in zip(ref.split(rows), quant.split(rows), strict=True)]
+        return _Channels(*map(torch.cat, zip(*blocks, strict=True)))
+
+    @staticmethod
+    def _of(ref: Tensor, quant: Tensor) -> _Channels:
+        zero = (quant == 0).all(1)
+        ref = ref.double()
+        error = ref - quant
+        return _Channels(ref.square_().sum(1), error.square().sum(1), error.abs_().amax(1), zero)
+
+
+def _worst(
+    float_value: Tensor, dequantized: Tensor, axis: int | None, channels: _Channels | None
+) -> tuple[int, float, int]:
     """Index and SQNR of the worst channel, and the number of dead channels.
 
     A channel that int8 rounds to zero has an SQNR of 0 dB: all of its signal is noise.  One that is NaN or infinite on
     one side only is worse than any number, and has none.
     """
-    if axis is None or not float_value.numel():
+    if axis is None or channels is None:
         return -1, math.nan, 0
-    ref, quant = (value.detach().double().movedim(axis, 0).flatten(1) for value in (float_value, dequantized))
-    finite = ref.isfinite() & quant.isfinite()
-    nonfinite = (~finite & ~((ref == quant) | (ref.isnan() & quant.isnan()))).any(1)
-    ref, quant = (value.where(finite, 0.0) for value in (ref, quant))
-    signal, noise = (ref * ref).sum(1), ((ref - quant) ** 2).sum(1)
-    dead = (signal > 0) & (quant == 0).all(1)
-    if bool(nonfinite.any()):
-        return int(nonfinite.int().argmax()), math.nan, int(dead.sum())
+    signal, noise, _, zero = channels
+    if not bool(signal.isfinite().all() and noise.isfinite().all()):
+        ref, quant = (value.double().movedim(axis, 0).flatten(1) for value in (float_value, dequantized))
+        finite = ref.isfinite() & quant.isfinite()
+        nonfinite = (~finite & ~((ref == quant) | (ref.isnan() & quant.isnan()))).any(1)
+        ref, quant = (value.where(finite, 0.0) for value in (ref, quant))
+        signal, noise, zero = (ref * ref).sum(1), ((ref - quant) ** 2).sum(1), (quant == 0).all(1)
+        if bool(nonfinite.any()):
+            return int(nonfinite.int().argmax()), math.nan, int(((signal > 0) & zero).sum())
     ranking = torch.where(signal > 0, torch.where(noise > 0, signal / noise, math.inf), math.inf)
     worst = int(ranking.argmin())
     value = decibels(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf
-    return worst, value, int(dead.sum())
+    return worst, value, int(((signal > 0) & zero).sum())
 
 
-def _max_lsb(float_value: Tensor, dequantized: Tensor, params: QuantParams | None) -> float:
+def _max_lsb(params: QuantParams | None, channels: _Channels | None) -> float:
     """Largest error in integer steps, each channel in its own scale."""
-    if params is None or params.scale is None or not float_value.numel():
+    if params is None or params.scale is None or channels is None:
         return math.nan
-    difference = (float_value.double() - dequantized.double()).abs()
     scale = torch.as_tensor(params.scale, dtype=torch.float64)
-    if scale.numel() > 1:
-        if params.axis is None:
-            return math.nan
-        difference = difference.movedim(params.axis, -1)
-    return float((difference / scale).max())
+    if scale.numel() > 1 and params.axis is None:
+        return math.nan
+    return float((channels.largest / scale).max())

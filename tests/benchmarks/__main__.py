@@ -19,6 +19,7 @@ from tests.benchmarks.deployed import measure_deployed
 from tests.benchmarks.diagnose import measure_diagnose
 from tests.benchmarks.layers import measure_memory, measure_times
 from tests.benchmarks.processes import measure_processes
+from tests.benchmarks.quantizing import measure_quantizing
 from tests.benchmarks.sensitivity import measure_sensitivity
 from tests.benchmarks.startup import measure_startup
 
@@ -28,7 +29,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each measurement; the best counts")
     parser.add_argument(
         "--only",
-        choices=["times", "memory", "startup", "cases", "sensitivity", "deployed", "diagnose", "processes"],
+        choices=["times", "memory", "startup", "cases", "sensitivity", "deployed", "diagnose", "processes", "quantize"],
         help="one part of it",
     )
     arguments = parser.parse_args()
@@ -51,6 +52,8 @@ def main() -> int:
         results += measure_diagnose(max(2, arguments.rounds // 5))
     if arguments.only in (None, "processes"):
         results += measure_processes(max(2, arguments.rounds // 5))
+    if arguments.only in (None, "quantize"):
+        results += measure_quantizing(max(1, arguments.rounds // 5))
     rows = [(r.what, r.shown, r.bar_shown, "" if r.met is None else "yes" if r.met else "NO") for r in results]
     print(tabulate(rows, headers=["what", "measured", "bar", "met"], tablefmt="github"))
     missed = [result.what for result in results if result.met is False]
