@@ -35,7 +35,8 @@ from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.broken_lines import BrokenLine, broken_lines, broken_weights
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import QuantizerPlugin, resolve
-from pt2qa.plugins.abilities import int32_bias_of, spec_of
+from pt2qa.plugins.abilities import int32_bias_of
+from pt2qa.plugins.registry import spec_of
 
 Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
 

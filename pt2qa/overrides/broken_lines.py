@@ -48,7 +48,7 @@ def broken_lines(annotations: Annotations, spec: BackendSpec) -> tuple[BrokenLin
 
     >>> import pt2qa
     >>> import torch
-    >>> from pt2qa.plugins.abilities import spec_of
+    >>> from pt2qa.plugins import spec_of
     >>> plugin = pt2qa.quantizer("xnnpack")
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), torch.randn(1, 4))
     >>> annotations = pt2qa.overrides.annotations_of(capture, plugin)

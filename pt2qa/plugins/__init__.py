@@ -16,7 +16,6 @@ from pt2qa.plugins.abilities import (
     levels_of,
     quantizer_code,
     rules_of,
-    spec_of,
     unsupported_reason,
 )
 from pt2qa.plugins.backend import Backend, DeployedProgram, Ran
@@ -25,7 +24,7 @@ from pt2qa.plugins.code import Base, NamedOp, edited_quantizer_code, modules_in_
 from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import Option, check_options, describe, options_of
 from pt2qa.plugins.protocol import QuantizerPlugin
-from pt2qa.plugins.registry import GROUP, available, quantizer, resolve, unavailable
+from pt2qa.plugins.registry import GROUP, available, quantizer, resolve, spec_of, unavailable
 from pt2qa.plugins.rules import DoesNotApplyError, Found, Need, Rule, Severity
 from pt2qa.plugins.scopes import Overrides, Scope, called_modules, check_overrides, modules_of, op_type, scopes_in
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from pt2qa.overrides.plan import OverridePlan
     from pt2qa.plugins.backend import Backend
-    from pt2qa.plugins.backend_spec import BackendSpec
     from pt2qa.plugins.rules import Rule
 
 _FORMER = {"unsupported_reason": "refuses", "quantizer_code": "spell"}
@@ -73,11 +72,6 @@ def rules_of(plugin: Any) -> tuple[Rule, ...]:
     """The rules that a plug-in adds to the structure check, specific to its backend."""
     rules = getattr(plugin, "rules", None)
     return () if rules is None else tuple(rules())
-
-
-def spec_of(plugin: Any) -> BackendSpec | None:
-    """What a plug-in's backend takes; None if neither it nor the torchao quantizer that it wraps states it."""
-    return getattr(plugin, "spec", None)
 
 
 def quantizer_classes_of(plugin: Any) -> tuple[str, ...]:

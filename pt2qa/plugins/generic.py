@@ -18,7 +18,6 @@ class GenericPlugin:
 
     Args:
         quantizer: an instance of a subclass of ``torchao.quantization.pt2e.quantizer.Quantizer``.
-        of_backend: the installed plug-in for whose backend it annotates, if one is known.
 
     Raises:
         PluginError: it is a class, or derives from another package's ``Quantizer``. ``prepare_pt2e`` and the quantizer
@@ -32,7 +31,6 @@ class GenericPlugin:
     levels: ClassVar[tuple[str, ...]] = ("float", "observer")
 
     quantizer: Any
-    of_backend: Any = None  # a QuantizerPlugin; the types of fields are read at run time
 
     def __post_init__(self) -> None:
         from torchao.quantization.pt2e.quantizer import Quantizer
@@ -64,9 +62,9 @@ class GenericPlugin:
 
     @property
     def spec(self) -> BackendSpec | None:
-        """What the backend takes: stated by the quantizer in an attribute ``spec``, else by its backend's plug-in."""
+        """What the backend takes, if the quantizer has an attribute ``spec`` that states it."""
         spec = getattr(self.quantizer, "spec", None)
-        return spec if isinstance(spec, BackendSpec) else getattr(self.of_backend, "spec", None)
+        return spec if isinstance(spec, BackendSpec) else None
 
     @property
     def summary(self) -> str:

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
 from pt2qa.plugins.abilities import quantizer_classes_of
+from pt2qa.plugins.backend_spec import BackendSpec
 from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import options_of, parse_options, with_options
 from pt2qa.plugins.protocol import QuantizerPlugin
@@ -68,7 +69,18 @@ def resolve(spec: object) -> QuantizerPlugin:
         return with_options(plugin, parse_options(plugin, text))
     if isinstance(spec, QuantizerPlugin) and not isinstance(spec, type):
         return spec
-    return GenericPlugin(spec, _plugin_of_backend(spec))
+    return GenericPlugin(spec)
+
+
+def spec_of(plugin: object) -> BackendSpec | None:
+    """What a plug-in's backend takes; None if nothing states it.
+
+    A torchao quantizer object without a spec of its own has that of the plug-in that knows its class.
+    """
+    own: BackendSpec | None = getattr(plugin, "spec", None)
+    if own is None and isinstance(plugin, GenericPlugin):
+        return getattr(_plugin_of_backend(plugin.quantizer), "spec", None)
+    return own
 
 
 def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:

@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizatio
 
 import pt2qa
 from pt2qa._graph.handles import op_of
-from pt2qa.plugins import resolve, spec_of
+from pt2qa.plugins import describe, resolve, spec_of
 from pt2qa.testing import ConformanceModel, check_quantizer
 
 Change = Callable[[Node, QuantizationAnnotation], None]
@@ -187,6 +187,10 @@ def test_conformance_finds_it_too(fault: str, backend: str) -> None:
 def test_stock_quantizers_are_clear(capture: pt2qa.Capture, backend: str) -> None:
     (outcome,) = pt2qa.check(capture, quantizer=BACKENDS[backend](), rules=["backend-spec"]).rules
     assert outcome.outcome == "clear"
+
+
+def test_the_spec_is_no_option_in_the_name() -> None:
+    assert describe(resolve(ChangedX86())) == "ChangedX86"
 
 
 def test_a_composed_quantizer_has_the_spec_that_all_its_parts_have() -> None:
