@@ -138,15 +138,27 @@ class Attention(nn.Module):
         return result
 
 
-class Recurrent(nn.Module):
-    """An LSTM before a linear."""
+class Masked(nn.Module):
+    """Attention as one op, with a mask or without."""
 
-    def __init__(self) -> None:
+    def __init__(self, masked: bool) -> None:
         super().__init__()
-        self.lstm, self.fc = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 2)
+        self.fc, self.masked = nn.Linear(8, 8), masked
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.fc(self.lstm(x)[0])
+        y, mask = self.fc(x), torch.full((5, 5), -1e9).triu(1) if self.masked else None
+        return F.scaled_dot_product_attention(y, y, y, attn_mask=mask)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer before a linear."""
+
+    def __init__(self, cell: type[nn.RNNBase] = nn.LSTM) -> None:
+        super().__init__()
+        self.cell, self.fc = cell(8, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.fc(self.cell(x)[0])
         return result
 
 
@@ -222,9 +234,8 @@ PASSES = {
 @pytest.mark.parametrize("case", PASSES)
 def test_the_code_does_what_the_passes_do(case: str, strict: bool) -> None:
     model, example = PASSES[case]
-    capture = pt2qa.capture(
-        model.eval(), example, strict=strict, decompose=("attention",) if "attention" in case else ()
-    )
+    decompose = ("attention",) if case.startswith("attention") else ()
+    capture = pt2qa.capture(model.eval(), example, strict=strict, decompose=decompose)
     assert case.partition(",")[0] in {change.rule for change in capture.changes} | {"op source"}
     names: dict[str, Any] = {}
     code = rewriting_code(capture, {*recorded(capture), "op source"})
@@ -243,6 +254,18 @@ def ops_of(graph_module: torch.fx.GraphModule) -> list[tuple[str, str, int]]:
     return [
         (str(node.target), str(source), labels.index(label)) for node, (label, source) in zip(ops, sources, strict=True)
     ]
+
+
+def test_recurrent_ops_are_decomposed_in_the_code() -> None:
+    flow = flow_of(Recurrent(nn.GRU), x(2, 2, 8), "x86", decompose=("gru",))
+    assert flow.verified.startswith("equal, with capture's rewriting (recurrent op, op source); without it: ")
+    assert "import pt2qa" not in flow.code
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_mask_of_attention_is_decomposed_in_the_code(masked: bool) -> None:
+    flow = flow_of(Masked(masked), x(2, 2, 5, 8), MATMUL, decompose=("attention",))
+    assert flow.verified.startswith("equal, with capture's rewriting (attention); without it: "), flow.verified
 
 
 def test_attention_is_decomposed_in_the_code() -> None:
@@ -286,6 +309,15 @@ PLAIN: dict[str, tuple[nn.Module, Any, Any, tuple[Edit, ...], dict[str, Any]]] =
     "weights only": (Keywords(), {"x": x(4, 8), "scale": x(8)}, "x86:mode=weight_only", (), {}),
     "dynamic edit": (Keywords(), {"x": x(4, 8), "scale": x(8)}, "x86", (Edit("dynamic", ("fc/linear",)),), {}),
     "a quantizer of one's own": (Nested(), images(), X86, (Edit("float", ("features.1/conv2d",)),), {}),
+    "options, x86": (
+        Nested(),
+        images(),
+        pt2qa.quantizer(
+            "x86", modules={"features.0": {"reduce_range": True}}, op_types={"conv2d": {"reduce_range": True}}
+        ),
+        (Edit("float", ("features.1/conv2d",)),),
+        {},
+    ),
     "training": (
         Keywords(),
         {"x": x(4, 8), "scale": x(8)},
@@ -306,7 +338,6 @@ def test_the_plain_flow_gives_the_same_bits(case: str) -> None:
 
 
 WITH_PT2QA: dict[str, tuple[nn.Module, Any, Any, tuple[Edit, ...], dict[str, Any]]] = {
-    "recurrent": (Recurrent(), x(2, 3, 8), "x86", (), {"decompose": ("lstm",)}),
     "options of the plug-in": (
         Nested(),
         images(),
@@ -325,30 +356,47 @@ def test_what_only_pt2qa_can_do_is_done_with_pt2qa(case: str) -> None:
     assert "import pt2qa" in flow.code
 
 
-def test_the_code_runs_where_pt2qa_is_not_imported(tmp_path: Path) -> None:
-    """A process of its own quantizes a saved model, and the outputs are those of the pair."""
-    model, batch = Nested().eval(), images()
-    pair = pt2qa.quantize(pt2qa.capture(model, batch), "x86", [batch], progress=False)
-    (tmp_path / "quantizer.py").write_text(plain_flow(pair, progress=False).code)
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    torch.save({"batch": batch, "expected": pair.quantized(batch)}, tmp_path / "data.pt")
-    source = inspect.getsource(Nested)
-    script = f"""
+ALONE: dict[str, tuple[type[nn.Module], Any, Any, tuple[Edit, ...], dict[str, Any]]] = {
+    "nested": (Nested, images(), "x86", (Edit("float", ("features.1/conv2d",)),), {}),
+    "region": (NoGrad, x(4, 8), "x86", (Edit("float", ("a/linear",)),), {}),
+    "twice": (Twice, images(), "x86", (), {}),
+    "options": (Nested, images(), pt2qa.quantizer("x86", modules={"features.0": None}), (), {}),
+    "recurrent": (Recurrent, x(1, 2, 8), "x86", (), {"decompose": ("lstm",)}),
+}
+SCRIPT = """
+import importlib
 import runpy
 import sys
 import torch
-from torch import Tensor, nn
-import quantizer
-{source}
-model = Nested().eval()
-model.load_state_dict(torch.load("weights.pt"))
-data = torch.load("data.pt")
-quantized = quantizer.quantize(model, (data["batch"],), [(data["batch"],)])
-assert torch.equal(quantized(data["batch"]), data["expected"])
+import nets
+
+for case, saved in torch.load("cases.pt").items():
+    model = getattr(nets, saved["model"])().eval()
+    model.load_state_dict(saved["weights"])
+    quantize = importlib.import_module(f"quantizer_{case}").quantize
+    quantized = quantize(model, (saved["batch"],), [(saved["batch"],)])
+    assert torch.equal(quantized(saved["batch"]), saved["expected"]), case
 assert not [name for name in sys.modules if name.startswith("pt2qa")]
-runpy.run_path("quantizer.py", run_name="__main__")
+runpy.run_path("quantizer_nested.py", run_name="__main__")
 """
-    (tmp_path / "script.py").write_text(script)
+
+
+def test_the_code_runs_where_pt2qa_is_not_imported(tmp_path: Path) -> None:
+    """A process of its own quantizes saved models, and the outputs are those of the pairs."""
+    saved = {}
+    for case, (net, batch, quantizer, edits, options) in ALONE.items():
+        torch.manual_seed(0)
+        model = net().eval()
+        capture = pt2qa.capture(model, batch, **options)
+        pair = pt2qa.quantize(capture, quantizer, [batch], overrides=OverridePlan(edits), progress=False)
+        (tmp_path / f"quantizer_{case}.py").write_text(plain_flow(pair, progress=False).code)
+        weights, expected = model.state_dict(), pair.quantized(batch)
+        saved[case] = {"model": net.__name__, "weights": weights, "batch": batch, "expected": expected}
+    torch.save(saved, tmp_path / "cases.pt")
+    sources = [inspect.getsource(net) for net in dict.fromkeys(case[0] for case in ALONE.values())]
+    imports = "import torch\nfrom torch import Tensor, nn\n"
+    (tmp_path / "nets.py").write_text("\n\n".join([imports, *sources]))
+    (tmp_path / "script.py").write_text(SCRIPT)
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pt2qa._capture.normalise import attention
+from pt2qa._capture.normalise import attention, recurrent
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.nodes import SOURCES
@@ -28,6 +28,7 @@ PARTIAL_WRITE: Final = "partial write"
 
 FUNCTIONS: Final = {
     "nested region": "inline_regions",
+    recurrent.RULE: "decompose_recurrent",
     "attention": "decompose_attention",
     "add of zero": "remove_added_zeros",
     "dead code": "remove_dead_code",
@@ -44,8 +45,10 @@ SOURCE_RULES: Final = ("op source", "shared module")
 IMPORTS: Final = (
     "import math",
     "import operator",
+    "import warnings",
     "import torch",
     "from torch import Tensor",
+    "from torch.export import default_decompositions",
     "from torch.fx.experimental.proxy_tensor import make_fx",
 )
 
@@ -93,22 +96,49 @@ def decompose_attention(graph_module):
         whole = node.target is aten.scaled_dot_product_attention.default
         if node.target not in forms or not (whole or "MultiheadAttention" in str(caller)):
             continue
-        operands = node.all_input_nodes
+        put_instead(graph, node, forms[node.target])
 
-        def form(*values, node=node, operands=operands):
-            given = dict(zip(operands, values)).__getitem__
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given)
-            return forms[node.target](*args, **kwargs)
 
-        body = make_fx(form, pre_dispatch=True)(*(operand.meta["val"] for operand in operands))
-        values = dict(zip(body.graph.find_nodes(op="placeholder"), operands))
-        with graph.inserting_before(node):
-            for inner in body.graph.nodes:
-                if inner.op == "call_function":
-                    values[inner] = graph.node_copy(inner, values.__getitem__)
-                    values[inner].meta = {**node.meta, "val": inner.meta["val"]}
-        node.replace_all_uses_with(values[body.graph.output_node().args[0]])
-        graph.erase_node(node)
+def decompose_recurrent(graph_module):
+    """Replaces recurrent ops by the linears of each step and the ops between them, which quantizers know."""
+    forms = default_decompositions()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TF32 acceleration")
+        # With MKL-DNN on, torch would decompose an LSTM into another opaque op.
+        with torch.backends.mkldnn.flags(enabled=False):
+            for node in list(graph_module.graph.nodes):
+                if node.target in RECURRENT:
+                    put_instead(graph_module.graph, node, forms[node.target])
+
+
+def put_instead(graph, node, formula):
+    """Puts the ops of a formula in the place of one op."""
+    operands = node.all_input_nodes
+
+    def form(*values):
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), dict(zip(operands, values)).__getitem__)
+        return formula(*args, **kwargs)
+
+    body = make_fx(form, pre_dispatch=True)(*(operand.meta["val"] for operand in operands))
+    values = dict(zip(body.graph.find_nodes(op="placeholder"), operands))
+    made = []
+    with graph.inserting_before(node):
+        for inner in body.graph.nodes:
+            if inner.op == "call_function":
+                values[inner] = graph.node_copy(inner, values.__getitem__)
+                values[inner].meta = {**node.meta, "val": inner.meta["val"]}
+                made.append(values[inner])
+    results = body.graph.output_node().args[0]
+    if isinstance(results, torch.fx.Node):
+        node.replace_all_uses_with(values[results])
+    else:
+        for reader in list(node.users):
+            reader.replace_all_uses_with(values[results[reader.args[1]]])
+            graph.erase_node(reader)
+    graph.erase_node(node)
+    for unread in reversed(made):
+        if not unread.users:
+            graph.erase_node(unread)
 
 
 def remove_added_zeros(graph_module):
@@ -179,7 +209,7 @@ def write_sources(graph_module):
 def _forms() -> str:
     """The formulas of attention that capture decomposes it into, as they are."""
     source = "\n".join(inspect.getsource(form) for form in (attention.attention_in_ops, attention.masked_product))
-    return source.replace("SAFE_SOFTMAX", str(SAFE_SOFTMAX))
+    return source.replace("SAFE_SOFTMAX", f"torch.ops.{SAFE_SOFTMAX}")
 
 
 def recorded(capture: Capture) -> tuple[str, ...]:
@@ -201,6 +231,8 @@ def rewriting_code(capture: Capture, rules: Collection[str]) -> str:
         return ""
     calls = "".join(f"    {function}(graph_module)\n" for function in functions)
     tables = _tables(capture) if "write_sources" in functions else ""
+    targets = [target for kind in capture.decompose for target in recurrent.RECURRENT.get(kind, ())]
+    tables += f"RECURRENT = ({''.join(f'torch.ops.{target}, ' for target in targets)})\n"
     return (
         f"{tables}\n{_forms()}\n{SOURCE}\n"
         "def rewrite(graph_module):\n"

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 from torch.nn import functional
 from torchao.quantization.pt2e.quantizer import QuantizationConfig
@@ -17,32 +18,45 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 
 from pt2qa.errors import PluginError
 from pt2qa.plugins import Scope, called_modules, op_type
-from pt2qa_x86.internals import configured_modules, function_of
 from pt2qa_x86.plugin import QUANTIZED_OPS, X86
+
+Call = tuple[str, tuple[str, ...], X86 | None]
+"""A method of the quantizer, the op or path that it is called with, if any, and the settings; None is float."""
+
+
+def calls_for(plugin: X86, apart: Sequence[Scope[X86]], graph: GraphModule) -> tuple[Call, ...]:
+    """The calls that give a quantizer the plug-in's options, and those of each scope."""
+    # As the global setting these would also apply to convolutions, for which the backend has no such kernel.
+    everywhere: Call = ("set_global", (), plugin)
+    calls = [everywhere if plugin.mode == "static" else ("set_function_type_qconfig", ("linear",), plugin)]
+    paths: dict[str, X86 | None] = {}
+    for scope in apart:
+        if scope.kind == "op type":
+            calls.append(("set_function_type_qconfig", (scope.name,), scope.settings))
+            continue
+        settings = [(path, scope.settings) for path in scope.paths]
+        if scope.settings is not None and scope.settings.mode != "static":
+            # Everything but linears in the module stays in float.
+            settings = [(path, scope.settings) for path in _linears(scope, graph)] + [
+                (path, None) for path in scope.paths
+            ]
+        for path, own in settings:
+            paths.setdefault(path, own)  # a path already set comes from a deeper module
+    return (*calls, *(("set_module_name_qconfig", (path,), own) for path, own in paths.items()))
 
 
 def quantizer_for(plugin: X86, apart: Sequence[Scope[X86]], graph: GraphModule, qat: bool) -> X86InductorQuantizer:
-    """A quantizer with the plug-in's options, and those of each scope in order; the first matching scope applies."""
+    """A quantizer with the plug-in's options, and those of each scope."""
     quantizer = X86InductorQuantizer()
-    config = _config(plugin, qat)
-    if plugin.mode == "static":
-        _set(quantizer.set_global, config)
-    else:
-        # As the global setting these would also apply to convolutions, for which the backend has no such kernel.
-        _set(quantizer.set_function_type_qconfig, functional.linear, config)
-    for scope in apart:
-        config = None if scope.settings is None else _config(scope.settings, qat)
-        if scope.kind == "op type":
-            _set(quantizer.set_function_type_qconfig, function_of(scope.name), config)
-            continue
-        settings = [(path, config) for path in scope.paths]
-        if scope.settings is not None and scope.settings.mode != "static":
-            # Everything but linears in the module stays in float.
-            settings = [(path, config) for path in _linears(scope, graph)] + [(path, None) for path in scope.paths]
-        for path, own in settings:
-            if path not in configured_modules(quantizer):  # a path already set comes from a deeper module
-                _set(quantizer.set_module_name_qconfig, path, own)
+    for method, names, settings in calls_for(plugin, apart, graph):
+        what = map(function_of, names) if method == "set_function_type_qconfig" else names
+        _set(getattr(quantizer, method), *what, None if settings is None else _config(settings, qat))
     return quantizer
+
+
+def function_of(op: str) -> Callable[..., Any]:
+    """The function by which the quantizer's settings know an op: ``torch.nn.functional.linear`` for ``linear``."""
+    return getattr(functional if hasattr(functional, op) else torch, op)  # type: ignore[no-any-return]  # by name
 
 
 def _config(settings: X86, qat: bool) -> QuantizationConfig:

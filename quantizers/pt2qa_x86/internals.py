@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -16,25 +16,6 @@ if TYPE_CHECKING:
 _CUSTOM: Final = "custom"
 _HANDLE: Final = "numeric_debug_handle"
 _MARK: Final = "pt2qa_node"
-
-
-# -- the quantizer -----------------------------------------------------------------------------------------------------
-
-
-def function_of(op: str) -> Callable[..., Any]:
-    """The function or module class by which the quantizer's settings know an op: ``nn.Linear`` for ``linear``.
-
-    ``set_function_type_qconfig`` accepts no others, and their list is not public.
-    """
-    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import X86InductorQuantizer
-
-    known: Mapping[Callable[..., Any], object] = X86InductorQuantizer.module_function_to_aten_operator_type
-    return next(function for function, target in known.items() if str(target).split(".")[1] == op)
-
-
-def configured_modules(quantizer: Any) -> Collection[str]:
-    """The paths passed to ``set_module_name_qconfig``; it overwrites silently, and no public name lists them."""
-    return quantizer.module_name_qconfig  # type: ignore[no-any-return]
 
 
 # -- lowering ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
     get_default_x86_inductor_quantization_config,
 )
 
-from pt2qa_x86.internals import configured_modules, function_of
+from pt2qa_x86.configure import function_of
 from pt2qa_xnnpack.internals import (
     contents_of,
     handle_of,
@@ -37,13 +37,6 @@ def test_settings_of_the_x86_quantizer_still_know_linear_by_this_function() -> N
     graph = torch.export.export(nn.Linear(4, 2).eval(), (X,)).module(check_guards=False)
     prepared = prepare_pt2e(graph, quantizer)
     assert any(node.op == "call_module" for node in prepared.graph.nodes)
-
-
-def test_the_x86_quantizer_still_keeps_the_modules_that_it_was_told_of() -> None:
-    quantizer = X86InductorQuantizer()
-    assert list(configured_modules(quantizer)) == []
-    quantizer.set_module_name_qconfig("head", None)
-    assert list(configured_modules(quantizer)) == ["head"]
 
 
 def test_xnnpack_still_leaves_ops_alone_that_are_marked_as_settled() -> None:
