@@ -435,7 +435,7 @@ def test_what_cannot_be_compared_is_not_run_and_says_why() -> None:
 
     assert told(iter([batch])) == "not run: the calibration batches were an iterator, which is used up"
     assert told(Shuffled()).startswith("not run: the calibration batches change from one reading to the next")
-    assert told(Once()).startswith("not run: the calibration batches cannot be read again: calibration gave no batch")
+    assert told(Once()).startswith("not run: the calibration batches cannot be read again: there are none")
     trained = told([batch], qat=True, train=lambda graph: None)
     assert trained == "not run: the pair was trained, which is not repeated"
     pair = pt2qa.quantize(capture, "x86", [batch], progress=False)
