@@ -223,11 +223,14 @@ class Search:
                 self._reject(each, gain, "the target is met without it")
             else:
                 self._add(each)
-        if len(self.rows) > rows and self._can_gain():
-            self._take([each for each, _ in little])
-        else:
-            for each, gain in little:
+        # Ranges say nothing about causes that are no matter of degree, such as a bias in eight bits.
+        again = [each for each, _ in little if self._can_gain() or each.cause not in NATURAL]
+        again = again if len(self.rows) > rows else []
+        for each, gain in little:
+            if each not in again:
                 self._reject(each, gain, "it helps too little")
+        if again:
+            self._take(again)
 
     def _can_gain(self) -> bool:
         """Whether ranges and weights that fit would be better than the remedies so far."""

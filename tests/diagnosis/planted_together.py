@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.diagnosis.faults import fault
-from tests.diagnosis.planted_in_data import freak_batch, other_units
-from tests.diagnosis.planted_in_models import outlier_activation_channel
-from tests.diagnosis.planted_in_specs import clipped_weight, fixed, four_bit_weight, read_range, value_spec
+from tests.diagnosis.planted_in_data import faint_calibration, freak_batch, other_units
+from tests.diagnosis.planted_in_models import int8_bias, outlier_activation_channel, rounded_before_relu
+from tests.diagnosis.planted_in_specs import (
+    clipped_weight,
+    fixed,
+    four_bit_weight,
+    read_range,
+    three_bit_input,
+    value_spec,
+    wide_fixed_range,
+)
 from tests.diagnosis.subject import Planted, Subject
 
 
@@ -44,3 +54,31 @@ def range_and_weight(subject: Subject) -> Planted:
 def units_and_channel(subject: Subject) -> Planted | None:
     planted = outlier_activation_channel(subject)
     return None if planted is None else other_units(subject)
+
+
+@fault(
+    "calibrated on samples of a quarter of the contrast, and biases in eight bits",
+    "narrow-calibration",
+    beside="weight-scheme",
+)
+def contrast_and_bias(subject: Subject) -> Planted | None:
+    return None if int8_bias(subject) is None else faint_calibration(subject)
+
+
+@fault(
+    "a calibration batch a hundred times too large, and a product rounded before its ReLU",
+    "calibration-outlier",
+    beside="unfused-activation",
+)
+def freak_and_rounding(subject: Subject) -> Planted | None:
+    return None if rounded_before_relu(subject) is None else freak_batch(subject)
+
+
+@fault(
+    "an input in three bits, and a fixed range forty times too wide",
+    "activation-scheme",
+    beside="site-range",
+)
+def input_and_range(subject: Subject) -> Planted:
+    three_bit_input(subject)
+    return replace(wide_fixed_range(subject), places=None)

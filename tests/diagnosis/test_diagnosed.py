@@ -24,6 +24,8 @@ CASES = [
     ("rounded-before-relu", "linears", "x86"),
     ("log-of-zero", "linears", "xnnpack"),
     ("forgotten-mean", "plain", "xnnpack"),
+    ("scale-too-small", "linears", "x86"),
+    ("drifted", "linears", "xnnpack"),
     ("overflowing-bias", "linears", "xnnpack"),
 ]
 
@@ -39,6 +41,13 @@ def test_the_first_cause_is_the_planted_one(bench: Bench, fault: str, model: str
     assert found is not None
     assert (found.cause in FAULTS[fault].causes, found.right_place) == (True, True), found
     assert found.share > 0.5, found
+
+
+@pytest.mark.parametrize("fault", ["units-and-weight", "contrast-and-bias"])
+def test_of_two_faults_both_are_found_the_larger_first(bench: Bench, fault: str) -> None:
+    found = bench.planted(FAULTS[fault], "linears", "xnnpack")
+    assert found is not None
+    assert found.right, found
 
 
 @pytest.mark.parametrize("fault", ["dead-channel", "nan-sample", "prepare-changes"])
