@@ -41,9 +41,7 @@ def pack(settings: Mapping[str, str], **groups: Sequence[Any]) -> Sums:
     """
     packed = {SETTINGS: _as_bytes(dict(settings))}
     for group, states in groups.items():
-        rows = [dict(_leaves(group, state)) for state in states]
-        for path in rows[0] if rows else ():
-            packed[path] = _column(path, [row[path] for row in rows])
+        packed |= {path: _column(path, values) for path, values in _columns(group, states)}
     return packed
 
 
@@ -55,7 +53,7 @@ def unpack(sums: Sums, group: str, empty: State) -> list[State]:
     """
     if not any(path.startswith(f"{group}/") for path in sums):
         return []
-    columns = {path: _cells(sums, path, like) for path, like in _leaves(group, empty)}
+    columns = {path: _cells(sums, path, like) for path, (like,) in _columns(group, [empty])}
     if len({len(cells) for cells in columns.values()}) != 1:
         raise _damaged(f"arrays of different length in {group!r}")
     count = len(next(iter(columns.values())))
@@ -89,24 +87,29 @@ def _children(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    children = _children(value)
-    for name, child in children.items():
-        yield from _leaves(f"{path}/{name}", child)
-    if not children and not isinstance(value, dict):
-        yield path, value
+def _columns(path: str, states: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The values of all accumulators, of one class, side by side."""
+    if not states:
+        return
+    children = _children(states[0])
+    for name in children:
+        by_key = isinstance(states[0], dict)
+        yield from _columns(f"{path}/{name}", [each[name] if by_key else getattr(each, name) for each in states])
+    if not children and not isinstance(states[0], dict):
+        yield path, states
 
 
-def _column(path: str, values: list[Any]) -> Array:
-    for types, dtype in ((bool, np.bool_), ((int, np.integer), np.int64), ((int, float), np.float64)):
-        if all(isinstance(value, types) for value in values):
+def _column(path: str, values: Sequence[Any]) -> Array:
+    kinds = set(map(type, values))
+    for types, dtype in (((bool,), np.bool_), ((int, np.integer), np.int64), ((int, float), np.float64)):
+        if all(issubclass(kind, types) for kind in kinds):
             return np.array(values, dtype)
     if all(map(_is_array, values)):
         arrays = [value.detach().cpu().numpy() if hasattr(value, "detach") else value for value in values]
         if len({each.shape for each in arrays}) == 1:
             return np.stack(arrays)
     if all(value is None or isinstance(value, (str, tuple)) for value in values):
-        return _as_bytes(values)
+        return _as_bytes(list(values))
     raise TypeError(
         f"{path.rpartition('/')[2]} is a {type(values[0]).__name__}, expected numbers or arrays of one shape"
     )
