@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
-from pt2qa._metrics import CHUNK, error_sums
+from pt2qa._metrics import error_sums
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._weights.report import BINS, SIDES, WeightReport, span
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
+
+BLOCK = 1 << 17
+"""Elements that are read at a time: their float64 copies, 1 MiB each, stay in cache."""
 
 
 @explains_arguments
@@ -126,7 +129,7 @@ def _histograms(weights: Sequence[tuple[WeightRow, Constant]]) -> dict[str, npt.
 def _counts(value: Tensor, covered: tuple[float, float] | None) -> list[float]:
     if covered is None:
         return [0.0] * BINS
-    blocks = value.detach().flatten().split(CHUNK)
+    blocks = value.detach().flatten().split(BLOCK)
     found: list[float] = torch.stack([torch.histc(block.double(), BINS, *covered) for block in blocks]).sum(0).tolist()
     return found
 
@@ -162,7 +165,7 @@ class _Channels(NamedTuple):
             value.reshape(1, -1) if axis is None else value.movedim(axis, 0).flatten(1)
             for value in (float_value, dequantized)
         )
-        rows = max(1, CHUNK // max(1, ref.shape[1]))
+        rows = max(1, BLOCK // max(1, ref.shape[1]))
         blocks = [_Channels._of(*block) for block in zip(ref.split(rows), quant.split(rows), strict=True)]
         return _Channels(*map(torch.cat, zip(*blocks, strict=True)))
 
