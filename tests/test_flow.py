@@ -93,7 +93,7 @@ def test_two_loaders_may_read_the_same_data(flow, evaluation, same):
 def test_a_metric_may_go_with_a_target_object(flow):
     head = "import pt2qa\nfraction = pt2qa.Target(0.99, of_float=True)\n"
     target = flow(f"{head}return given | dict(metric=len, target=fraction)").target_of(None)
-    assert (target.at_least, target.metric, target.name, target.of_float) == (0.99, len, "len", True)
+    assert (target.at_least, target.metric.__wrapped__, target.name, target.of_float) == (0.99, len, "len", True)
     assert flow("return given | dict(metric=len)").target_of(None) is None
 
 
@@ -136,13 +136,33 @@ def test_an_iterator_that_ends_is_refused(flow, batches, kind):
 
 
 @pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("{}['label']", r"demo\.py:flow: metric failed: KeyError: 'label' \(demo\.py, line 6\)"),
+        ("'good'", "demo.py:flow: metric returned 'good', expected a number; larger is better"),
+        ("x", r"metric returned tensor\(.*, expected a number; larger is better"),
+        ("None", "metric returned None, expected a number"),
+    ],
+)
+def test_a_metric_that_gives_no_number_is_named(flow, value, message):
+    metric = flow(f"return given | dict(metric=lambda model: {value})").metric
+    with pytest.raises(FlowError, match=f"(?s){message}"):
+        metric(None)
+
+
+def test_a_metric_may_give_a_tensor_with_a_gradient(flow):
+    value = flow("return given | dict(metric=lambda model: model.weight.sum())")
+    assert value.metric(value.model) == pytest.approx(float(value.model.weight.detach().sum()))
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         ("return model, x", r"demo\.py:flow returned a tuple of 2; expected \(model, example_inputs, batches\), or"),
-        ("return None", r"demo\.py:flow returned NoneType; expected \(model,"),
+        ("return None", r"demo\.py:flow returned None; expected \(model,"),
         ("return [model, x, [x]]", r"demo\.py:flow returned list; expected \(model,"),
         ("return {'model': model, 'batches': [x]}", "returned a dict without 'example_inputs'; expected model, "),
-        ("return {'modle': model}", "returned a dict with 'modle'; expected model, example_inputs, batches, inputs_of"),
+        ("return {'modle': model}", "returned a dict with 'modle'; did you mean 'model'"),
         ("return torch.nn.Linear, x, [x]", r"model: got type, expected a torch\.nn\.Module"),
         ("return model, [x], [x]", "example_inputs: got list, expected a tensor, a tuple of positional inputs"),
         ("return model, {1: x}, [x]", "example_inputs: got dict, expected"),

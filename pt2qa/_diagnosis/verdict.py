@@ -49,7 +49,8 @@ def verdict_of(
     if math.isnan(case.now.value):
         fault = case.fault
         where = f": {fault.what} at {fault.name} in the {fault.side} model, batch {fault.batch}" if fault else ""
-        return f"No diagnosis: the outputs have no SQNR{where}."
+        what = "the outputs have no SQNR" if unit == "dB" else f"{unit} of the quantized model is nan"
+        return f"No diagnosis: {what}{where}."
     if needed is not None and case.now.value >= needed:
         return f"Nothing to do: {now}, the target is {number(needed)}."
     if needed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -139,6 +140,7 @@ def load_flow(where: str) -> Flow:
     metric, target = values.get("metric"), values.get("target")
     if metric is not None and (not callable(metric) or isinstance(metric, type)):
         raise FlowError(f"{where}: metric: got {_kind(metric)}, expected a function from a model to a number")
+    metric = metric and _checked(metric, where, path)
     flow = Flow(values["model"], args, kwargs, batches, evaluation, values.get("dynamic_shapes"), metric, target)
     try:
         flow.target_of(None)
@@ -215,7 +217,8 @@ def _named(result: Any, where: str) -> dict[str, Any]:
     if isinstance(result, Mapping):
         known = REQUIRED + OPTIONAL
         if unknown := [str(name) for name in result if name not in known]:
-            raise FlowError(f"{where} returned a dict with {unknown[0]!r}; expected {', '.join(known)}")
+            hint = question(unknown[0], known) or f"expected {', '.join(known)}"
+            raise FlowError(f"{where} returned a dict with {unknown[0]!r}; {hint}")
         if missing := [name for name in REQUIRED if name not in result]:
             raise FlowError(f"{where} returned a dict without {missing[0]!r}; expected {', '.join(REQUIRED)}")
         return dict(result)
@@ -268,7 +271,25 @@ def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None) -
 
 
 def _kind(value: Any) -> str:
-    return type(value).__name__
+    return "None" if value is None else type(value).__name__
+
+
+def _checked(metric: Callable[[Any], Any], where: str, path: Path) -> Callable[[Any], float]:
+    """The metric, with errors that name it."""
+    import torch
+
+    @functools.wraps(metric)
+    def measured(model: Any) -> float:
+        try:
+            value = metric(model)
+        except Exception as error:
+            raise FlowError(f"{where}: metric failed: {_told(error, path)}") from error
+        try:
+            return float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FlowError(f"{where}: metric returned {value!r:.60}, expected a number; larger is better") from error
+
+    return measured
 
 
 def _told(error: BaseException, path: Path) -> str:
