@@ -42,8 +42,9 @@ def verdict_of(
         found = f"{now}. {first.cause}{where}: {first.sentence} ({signed(first.gain)} {unit})"
         if len(rows) > 1:
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
-        missed = needed is not None and not after.value >= needed
-        return f"{found}. The target, {number(needed)}, is still missed." if missed and needed else f"{found}."
+        if needed is not None and not after.value >= needed:
+            found += f". The target, {number(needed)}, is still missed"
+        return f"{found}."
     if interrupted:
         return f"Interrupted before a cause was found: {now}."
     if math.isnan(case.now.value):
