@@ -23,8 +23,8 @@ ALONE = 0.5
 """The share of a range that is left without one batch, from which on that batch is an outlier."""
 
 
-FAR, NEAR = 0.5, 0.1
-"""How far, as a share of the range that calibration saw, one batch must exceed it, or most batches."""
+FAR, NEAR, ALL = 0.5, 0.1, 0.02
+"""How far, as a share of the range that calibration saw, one batch must exceed it, or most batches, or each one."""
 
 MOSTLY = 0.6
 """The share of that range below which the values are smaller than those of calibration."""
@@ -92,7 +92,8 @@ def goes_beyond(found: Observed, seen: Observed) -> bool:
         max(min(low, 0.0) - lowest, 0.0) + max(highest - max(high, 0.0), 0.0)
         for lowest, highest in zip(found.lowest, found.highest, strict=True)
     ]
-    return max(beyond) > FAR * width or sum(each > NEAR * width for each in beyond) > len(beyond) / 2
+    most = sum(each > NEAR * width for each in beyond) > len(beyond) / 2
+    return most or max(beyond) > FAR * width or (len(beyond) > 2 and min(beyond) > ALL * width)
 
 
 def _stays_within(found: Observed, seen: Observed) -> bool:

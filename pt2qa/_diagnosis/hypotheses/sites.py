@@ -287,9 +287,9 @@ def _differs(site: Site, other: Site) -> bool:
 
 
 def _sharers(case: Case, index: int) -> tuple[str, ...]:
-    """The other values that the quantizer makes share a site's scale, by name."""
-    annotations = case.annotations
-    if annotations is None:
+    """The other values that the quantizer makes share a site's scale, by name; none if no other site has that scale."""
+    annotations, own_site = case.annotations, case.pair.sites[index]
+    if annotations is None or all(_differs(own_site, each) for each in case.static_sites if each is not own_site):
         return ()
     own = annotations.points_at(case.pair.sites).get(index, ())
     roots = {annotations.groups.get(point, point) for point in own}
