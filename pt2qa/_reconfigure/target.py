@@ -19,7 +19,7 @@ class Target:
         at_least: the smallest acceptable value: dB for the output SQNR, else in the unit of ``metric``.
         metric: a function of a model, larger is better, such as top-1 accuracy on your own data.  The model is called
             like the captured one.  None: the SQNR of the worst output on the batches.
-        name: its name in reports.
+        name: its name in reports; by default, that of the function.
         of_float: ``at_least`` is a share of what ``metric`` gives for the float model.
 
     >>> Target(30.0)
@@ -28,8 +28,13 @@ class Target:
 
     at_least: float
     metric: Callable[[Callable[..., Any]], float] | None = None
-    name: str = "sqnr"
+    name: str = ""
     of_float: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            name = "sqnr" if self.metric is None else getattr(self.metric, "__name__", "metric")
+            object.__setattr__(self, "name", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ def test_a_target_of_any_sign_is_still_missed(needed: float) -> None:
     found = Figures(-0.5, (("output", 9.0),))
     row = CauseRow(1, "precision", "a", "", "", "", 0.1, 0.1, 0.0, "few bits", "", "", -0.5, "simulated")
     case = cast(Any, SimpleNamespace(now=found))
-    verdict = verdict_of(case, [row], {}, found, needed, Target(needed, metric=score, name="score"), interrupted=False)
+    verdict = verdict_of(case, [row], {}, found, needed, Target(needed, metric=score), interrupted=False)
     assert verdict.endswith(f"few bits (+0.1 score). The target, {needed:g}, is still missed.")
 
 
 def test_a_metric_that_is_nan_is_told_as_such() -> None:
     found = Figures(float("nan"), (("output", 9.0),))
     case = cast(Any, SimpleNamespace(now=found, fault=None))
-    verdict = verdict_of(case, [], {}, found, 0.5, Target(0.5, metric=score, name="score"), interrupted=False)
+    verdict = verdict_of(case, [], {}, found, 0.5, Target(0.5, metric=score), interrupted=False)
     assert verdict == "No diagnosis: score of the quantized model is nan."
