@@ -158,23 +158,23 @@ class _Channels(NamedTuple):
     largest: Tensor
     zero: Tensor
 
-    @staticmethod
-    def of(float_value: Tensor, dequantized: Tensor, axis: int | None) -> _Channels:
+    @classmethod
+    def of(cls, float_value: Tensor, dequantized: Tensor, axis: int | None) -> _Channels:
         """Reads a weight a block of channels at a time: float64 copies stay in cache, and none is kept."""
         ref, quant = (
             value.reshape(1, -1) if axis is None else value.movedim(axis, 0).flatten(1)
             for value in (float_value, dequantized)
         )
         rows = max(1, BLOCK // max(1, ref.shape[1]))
-        blocks = [_Channels._of(*block) for block in zip(ref.split(rows), quant.split(rows), strict=True)]
-        return _Channels(*map(torch.cat, zip(*blocks, strict=True)))
+        blocks = [cls._of(*block) for block in zip(ref.split(rows), quant.split(rows), strict=True)]
+        return cls(*map(torch.cat, zip(*blocks, strict=True)))
 
-    @staticmethod
-    def _of(ref: Tensor, quant: Tensor) -> _Channels:
+    @classmethod
+    def _of(cls, ref: Tensor, quant: Tensor) -> _Channels:
         zero = (quant == 0).all(1)
         ref = ref.double()
         error = ref - quant
-        return _Channels(ref.square_().sum(1), error.square().sum(1), error.abs_().amax(1), zero)
+        return cls(ref.square_().sum(1), error.square().sum(1), error.abs_().amax(1), zero)
 
 
 def _worst(

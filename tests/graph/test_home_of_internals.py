@@ -68,7 +68,8 @@ def _reaches_inside(node: ast.Attribute) -> bool:
 
 
 def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    # NamedTuple's methods are public; the underscore keeps them apart from fields.
+    return name.startswith("_") and not name.startswith("__") and name not in ("_asdict", "_fields", "_replace")
 
 
 def _reads_metadata(node: ast.Subscript | ast.Call) -> bool:
