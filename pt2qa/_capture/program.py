@@ -180,7 +180,15 @@ def capture(
             dynamic_shapes,
             kinds,
         )
-        check_agreement(model, state, eager, captured.module(), args, kwargs)
+        try:
+            graph = captured.module()
+        except SyntaxError as error:
+            odd = [name for name, _ in model.named_modules() if set(name) & {*"'\"\\\n"}]
+            raise CaptureError(
+                f"the code that torch makes of the exported program is not Python ({error}). Module names with quotes "
+                f"or backslashes do that; rename {', '.join(map(repr, odd)) or 'them'}."
+            ) from error
+        check_agreement(model, state, eager, graph, args, kwargs)
     return captured
 
 

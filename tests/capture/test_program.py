@@ -214,3 +214,10 @@ def test_tied_weights_and_parametrised_modules_are_captured_trap_27() -> None:
 
 def test_the_package_is_the_function() -> None:
     assert pt2qa.capture(nn.Linear(2, 2).eval(), torch.ones(1, 2)).model == "Linear"  # type: ignore[operator]
+
+
+def test_module_names_that_no_code_can_hold() -> None:
+    model = nn.Sequential()
+    model.add_module("a'\"\\b", nn.Linear(4, 4))
+    with pytest.raises(pt2qa.CaptureError, match="Module names with quotes or backslashes"):
+        pt2qa.capture(model.eval(), torch.zeros(2, 4))
