@@ -55,7 +55,7 @@ NAMES: Final = {
         "pt2qa.quantizer(name, option=value), and pt2qa.OverridePlan for single ops",
     ),
     "Observer": "pt2qa.profile(subject, batches)",
-    "quantize_dynamic": 'pt2qa.quantize(capture, pt2qa.quantizer("xnnpack", mode="dynamic"), batches)',
+    "quantize_dynamic": 'pt2qa.quantize(capture, pt2qa.quantizer(name, mode="dynamic"), batches)',
     **dict.fromkeys(("prepare", "prepare_qat", "convert", "prepare_fx", "convert_fx"), _QUANTIZE),
     **dict.fromkeys(("prepare_pt2e", "prepare_qat_pt2e", "convert_pt2e", "capture_pre_autograd_graph"), _QUANTIZE),
     "DEFAULT_NUMERIC_SUITE_COMPARE_MODEL_OUTPUT_WHITE_LIST": f"{_LAYERS}, which compares every op",

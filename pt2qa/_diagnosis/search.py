@@ -156,9 +156,12 @@ class Search:
         ):
             instead = {**params, **case.fitted_weights}
             if instead:
-                found = self.bounds[title] = case.trials.quality(case.played(instead))
-                if found.worst[1] - case.now.worst[1] >= least:
+                self.bounds[title] = case.trials.quality(case.played(instead))
+                if self._gain_of(title) >= least:
                     case.instead |= {"fitted", name}  # a channel may hide a range that does not fit
+
+    def _gain_of(self, bound: str) -> float:
+        return self.bounds[bound].worst[1] - self.case.now.worst[1]
 
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights, if these explain something."""
@@ -179,7 +182,7 @@ class Search:
         if "by channel" in case.instead:
             yield from sites.outliers(case)
             yield from sites.outliers_in_series(case)
-        if "fitted" in case.instead or self.needed is not None:
+        if self._gain_of("ranges fitted to the data") >= FITS or self.needed is not None:
             yield from configuration.observers(case)
 
     def _treated(self) -> Case:

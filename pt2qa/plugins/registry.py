@@ -88,9 +88,11 @@ def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:
     if parts := getattr(quantizer, "quantizers", ()):
         first, *others = (_plugin_of_backend(part) for part in parts)
         return first if all(other == first for other in others) else None
-    classes = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(quantizer).__mro__}
-    known = (plugin for plugin in available().values() if not classes.isdisjoint(quantizer_classes_of(plugin)))
-    return next(known, None)
+    # A class of the package that a known one is from, such as torchao's for ARM, may be for another backend.
+    plugins = {path: plugin for plugin in available().values() for path in quantizer_classes_of(plugin)}
+    packages = {path.partition(".")[0] for path in plugins}
+    stock = [cls for cls in type(quantizer).__mro__ if cls.__module__.partition(".")[0] in packages]
+    return plugins.get(f"{stock[0].__module__}.{stock[0].__qualname__}") if stock else None
 
 
 def _load_all() -> tuple[dict[str, QuantizerPlugin], dict[str, str]]:
