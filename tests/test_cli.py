@@ -808,6 +808,14 @@ def test_what_failed_before_ctrl_c_is_said(run, library, flow, tmp_path, monkeyp
     assert result.stderr.splitlines()[-2:] == ["pt2qa: x86: nothing to quantize for x86", "pt2qa: interrupted"]
 
 
+def test_an_interrupt_within_code_from_text_is_exit_code_130(tmp_path):
+    # After it Python ends a process started with -m by the signal, handled or not.
+    (tmp_path / "flow.py").write_text("def flow():\n    exec('raise KeyboardInterrupt')\n", encoding="utf-8")
+    done = python("check", f"{tmp_path / 'flow.py'}:flow", stdout=subprocess.PIPE)
+    assert done.stderr.splitlines()[-1] == "pt2qa: interrupted"
+    assert done.returncode == 130
+
+
 @pytest.fixture
 def listening():
     """SIGINT raises KeyboardInterrupt, also where the tests were started in the background, which ignores it."""

@@ -5,8 +5,10 @@ It imports nothing heavy, so that Ctrl-C works from the start; it imports the co
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
+import os
 import signal
 import sys
 import threading
@@ -98,11 +100,18 @@ class Program:
 
     def __call__(self, *args: Any, **extra: Any) -> Any:
         """Run the command line as the whole process, which ignores Ctrl-C once everything is done."""
+        if not extra.get("standalone_mode", True) or threading.current_thread() is not threading.main_thread():
+            return self.main(*args, **extra)
+        # Registered before the libraries register theirs, so that it runs after them.
+        left: list[object] = []
+        atexit.register(_leave, left)
         try:
             return self.main(*args, **extra)
+        except SystemExit as leaving:
+            left.append(leaving.code)
+            raise
         finally:
-            if extra.get("standalone_mode", True) and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @property
     def commands(self) -> Any:
@@ -116,6 +125,19 @@ def _commands() -> Any:
     from pt2qa.cli.group import main
 
     return main
+
+
+def _leave(left: list[object]) -> None:
+    """Ends an interrupted process with the exit code.
+
+    Once a KeyboardInterrupt has passed through ``exec`` of source text, CPython ends a process started with ``-m`` by
+    SIGINT, even if the exception was handled: ``unhandled_keyboard_interrupt`` in its ``Modules/main.c``.
+    """
+    if left == [INTERRUPTED]:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(INTERRUPTED)
 
 
 def _code(interrupts: _Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
