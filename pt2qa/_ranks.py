@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from pt2qa._report.base import Report
@@ -197,17 +198,21 @@ def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
         if ranks is None:
             return analysis(*args, **kwargs)
         own: AnyReport | None = None
-        missing: NoBatchError | None = None
+        missing: NoBatchError | KeyboardInterrupt | None = None
         try:
             own = analysis(*args, **kwargs)
-        except NoBatchError as error:
+        except (NoBatchError, KeyboardInterrupt) as error:
             missing = error
-        found = [report for report in ranks.gather(own) if report is not None]
+        gathered = ranks.gather((own, isinstance(missing, KeyboardInterrupt)))
+        found = [report for report, _ in gathered if report is not None]
         if not found:
             assert missing is not None, "no rank has a report"
             raise missing
         metrics: Any = kwargs.get("metrics")
-        return merge(found, metrics=metrics) if isinstance(metrics, dict) else merge(found)
+        merged: Any = merge(found, metrics=metrics) if isinstance(metrics, dict) else merge(found)
+        stopped = [f"interrupted: rank {rank} had finished nothing" for rank, (_, did) in enumerate(gathered) if did]
+        whole_report: AnyReport = replace(merged, notes=(*merged.notes, *stopped)) if stopped else merged
+        return whole_report
 
     return whole
 

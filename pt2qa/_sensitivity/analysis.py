@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from tqdm import tqdm
 
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
-from pt2qa._ranks import over_ranks
+from pt2qa._ranks import NoBatchError, active, everywhere, first_anywhere, over_ranks
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._report.sums import QUANTIZATION
@@ -31,7 +32,7 @@ from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
-from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import BatchError, SelectionError
 
@@ -76,7 +77,9 @@ def sensitivity(
         projections: random projections per batch; the sampling error falls with their square root, the time rises with
             their number.  None: 4, and up to 64 if the ranking is not certain enough (see
             :mod:`pt2qa._sensitivity.precision`).
-        resume: the report of an interrupted call with the same arguments; its results are not measured again.
+        resume: the report of an interrupted call with the same arguments; its results are not measured again.  Within
+            :func:`pt2qa.distributed`, a rank knows its batches in it by their content, so the data may be divided
+            otherwise now; one rank that has the report will do.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
@@ -99,6 +102,7 @@ def sensitivity(
         raise SelectionError(f'method="projection" estimates sqnr alone; for {chosen.name} pass method="exact".')
     if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
+    resume = first_anywhere(resume)
     if method == "auto" and resume is not None and resume.method in METHODS:
         method = resume.method  # type: ignore[assignment]
     places = find_site_groups(pair.program, group)
@@ -112,7 +116,8 @@ def sensitivity(
     }
     if method == "projection" and projections is not None:
         expected["projections"] = projections
-    ledger = resumed(resume, expected)
+    earlier = resumed(resume, expected)
+    alone = active() is None
     with tqdm(desc="sensitivity", unit="run", disable=None if progress is None else not progress, leave=False) as bar:
         analysis = _Analysis(
             pair=pair,
@@ -121,12 +126,27 @@ def sensitivity(
             post_process=post_process,
             method=method,
             projections=projections,
-            ledger=ledger,
+            ledger=earlier if alone else Ledger(),
             verification=Verification(pair.graphs),
             bar=bar,
+            earlier=Ledger() if alone else earlier,
         )
-        # A batch may take long, so the bar counts runs.
-        interrupted = accumulate(analysis, batches, title="", purpose="measure on", inputs_of=inputs_of, progress=False)
+        items = read_batches(batches, inputs_of)
+        try:
+            if method == "auto" and not alone:
+                items = analysis.agree(items)
+            # A batch may take long, so the bar counts runs.
+            interrupted = accumulate(analysis, items, title="", purpose="measure on", inputs_of=None, progress=False)
+        except (NoBatchError, KeyboardInterrupt):
+            everywhere(0)
+            raise
+    ledger = analysis.ledger
+    taken = sum(everywhere(analysis.taken))
+    if taken < len(analysis.earlier.data):
+        what = counted(len(analysis.earlier.data), "batch", "batches")
+        analysis.notes.append(
+            f"of the {what} in the report to resume, {taken} are in the data; the others do not count"
+        )
     if interrupted:
         if not ledger.parts:
             raise KeyboardInterrupt
@@ -142,7 +162,8 @@ class _Analysis:
     """One analysis in progress; ``method`` and ``projections`` are as requested.
 
     Its state: ``seen`` from the first batch that has samples, ``costs`` if both methods were to be compared,
-    ``projection`` (None for the exact method, and before the first batch), the sites that a gradient ``reached``.
+    ``projection`` (None for the exact method, and before the first batch), the sites that a gradient ``reached``, and
+    how many batches of ``earlier``, measured by all ranks of an interrupted call, were ``taken`` over.
     """
 
     pair: QuantizedPair
@@ -154,10 +175,13 @@ class _Analysis:
     ledger: Ledger
     bar: Any
     verification: Verification
+    earlier: Ledger = field(default_factory=Ledger)
+    taken: int = 0
     seen: Survey | None = None
     costs: Costs | None = None
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
     next: int = 0
@@ -167,11 +191,36 @@ class _Analysis:
         """Batches begun, in an earlier call or in this one."""
         return len(self.ledger.data)
 
+    def agree(self, items: Iterator[Batch]) -> Iterator[Batch]:
+        """Measures the first batch with samples, and goes on as the first rank that has one; returns what is left."""
+        begun = []
+        try:
+            for batch in items:
+                begun.append(batch)
+                self.add(batch)
+                if self.seen is not None:
+                    break
+        except KeyboardInterrupt:
+            first_anywhere(None)
+            raise
+        agreed = first_anywhere(None if self.seen is None else (self.projection is None, self.choices))
+        if agreed is None:
+            return items
+        exact, self.choices = agreed
+        self.method = "exact" if exact else "projection"
+        self.costs = None
+        if self.seen is None or exact == (self.projection is None):
+            return items
+        self.ledger, self.next, self.seen, self.projection, self.notes = Ledger(), 0, None, None, []
+        return itertools.chain(begun, items)
+
     def add(self, batch: Batch) -> None:
         """Measures what the ledger lacks for a batch."""
         number, self.next = self.next, self.next + 1
         values = self.pair.values(batch)
         known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
+        if number == len(self.ledger.data):
+            self.taken += self.ledger.take(self.earlier, known.fingerprint)
         if number < len(self.ledger.data):
             if self.ledger.data[number].fingerprint != known.fingerprint:
                 raise SelectionError(
@@ -220,7 +269,7 @@ class _Analysis:
             if self.costs.exact <= CLEARLY * self.costs.projection(count):
                 self._take_exact(self._compared("exact", count))
             else:
-                self.notes.append(f'method="auto" took the projection: {self._compared("projection", count)}')
+                self.choices.append(f'method="auto" took the projection: {self._compared("projection", count)}')
         return seen
 
     def _compared(self, first: str, count: int) -> str:
@@ -235,7 +284,7 @@ class _Analysis:
 
     def _take_exact(self, why: str) -> None:
         self.projection = None
-        self.notes.append(f'method="auto" took the exact method: {why}')
+        self.choices.append(f'method="auto" took the exact method: {why}')
 
     def _exact(self, number: int, values: list[Any], known: SensitivityBatch, missing: list[int]) -> None:
         simulator = self.pair.simulator
@@ -334,7 +383,7 @@ class _Analysis:
             metric=self.metric.name,
             worst_is="smallest" if self.metric.smallest_is_worst else "largest",
             group=group,
-            notes=tuple(dict.fromkeys([*self.notes, *self.verification.notes, *self._method_notes()])),
+            notes=tuple(dict.fromkeys([*self.notes, *self.choices, *self.verification.notes, *self._method_notes()])),
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,

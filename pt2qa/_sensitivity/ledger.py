@@ -56,6 +56,20 @@ class Ledger:
         """Whether the sums were measured."""
         return (place, batch) in self.parts
 
+    def take(self, other: Ledger, fingerprint: str) -> bool:
+        """Adds what another ledger has of a batch, known by its content; of equal batches, the next one."""
+        before = sum(batch.fingerprint == fingerprint for batch in self.data)
+        same = [number for number, batch in enumerate(other.data) if batch.fingerprint == fingerprint]
+        if before >= len(same):
+            return False
+        number, own = same[before], len(self.data)
+        self.data.append(other.data[number])
+        if number in other.set_apart:
+            self.set_apart[own] = replace(other.set_apart[number], batch=own)
+        for part in [part for part in other.parts.values() if part.batch == number]:
+            self.add(replace(part, batch=own))
+        return True
+
     @property
     def counted(self) -> list[int]:
         """The batches with numbers."""

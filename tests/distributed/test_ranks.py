@@ -157,6 +157,80 @@ def test_diagnose_and_reconfigure_decide_alike(capture: Any, data: Any, tmp_path
         assert same(own, expected) == []
 
 
+@pytest.mark.parametrize("method", ["exact", "projection"])
+def test_auto_takes_the_method_of_the_first_rank(
+    capture: Any, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+    choices = {"exact": math.inf, "projection": 0.0}
+
+    def task(ranks: Any) -> Any:
+        # Rank 0 has no batch, and rank 1 would choose otherwise than the last one.
+        chosen = choices.pop(method) if ranks.rank == 1 else choices.popitem()[1]
+        monkeypatch.setattr("pt2qa._sensitivity.analysis.CLEARLY", chosen)
+        mine = data[slice(*((0, 0), (0, 2), (2, 5))[ranks.rank])]
+        return pt2qa.sensitivity(pair, mine, projections=4, progress=False)
+
+    expected = pt2qa.sensitivity(pair, data, method=method, projections=4, progress=False)  # type: ignore[arg-type]
+    for found in spawned(task, 3, tmp_path):
+        assert same(found, expected) == []
+        assert [note for note in found.notes if "auto" in note] == [note for note in found.notes if method in note]
+
+
+def interrupted_after(batches: Any, count: int) -> Any:
+    yield from batches[:count]
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("done", [(1, 2), (0, 1)], ids=["both had begun", "one had not"])
+def test_an_interrupted_run_goes_on_from_its_report(capture: Any, data: Any, tmp_path: Path, done: Any) -> None:
+    pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+    expected = pt2qa.sensitivity(pair, data, method="exact", progress=False)
+    (tmp_path / "first").mkdir()
+
+    def begin(ranks: Any) -> Any:
+        mine = data[slice(*SPLITS[2][ranks.rank])]
+        given = interrupted_after(mine, done[ranks.rank]) if done[ranks.rank] < len(mine) else mine
+        return pt2qa.sensitivity(pair, given, method="exact", progress=False)
+
+    one, other = spawned(begin, 2, tmp_path / "first")
+    assert one == other
+    assert one.batches == sum(done)
+    assert any("interrupted" in note for note in one.notes)
+    one.save(tmp_path / "part.safetensors")
+
+    def go_on(ranks: Any) -> Any:
+        mine = data[slice(*SPLITS[ranks.size][ranks.rank])]
+        before = pt2qa.load(tmp_path / "part.safetensors") if ranks.rank == 0 else None
+        return pt2qa.sensitivity(pair, mine, resume=before, progress=False)
+
+    for size in (2, 4):
+        (tmp_path / str(size)).mkdir()
+        for found in spawned(go_on, size, tmp_path / str(size)):
+            assert same(found, expected) == []
+            assert not any("interrupted" in note or "resume" in note for note in found.notes)
+
+
+def test_what_an_interrupted_run_measured_is_not_measured_again(capture: Any, data: Any, tmp_path: Path) -> None:
+    pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+    before = pt2qa.sensitivity(pair, data[:4], method="exact", progress=False)
+
+    def task(ranks: Any) -> Any:
+        runs = []
+
+        def counting(outputs: Any) -> Any:
+            runs.append(1)
+            return outputs
+
+        mine = data[slice(*((1, 4) if ranks.rank else (4, 5)))]
+        report = pt2qa.sensitivity(pair, mine, post_process=counting, resume=before, progress=False)
+        return len(runs), report.batches, report.notes[-1]
+
+    (first, *others), (second, *_) = spawned(task, 2, tmp_path)
+    assert (first, second) == (len(before.rows) + 2, 2)  # the reference and the quantized model run once anyway
+    assert others == [4, "of the 4 batches in the report to resume, 3 are in the data; the others do not count"]
+
+
 def test_an_error_of_one_is_an_error_of_all(capture: Any, data: Any, tmp_path: Path) -> None:
     def task(ranks: Any) -> Any:
         pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
