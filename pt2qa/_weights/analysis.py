@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
-from pt2qa._metrics import error_sums
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
+from pt2qa._weights.histograms import histogram
 from pt2qa._weights.report import BINS, SIDES, WeightReport, span
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
-
-BLOCK = 1 << 17
-"""Elements that are read at a time: their float64 copies, 1 MiB each, stay in cache."""
+from pt2qa._weights.sums import SumsOfWeights, WeightSums
 
 
 @explains_arguments
@@ -38,19 +36,33 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         value is.
     """
     check_pair(pair)
-    constants = _each_once(pair)
-    rows = [_row(pair, constant, readers) for constant, readers in constants]
+    compared = list(_compared(pair, SumsOfWeights()))
     return WeightReport(
-        rows=tuple(rows),
+        rows=tuple(each.row for each in compared),
         unpaired=pair.pairing.unpaired,
         notes=tuple(dict.fromkeys((*pair.notes, *pair.program.notes))),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
-        histograms=_histograms(
-            [(row, constant) for row, (constant, _) in zip(rows, constants, strict=True) if row.quantized]
-        ),
+        histograms=_histograms([each for each in compared if each.row.quantized]),
     )
+
+
+def weight_rows(pair: QuantizedPair, known: SumsOfWeights) -> tuple[WeightRow, ...]:
+    """The rows of :func:`compare_weights`, from sums that others read too."""
+    return tuple(each.row for each in _compared(pair, known))
+
+
+class _Compared(NamedTuple):
+    row: WeightRow
+    constant: Constant
+    sums: WeightSums
+
+
+def _compared(pair: QuantizedPair, known: SumsOfWeights) -> Iterator[_Compared]:
+    for constant, readers in _each_once(pair):
+        sums = known.of(constant, channel_axis(pair, constant))
+        yield _Compared(_row(pair, constant, readers, sums), constant, sums)
 
 
 def _is_weight(constant: Constant) -> bool:
@@ -82,14 +94,10 @@ def _module(pair: QuantizedPair, constant: Constant) -> str:
     return known.module if known is not None else ""
 
 
-def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
-    float_value, dequantized = constant.reference.detach(), constant.quantized.detach()
-    params = pair.sites[constant.site].params if constant.site is not None else None
-    sums = error_sums(float_value, dequantized.to(float_value.dtype))
-    axis = params.axis if params is not None else None
-    channel_axis = axis if axis is not None else _channel_axis(constant)
-    channels = _Channels.of(float_value, dequantized, channel_axis) if float_value.numel() else None
-    worst, worst_sqnr, dead = _worst(float_value, dequantized, channel_axis, channels)
+def _row(pair: QuantizedPair, constant: Constant, readers: int, by_channel: WeightSums) -> WeightRow:
+    params = _params(pair, constant)
+    sums, axis = by_channel.total, params.axis if params is not None else None
+    worst, worst_sqnr, dead = _worst(by_channel, channel_axis(pair, constant))
     scales = params.largest_scale if params is not None else math.nan
     notes = (UNQUANTIZED if params is None else "", f"read by {readers} ops" if readers > 1 else "", sums.reason)
     return WeightRow(
@@ -98,10 +106,10 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
         module=_module(pair, constant),
         op=constant.op,
         attr=_attribute(constant),
-        dtype=params.dtype if params is not None else str(float_value.dtype).removeprefix("torch."),
+        dtype=params.dtype if params is not None else str(constant.reference.dtype).removeprefix("torch."),
         scale=scales,
         axis=-1 if axis is None else axis,
-        shape=tuple(float_value.shape),
+        shape=tuple(constant.reference.shape),
         sqnr=sums.sqnr,
         worst_channel=worst,
         worst_channel_sqnr=worst_sqnr,
@@ -110,7 +118,7 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
         cosine=sums.cosine,
         l1=sums.l1,
         atol=sums.atol,
-        max_lsb=_max_lsb(params, channels),
+        max_lsb=_max_lsb(params, by_channel),
         ref_min=sums.ref_min,
         quant_min=sums.quant_min,
         ref_max=sums.ref_max,
@@ -119,19 +127,19 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int) -> WeightRow:
     )
 
 
-def _histograms(weights: Sequence[tuple[WeightRow, Constant]]) -> dict[str, npt.NDArray[Any]]:
+def _params(pair: QuantizedPair, constant: Constant) -> QuantParams | None:
+    return pair.sites[constant.site].params if constant.site is not None else None
+
+
+def _histograms(compared: Sequence[_Compared]) -> dict[str, npt.NDArray[Any]]:
     """Counts of the values of quantized weights, by side."""
-    counts = [[_counts(value, span(row)) for value in (each.reference, each.quantized)] for row, each in weights]
-    lines = np.array(counts, dtype=np.int32).reshape(-1, len(SIDES), BINS)
+    lines = np.zeros((len(compared), len(SIDES), BINS), dtype=np.int32)
+    for line, (row, constant, sums) in zip(lines, compared, strict=True):
+        covered = span(row)
+        if covered is not None:
+            for number, value in enumerate((constant.reference, constant.quantized)):
+                line[number] = histogram(value.detach(), covered, BINS, finite=sums.finite)
     return {side: np.ascontiguousarray(lines[:, number]) for number, side in enumerate(SIDES)}
-
-
-def _counts(value: Tensor, covered: tuple[float, float] | None) -> list[float]:
-    if covered is None:
-        return [0.0] * BINS
-    blocks = value.detach().flatten().split(BLOCK)
-    found: list[float] = torch.stack([torch.histc(block.double(), BINS, *covered) for block in blocks]).sum(0).tolist()
-    return found
 
 
 def _attribute(constant: Constant) -> str:
@@ -143,70 +151,39 @@ def _attribute(constant: Constant) -> str:
     return own or f"argument {constant.argument}"
 
 
-def _channel_axis(constant: Constant) -> int | None:
-    """The output channel axis, if the op has one."""
+def channel_axis(pair: QuantizedPair, constant: Constant) -> int | None:
+    """The axis along which a weight is compared: that of its scales, or the op's output channels, if it has any."""
+    params = _params(pair, constant)
+    if params is not None and params.axis is not None:
+        return params.axis
     if constant.reference.dim() < 2 or constant.op not in WEIGHTED | {"embedding", "embedding_bag"}:
         return None
     return 1 if constant.op.startswith("conv_transpose") else 0
 
 
-class _Channels(NamedTuple):
-    """Sums over each channel of a weight, in float64; one channel where the op has none."""
-
-    signal: Tensor
-    noise: Tensor
-    largest: Tensor
-    zero: Tensor
-
-    @classmethod
-    def of(cls, float_value: Tensor, dequantized: Tensor, axis: int | None) -> _Channels:
-        """Reads a weight a block of channels at a time: float64 copies stay in cache, and none is kept."""
-        ref, quant = (
-            value.reshape(1, -1) if axis is None else value.movedim(axis, 0).flatten(1)
-            for value in (float_value, dequantized)
-        )
-        rows = max(1, BLOCK // max(1, ref.shape[1]))
-        blocks = [cls._of(*block) for block in zip(ref.split(rows), quant.split(rows), strict=True)]
-        return cls(*map(torch.cat, zip(*blocks, strict=True)))
-
-    @classmethod
-    def _of(cls, ref: Tensor, quant: Tensor) -> _Channels:
-        zero = (quant == 0).all(1)
-        ref = ref.double()
-        error = ref - quant
-        return cls(ref.square_().sum(1), error.square().sum(1), error.abs_().amax(1), zero)
-
-
-def _worst(
-    float_value: Tensor, dequantized: Tensor, axis: int | None, channels: _Channels | None
-) -> tuple[int, float, int]:
+def _worst(sums: WeightSums, axis: int | None) -> tuple[int, float, int]:
     """Index and SQNR of the worst channel, and the number of dead channels.
 
     A channel that int8 rounds to zero has an SQNR of 0 dB: all of its signal is noise.  One that is NaN or infinite on
     one side only is worse than any number, and has none.
     """
-    if axis is None or channels is None:
+    if axis is None or not sums.count:
         return -1, math.nan, 0
-    signal, noise, _, zero = channels
-    if not bool(signal.isfinite().all() and noise.isfinite().all()):
-        ref, quant = (value.double().movedim(axis, 0).flatten(1) for value in (float_value, dequantized))
-        finite = ref.isfinite() & quant.isfinite()
-        nonfinite = (~finite & ~((ref == quant) | (ref.isnan() & quant.isnan()))).any(1)
-        ref, quant = (value.where(finite, 0.0) for value in (ref, quant))
-        signal, noise, zero = (ref * ref).sum(1), ((ref - quant) ** 2).sum(1), (quant == 0).all(1)
-        if bool(nonfinite.any()):
-            return int(nonfinite.int().argmax()), math.nan, int(((signal > 0) & zero).sum())
+    signal, noise = sums.signal, sums.noise
+    dead = int(((signal > 0) & sums.zero).sum())
+    if bool(sums.nonfinite.any()):
+        return int((sums.nonfinite > 0).int().argmax()), math.nan, dead
     ranking = torch.where(signal > 0, torch.where(noise > 0, signal / noise, math.inf), math.inf)
     worst = int(ranking.argmin())
     value = decibels(float(signal[worst]), float(noise[worst])) if signal[worst] > 0 else math.inf
-    return worst, value, int(((signal > 0) & zero).sum())
+    return worst, value, dead
 
 
-def _max_lsb(params: QuantParams | None, channels: _Channels | None) -> float:
+def _max_lsb(params: QuantParams | None, sums: WeightSums) -> float:
     """Largest error in integer steps, each channel in its own scale."""
-    if params is None or params.scale is None or channels is None:
+    if params is None or params.scale is None or not sums.count:
         return math.nan
     scale = torch.as_tensor(params.scale, dtype=torch.float64)
     if scale.numel() > 1 and params.axis is None:
         return math.nan
-    return float((channels.largest / scale).max())
+    return float((sums.atol / scale).max())
