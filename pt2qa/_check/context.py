@@ -21,6 +21,7 @@ from pt2qa._capture.program import capture as capture_model
 from pt2qa._check.integer_products import IntegerProduct, integer_products
 from pt2qa._check.products import Product, products_of
 from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewrite
+from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, source_line
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._layers.analysis import compare_layers
@@ -328,7 +329,7 @@ class CheckContext:
 
     def annotate(self, graph: GraphModule, names: Mapping[int, OpName]) -> Annotations:
         """What the quantizer annotates in a copy of another graph, such as one with another spelling."""
-        annotated = annotate(copy.deepcopy(graph), self.plugin, (), names, qat=self.qat)
+        annotated = annotate(copy_to_edit(graph), self.plugin, (), names, qat=self.qat)
         return read_annotations(annotated, self.plugin, names, qat=self.qat)
 
     def _annotated(self, read: Callable[[], Annotations], what: str = "annotations") -> Annotations:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
+from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
@@ -156,9 +157,8 @@ def _prepare(
     """A prepared copy of a graph, how many ops of each kind the quantizer annotated, and what after all edits."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
-    # prepare edits the graph it is given and sets new parameters where it folds batch norms; only QAT trains them.
-    shared = {} if qat else {id(parameter): parameter for parameter in float_graph.parameters()}
-    graph = copy.deepcopy(float_graph, shared)
+    # prepare edits the graph that it is given, and training its parameters.
+    graph = copy.deepcopy(float_graph) if qat else copy_to_edit(float_graph)
     quantizer = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
     try:
         with shortcuts():

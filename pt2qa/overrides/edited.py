@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.annotation import annotated_ops
+from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_batch_norms
@@ -105,7 +105,7 @@ def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (),
         PluginError: there is no such quantizer, or the backend does not support an edit.
     """
     plugin = resolve(quantizer)
-    graph = annotate(copy.deepcopy(capture.module()), plugin, tuple(edits), capture.names, qat=qat)
+    graph = annotate(copy_to_edit(capture.module()), plugin, tuple(edits), capture.names, qat=qat)
     return read_annotations(graph, plugin, capture.names, qat=qat)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from math import inf
@@ -16,6 +15,7 @@ from pt2qa._capture.normalise.scalars import keep_scalars
 from pt2qa._capture.normalise.zeros import remove_added_zeros
 from pt2qa._check.context import CheckContext
 from pt2qa._check.missed_ops import Reasons
+from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import handle_of, module_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._report.prose import counted
@@ -168,7 +168,7 @@ def integer_scalar(context: CheckContext) -> Iterator[Found]:
     scalars = {change.name for change in context.changes if change.rule == "scalar"}
     if not scalars:
         return
-    graph = copy.deepcopy(context.graph)
+    graph = copy_to_edit(context.graph)
     try:
         transformed = plugin.build(graph, qat=context.qat).transform_for_annotation(graph)
     except Exception as error:

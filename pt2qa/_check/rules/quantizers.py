@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._capture.program import capture
 from pt2qa._check.context import CheckContext, UnavailableError
 from pt2qa._check.rules.programs import decomposed_first
+from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.nodes import module_stack
 from pt2qa._graph.internals.torch import OpOverload
@@ -195,7 +195,7 @@ _IS_KEY: Mapping[str, Callable[[Any], bool]] = {
 )
 def in_place_spelling(context: CheckContext) -> Iterator[Found]:
     """In-place ops around which different edges are rounded once every op is out of place."""
-    graph = copy.deepcopy(context.graph)
+    graph = copy_to_edit(context.graph)
     written = dict(_spell_out_of_place(graph, context))
     if not written:
         raise DoesNotApplyError("to graphs without in-place ops")
