@@ -121,8 +121,7 @@ class _Slots:
                 of = self.names[slot]
                 dtype, site = self.dtypes.get(of, ""), self.of_result.get(slot)
                 yield AnnotatedValue(step.name, step.op, owner, "input", argument, of, False, dtype, site)
-            elif isinstance(constant.quantized, Tensor):
-                value = constant.quantized if constant.reference is None else constant.reference
+            elif isinstance(constant.reference, Tensor):
                 yield AnnotatedValue(
                     step.name,
                     step.op,
@@ -131,7 +130,7 @@ class _Slots:
                     argument,
                     constant.attribute or "a constant",
                     True,
-                    str(value.dtype).removeprefix("torch."),
+                    str(constant.reference.dtype).removeprefix("torch."),
                     None if constant.site is None else self.sites[constant.site],
                 )
 

@@ -34,7 +34,7 @@ def with_roundings(program: Program, roundings: Mapping[int, Rounding]) -> Progr
         for step in program.steps
     )
     constants = tuple(
-        replace(constant, quantized=roundings[constant.site](constant.reference))
+        replace(constant, stored=roundings[constant.site](constant.reference))
         if constant.site is not None and constant.site in roundings
         else constant
         for constant in program.constants

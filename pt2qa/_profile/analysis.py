@@ -212,6 +212,6 @@ class Profiler:
     def _run(self, values: Sequence[Any], *, observes: bool) -> Any:
         done = self._done
         watch = Watch(self.graph, self._plan, self._wanted, done.seen, observes=observes)
-        outputs = watch.run(*values, enable_io_processing=False)
+        outputs = watch.run(*values)
         self._done = done.plus(self._plan, watch.found, values, outputs)
         return outputs

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
-from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
 from pt2qa._metrics import value_range
 from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.plan import Plan, Value
 from pt2qa._profile.statistics import Statistics, flat_chunks
 from pt2qa._simulator import quant_ops
+from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.program import QuantParams
 
 
@@ -62,7 +62,7 @@ class Wanted:
     per_channel: bool
 
 
-class Watch(Interpreter):
+class Watch(GraphRun):
     """One run of a graph; ``found`` holds what was seen, by value number.
 
     Args:
@@ -96,8 +96,6 @@ class Watch(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         """Runs a node, and measures what it reads and produces."""
-        if calls_guards(node):
-            return None
         for number in self._before.get(node, ()):
             self._measure(number, self.env[self._values[number].node])
         for number in self._quantizing.get(node, ()):

@@ -16,13 +16,14 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._graph.agreement import FLIPS, compare_outputs, difference, kind_of
 from pt2qa._graph.handles import OpName, handle_of, name_of, op_of
-from pt2qa._graph.internals.nodes import VALUE, calls_guards
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._quantize.calibration import Call, run_batch
 from pt2qa._quantize.observers import find_observers, observed_value, without
 from pt2qa._report.prose import few
 from pt2qa._simulator.batches import as_batch, flatten_batch
+from pt2qa._simulator.graph_run import run_order
 from pt2qa._simulator.simulator import graph_values
 from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import QuantizeError
@@ -121,7 +122,7 @@ def check_runs(quantized: GraphModule, call: Call, names: Mapping[int, OpName], 
     try:
         graph_outputs(quantized, values, note)
     except Exception as error:
-        failed = next(node for node in quantized.graph.nodes if node not in seen and not calls_guards(node))
+        failed = next(node for node in run_order(quantized.graph) if node not in seen)
         name = _op_around(failed, names)
         given = "; ".join(seen[source] for source in failed.all_input_nodes) or "nothing"
         reason = str(error).strip().partition("\n")[0]

@@ -31,6 +31,7 @@ from pt2qa._simulator.lower import lower
 from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa._simulator.program import Constant, Program, Region, Site
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa._simulator.verification import Graphs, Verification, add_state, digest_of, simulated
 from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.annotations import Annotations
@@ -118,6 +119,8 @@ class QuantizedPair:
         notes: what a reader of any report about this pair must know.
         recipe: how it was quantized, if pt2qa did it.
         origin: the converted graph that is deployed, where :meth:`as_deployed` put another one in its place.
+        weight_cache: bytes of quantized weights, 128 MiB unless set otherwise, whose float values are kept; others are
+            made from their integers whenever their op runs.  ``dataclasses.replace(pair, weight_cache=...)`` sets it.
     """
 
     reference: GraphModule
@@ -130,6 +133,7 @@ class QuantizedPair:
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
     origin: Origin | None = None
+    weight_cache: int = WEIGHT_CACHE
 
     def __repr__(self) -> str:
         sites = f"{len(self.sites)} sites in {len(self.regions)} regions"
@@ -138,7 +142,7 @@ class QuantizedPair:
     @functools.cached_property
     def program(self) -> Program:
         """The lowered graph that the simulator runs."""
-        return lower(self.quantized, self.reference, self.names)
+        return lower(self.quantized, self.reference, self.names, self.weight_cache)
 
     @functools.cached_property
     def simulator(self) -> Simulator:

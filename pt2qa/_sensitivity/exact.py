@@ -110,7 +110,7 @@ class _Walk:
     def _fork(self, start: int, on: frozenset[int] | None) -> Any:
         """The graph's outputs with some sites on; None for all, including constants without a site."""
         on_constants = [c for c in self.program.constants if on is None or c.site in on]
-        changed: dict[int, Any] = {constant.slot: constant.quantized for constant in on_constants}
+        changed: dict[int, Any] = {constant.slot: constant.stored for constant in on_constants}
         constants = frozenset(changed)
         owned: set[int] = set()
         for step in self.program.steps[start:]:

@@ -14,6 +14,7 @@ from pt2qa._metrics import value_range
 from pt2qa._simulator.fused import is_exact, quantize_dequantize
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.stored import read
 
 Rounding = Callable[[Tensor], Tensor]
 """Maps a site's value to a fresh one of its shape; to the value itself if that does not change."""
@@ -44,7 +45,7 @@ class OwnRounding:
 
     def __call__(self, value: Tensor) -> Tensor:
         if self.step is None:
-            constant: Tensor = self.simulator.on[self.slot]
+            constant: Tensor = read(self.simulator.on[self.slot])
             return constant
         # Looked up at each call, because verification may switch fused ops off.
         rounded: Tensor = self.simulator.site_function(self.simulator.program.steps[self.step])(value, out=None)

@@ -7,7 +7,7 @@ piece by piece, so that a piece is still in the cache when it is rounded and mea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, bind
 from pt2qa._simulator.site_functions import is_elementwise
+from pt2qa._simulator.stored import Stored, read
 from pt2qa._simulator.strides import flat, is_plain
 
 
@@ -174,14 +175,18 @@ class _Lockstep:
     def _op(self, step: Step) -> tuple[Any, Any, dict[int, Any]]:
         """The value of an op in the reference, in the quantized run, and in each of its groups."""
         call, reference, quantized = self.simulator.call, self.reference, self.quantized
-        isolated = {group: self._run_isolated(step, group) for group in self.groups_of.get(step.index, ())}
         inputs = (*step.reads, *step.constants)
+        # Rounded weights are made once for all runs of the op.
+        on = {slot: read(self.simulator.on[slot]) for slot in step.constants}
+        isolated = {group: self._run_isolated(step, group, on) for group in self.groups_of.get(step.index, ())}
         if self.program.may_share and all(reference[slot] is quantized[slot] for slot in inputs):
             ref = call(step, reference, False)
             return ref, ref, isolated
         # Overwriting the first input in one run must not affect the other run.
         private = not step.reads or reference[step.reads[0]] is not quantized[step.reads[0]]
-        quant = call(step, quantized, step.reuse_all_on and private)
+        own = {slot: quantized[slot] for slot in step.reads}
+        own |= {slot: on[slot] if type(quantized[slot]) is Stored else quantized[slot] for slot in step.constants}
+        quant = call(step, own, step.reuse_all_on and private)
         return call(step, reference, step.reuse and private), quant, isolated
 
     def _keep(self, group: int, step: Step, value: Any) -> None:
@@ -189,8 +194,8 @@ class _Lockstep:
         if (group, step.out) in self.read_inside:
             self.isolated[group, step.out] = value
 
-    def _run_isolated(self, step: Step, group: int) -> Any:
-        env = list(self.simulator.on)
+    def _run_isolated(self, step: Step, group: int, constants: Mapping[int, Any]) -> Any:
+        env = dict(constants)
         # A group may overwrite its own values after their last reader, but not the reference's.
         reuse = step.reuse_all_on and self._inside(group, step.reads[0]) and self._allocated(step.reads[0])
         for slot in step.reads:

@@ -28,6 +28,7 @@ from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, slots_i
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Constant, Program, QuantParams, Region, Site, Slot, Step
 from pt2qa._simulator.site_functions import converted_site, fused_site
+from pt2qa._simulator.stored import WEIGHT_CACHE, Stored, ValueCache, dequantized, read, shares_memory
 from pt2qa.errors import PairingError
 
 
@@ -35,6 +36,7 @@ from pt2qa.errors import PairingError
 class _Folded:
     """A value that does not depend on the batch: its value on both sides, and how it was quantized.
 
+    The quantized one is :class:`Stored` if it is rounded.
     The reference is None if it must still be looked up in the float graph, at the argument of the op that reads it.
     """
 
@@ -60,20 +62,25 @@ class _Deferred:
     node: Node
 
 
-def lower(quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName]) -> Program:
+def lower(
+    quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName], weight_cache: int = WEIGHT_CACHE
+) -> Program:
     """Lowers what ``convert_pt2e`` returned, weights folded or not.
 
-    ``reference`` is the float graph as ``prepare`` rewrote it, with the same handles; ``names`` is what to call each.
+    ``reference`` is the float graph as ``prepare`` rewrote it, with the same handles; ``names`` is what to call each;
+    ``weight_cache`` how many bytes of rounded constants are kept in float.
 
     Raises:
         PairingError: the quantized graph still has observers, or nothing in it is quantized.
     """
-    return _Lowering(quantized, reference, names).run()
+    return _Lowering(quantized, reference, names, ValueCache(weight_cache)).run()
 
 
 class _Lowering:
-    def __init__(self, quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName]) -> None:
-        self.graph_module = quantized
+    def __init__(
+        self, quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName], cache: ValueCache
+    ) -> None:
+        self.graph_module, self.cache = quantized, cache
         self.order = {node: position for position, node in enumerate(quantized.graph.nodes)}
         self.names = names
         self.floats = FloatConstants(reference)
@@ -88,8 +95,8 @@ class _Lowering:
         self.producers: dict[int, int] = {}
         self.notes: list[str] = []
         self.site_slots: dict[tuple[Node, str], Slot] = {}
-        self.constant_slots: dict[tuple[Node, int], Slot] = {}
-        self.dequantized: dict[tuple[Any, ...], Tensor] = {}
+        self.constant_slots: dict[tuple[Node, int | None], Slot] = {}
+        self.dequantized: dict[tuple[Any, ...], Stored] = {}
         self.same_sites: dict[tuple[int, str], int] = {}
         self.handle_uses: dict[int, int] = defaultdict(int)
         self.may_share = True
@@ -193,8 +200,9 @@ class _Lowering:
         if params is not None and not only_moves and not quant_ops.is_choose_qparams(node):
             return None
         has_reference = all(value.reference is not None for value in folded)
+        stored = folded[0].quantized
         return _Folded(
-            run_on_constants(node, self._tensor),
+            self._moved(node, stored) if only_moves and isinstance(stored, Stored) else self._computed(node),
             run_on_constants(node, lambda arg: self._value(arg).reference) if has_reference else None,
             params=params,
             attribute=folded[0].attribute,
@@ -204,28 +212,31 @@ class _Lowering:
     def _tensor(self, node: Node) -> Any:
         """The constant value of a node; None if it depends on the batch."""
         value = self._value(node)
-        return value.quantized if isinstance(value, _Folded) else None
+        return read(value.quantized) if isinstance(value, _Folded) else None
+
+    def _computed(self, node: Node) -> Any:
+        return run_on_constants(node, self._tensor)
+
+    def _moved(self, node: Node, stored: Stored) -> Stored:
+        """A rounded constant after an op that changes no value."""
+        source = stored.value()
+        view = shares_memory(run_on_constants(node, lambda _: source), source)
+        return Stored(lambda: run_on_constants(node, lambda _: stored.value()), None if view else self.cache)
 
     # -- quantization --------------------------------------------------------------------------------------------
 
     def _dequantize(self, node: Node) -> Any:
         value = self._value(node.args[0])
         if isinstance(value, _Folded):
-            return replace(
-                value,
-                quantized=self._dequantized(node, value.quantized),
-                reference=None,
-                params=quant_ops.read_params(node, self._tensor),
-            )
+            params = quant_ops.read_params(node, self._tensor)
+            stored = self._dequantized(node, read(value.quantized), params)
+            return replace(value, quantized=stored, reference=None, params=params)
         if not isinstance(value, _Integers):
             return self._op(node)
         if isinstance(value.source, _Folded):
-            integers = run_on_constants(value.node, self._tensor, value.source.quantized)
-            return replace(
-                value.source,
-                quantized=run_on_constants(node, self._tensor, integers),
-                params=quant_ops.read_params(node, self._tensor),
-            )
+            integers = run_on_constants(value.node, self._tensor, read(value.source.quantized))
+            params = quant_ops.read_params(node, self._tensor)
+            return replace(value.source, quantized=self._dequantized(node, integers, params), params=params)
         matching = value.node.args[1:] == node.args[1:] or quant_ops.is_dynamic_per_tensor(value.node)
         if not matching:
             self.notes.append(
@@ -244,22 +255,34 @@ class _Lowering:
             self.site_slots[key] = self._activation_site(value, node, exact=matching and not node.kwargs, alone=alone)
         return self.site_slots[key]
 
-    def _dequantized(self, node: Node, value: Tensor) -> Any:
+    def _dequantized(self, node: Node, integers: Tensor, params: QuantParams) -> Stored:
         """A dequantized constant; equal dequantize nodes, as for the steps of an LSTM, share one result.
 
-        Tensors are compared by identity, which is safe because the graph keeps them alive.
+        Tensors are compared by identity, which is safe because the graph and these results keep them alive.
         """
-        args = tuple(self._tensor(arg) if isinstance(arg, Node) else arg for arg in node.args[1:])
-        key = (node.target, str(node.kwargs), *(id(arg) if isinstance(arg, Tensor) else arg for arg in (value, *args)))
-        if key not in self.dequantized:
-            self.dequantized[key] = run_on_constants(node, self._tensor, value)
-        return self.dequantized[key]
+        given = {arg: self._tensor(arg) for arg in node.all_input_nodes[1:]}
+        args = tuple(given[arg] if isinstance(arg, Node) else arg for arg in node.args[1:])
+        key = (
+            node.target,
+            str(node.kwargs),
+            *(id(arg) if isinstance(arg, Tensor) else arg for arg in (integers, *args)),
+        )
+        plain = quant_ops.is_plain_dequantize(node)
+
+        def make() -> Any:
+            found = dequantized(integers, params.scale, params.zero_point, params.axis) if plain else None
+            return run_on_constants(node, given.__getitem__, integers) if found is None else found
+
+        return self.dequantized.setdefault(key, Stored(make, self.cache))
 
     def _half_cast(self, node: Node) -> Any:
         value = self._value(node.args[0])
         if isinstance(value, _Folded):
             params = value.params or quant_ops.read_params(node, self._tensor)
-            return replace(value, quantized=run_on_constants(node, self._tensor, value.quantized), params=params)
+            source = value.quantized
+            float32 = self._computed(node).dtype == torch.float32
+            made = Stored(lambda: run_on_constants(node, lambda _: read(source)), self.cache if float32 else None)
+            return replace(value, quantized=made, params=params)
         return self._op(node)
 
     def _activation_site(self, value: _Integers, dequantize: Node, *, exact: bool, alone: bool) -> Slot:
@@ -424,7 +447,8 @@ class _Lowering:
         self, arg: Node, value: _Folded, reader: Node, handle: int | None, path: Path, mutated: bool
     ) -> Slot:
         reference, attribute, is_parameter = value.reference, value.attribute, value.is_parameter
-        found = self.floats.lookup(reader, path, value.quantized) if isinstance(value.quantized, Tensor) else None
+        stored, quantized = value.quantized, read(value.quantized)
+        found = self.floats.lookup(reader, path, quantized) if isinstance(quantized, Tensor) else None
         if found is not None:
             reference, attribute, is_parameter = found.value, found.attribute, found.is_parameter
         elif reference is None:
@@ -432,10 +456,11 @@ class _Lowering:
                 f"{self._reader_name(reader)}: no float value for its argument {path} in the reference; "
                 "the reference reads the quantized one"
             )
-            reference = value.quantized
-        key = (arg, id(reference))
+        key = (arg, None if reference is None else id(reference))
         if key in self.constant_slots:
             return self.constant_slots[key]
+        if reference is None:
+            reference = stored = quantized
         slot = self._new_slot()
         self.constant_slots[key] = slot
         name, op, number = self._reader_name(reader), op_of(reader.target), -1 if handle is None else handle
@@ -449,7 +474,7 @@ class _Lowering:
             Constant(
                 slot=slot.number,
                 reference=reference,
-                quantized=value.quantized,
+                stored=stored,
                 attribute=attribute,
                 is_parameter=is_parameter,
                 reader=name,

@@ -68,7 +68,7 @@ def reads_of(program: Program) -> Iterator[tuple[Step, tuple[Read, ...]]]:
             reads = (
                 Read(argument, slot in constants, slot in results)
                 for argument, slot in arguments_of(step)
-                if slot not in constants or isinstance(constants[slot].quantized, Tensor)
+                if slot not in constants or isinstance(constants[slot].reference, Tensor)
             )
             yield step, tuple(reads)
 

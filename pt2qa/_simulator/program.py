@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from pt2qa._simulator.stored import read
+
 SiteKind = Literal["activation", "weight", "bias"]
 
 
@@ -97,6 +99,8 @@ class Constant:
     """A slot that is filled before the first step; ``op``, ``handle`` and ``argument`` say where its reader has it.
 
     Attributes:
+        reference: its value in the reference.
+        stored: what the quantized model keeps of its own; a :class:`Stored` constant if it is rounded.
         attribute: qualified name in the float model, if known, such as ``layer1.0.conv1.weight``.
         is_parameter: whether it is a Parameter of the float model, not a buffer or a literal.
         reader: name of the op that reads it first; empty if none does.
@@ -106,7 +110,7 @@ class Constant:
 
     slot: int
     reference: Any
-    quantized: Any
+    stored: Any
     attribute: str = ""
     is_parameter: bool = False
     reader: str = ""
@@ -115,6 +119,11 @@ class Constant:
     argument: int = -1
     site: int | None = None
     mutated: bool = False
+
+    @property
+    def quantized(self) -> Any:
+        """The value that the quantized model reads; of a weight that is not kept in float, made at each call."""
+        return read(self.stored)
 
 
 @dataclass(slots=True)

@@ -63,6 +63,13 @@ def is_dynamic_per_tensor(node: Node) -> bool:
     return _op_name(node).endswith("quantize_per_tensor") and overload_name(_overload(node)) == "tensor"
 
 
+def is_plain_dequantize(node: Node) -> bool:
+    """Whether the node computes ``(integers - zero_point) * scale`` in float32, per tensor or per channel."""
+    name = _op_name(node)
+    plain = name == "dequantize_per_channel" or (name == "dequantize_per_tensor" and is_static_per_tensor(node))
+    return plain and not node.kwargs
+
+
 def _overload(node: Node) -> OpOverload:
     """The overload that a node calls; torchao's reference representation leaves out which, and the scale tells."""
     target: Any = node.target

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._exclusion import computes
-from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.program import Program, Slot, Step
+from pt2qa._simulator.stored import read
 from pt2qa._simulator.strides import copied, is_plain, with_strides
 
 Values = Sequence[Any] | Mapping[int, Any]
-"""Values by slot number."""
+"""Values by slot number; constants may be :class:`~pt2qa._simulator.stored.Stored`."""
 
 
 class Simulator:
@@ -31,7 +32,7 @@ class Simulator:
         self.off: list[Any] = [None] * program.slots
         self.on: list[Any] = [None] * program.slots
         for constant in program.constants:
-            self.off[constant.slot], self.on[constant.slot] = constant.reference, constant.quantized
+            self.off[constant.slot], self.on[constant.slot] = constant.reference, constant.stored
 
     @computes
     def run(
@@ -89,9 +90,9 @@ class Simulator:
         env = list(self.on if on is True else self.off)
         for constant in self.program.constants:
             if not isinstance(on, bool) and constant.site is not None and constant.site in on:
-                env[constant.slot] = constant.quantized
+                env[constant.slot] = constant.stored
             if constant.mutated:
-                env[constant.slot] = copied(env[constant.slot])
+                env[constant.slot] = copied(read(env[constant.slot]))
         for slot, value in zip(self.program.inputs, values, strict=True):
             env[slot] = copied(value) if not self.program.may_share and isinstance(value, Tensor) else value
         return env
@@ -119,7 +120,7 @@ def bind(template: Any, env: Values) -> Any:
     """``template`` with the values of ``env`` in place of slots."""
     kind = type(template)
     if kind is Slot:
-        return env[template.number]
+        return read(env[template.number])
     if isinstance(template, tuple):
         return tuple([bind(item, env) for item in template])
     if isinstance(template, list):
@@ -156,13 +157,11 @@ def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callab
     ``visit`` receives every value as it is computed; what it returns, if not None, takes the value's place.
     """
 
-    class _Recorder(torch.fx.Interpreter):
+    class _Recorder(GraphRun):
         def run_node(self, node: torch.fx.Node) -> Any:
-            if calls_guards(node):
-                return None
             result = super().run_node(node)
             instead = visit(node, result)
             return result if instead is None else instead
 
     with torch.no_grad():
-        return _Recorder(graph_module).run(*values, enable_io_processing=False)
+        return _Recorder(graph_module).run(*values)

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import pytree, storage_number
 from pt2qa._simulator import op_rules
+from pt2qa._simulator.graph_run import run_order
 from pt2qa._simulator.strides import copied
 from pt2qa.errors import SimulationError
 
@@ -33,7 +33,7 @@ class Walk(Interpreter):
         self.args_iter = iter([copied(each) if self._writes and isinstance(each, Tensor) else each for each in values])
         self._buffers: dict[Any, Tensor] = dict(graph.named_buffers()) if self._writes else {}
         self._copies: dict[Any, Tensor] = {}
-        self._nodes = iter(graph.graph.nodes)
+        self._nodes = iter(run_order(graph.graph))
         self._readers = {node: len(node.users) for node in graph.graph.nodes}
         self._comparisons = Counter(observed)
         self._kept: dict[Node, Any] = {}
@@ -68,12 +68,11 @@ class Walk(Interpreter):
     def _advance(self) -> Node:
         """Runs the next node, and releases what it is the last to read."""
         node: Node = next(self._nodes)
-        if not calls_guards(node):
-            if self._writes and op_rules.mutates_first_argument(node.target):
-                self._save(self.env[node.all_input_nodes[0]])
-            self.env[node] = self._run(node)
-            if self._comparisons[node]:
-                self._kept[node] = self.env[node]
+        if self._writes and op_rules.mutates_first_argument(node.target):
+            self._save(self.env[node.all_input_nodes[0]])
+        self.env[node] = self._run(node)
+        if self._comparisons[node]:
+            self._kept[node] = self.env[node]
         for source in node.all_input_nodes:
             self._readers[source] -= 1
         for each in (node, *node.all_input_nodes):

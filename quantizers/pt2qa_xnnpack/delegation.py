@@ -53,7 +53,8 @@ def _values(program: Any, quantized: GraphModule) -> dict[int, Any]:
     """A traced value for each slot of a program; a site has that of the value that it rounds."""
     nodes = {node.name: node for node in quantized.graph.nodes}
     found = dict(zip(program.inputs, map(value_of, quantized.graph.find_nodes(op="placeholder")), strict=True))
-    found |= {constant.slot: constant.quantized for constant in program.constants}
+    # Rounding changes neither dtype nor shape, and the rounded values of all weights are much memory.
+    found |= {each.slot: each.stored if each.site is None else each.reference.detach() for each in program.constants}
     for step in program.steps:
         found[step.out] = found[step.reads[0]] if step.site is not None else value_of(nodes[step.node])
     return found

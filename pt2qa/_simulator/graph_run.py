@@ -1,0 +1,60 @@
+"""Runs a graph node by node, with no more float weights in memory than one op reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from torch.fx import Graph, Interpreter, Node
+
+from pt2qa._graph.internals.nodes import calls_guards
+from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.lifetimes import written_value
+
+
+class GraphRun(Interpreter):
+    """Runs a graph in the order of :func:`run_order`, without its guards; ``run`` takes and returns flat values."""
+
+    def run(self, *values: Any) -> Any:  # type: ignore[override]
+        """Runs the graph; each value is released after its last reader."""
+        order = run_order(self.graph)
+        last = {source: node for node in order for source in node.all_input_nodes}
+        releases: dict[Node, list[Node]] = defaultdict(list)
+        for source, node in last.items():
+            releases[node].append(source)
+        self.env, self.args_iter = {}, iter(values)
+        result = None
+        for node in order:
+            result = self.env[node] = self.run_node(node)
+            for source in releases[node]:
+                del self.env[source]
+        return result
+
+
+def run_order(graph: Graph) -> list[Node]:
+    """The nodes of a graph but its guards; a constant is dequantized right before the first op that reads it.
+
+    Exported graphs read all constants first, and dequantize them there: a float copy of all weights at once.
+    """
+    written = {
+        written_value(node).target for node in graph.nodes if op_rules.mutates_first_argument(node.target) and node.args
+    }
+    order: list[Node] = []
+    waiting: set[Node] = set()
+
+    def append(node: Node) -> None:
+        for source in node.all_input_nodes:
+            if source in waiting:
+                waiting.remove(source)
+                append(source)
+        order.append(node)
+
+    for node in graph.nodes:
+        if quant_ops.is_quantization(node) and all(
+            source in waiting or (source.op == "get_attr" and source.target not in written)
+            for source in node.all_input_nodes
+        ):
+            waiting.add(node)
+        elif not calls_guards(node):
+            append(node)
+    return order

@@ -1,0 +1,107 @@
+"""Rounded constants, kept as integers: their float values are made when an op reads them.
+
+A float value for each weight would be a second model in memory.  The first that fit into a number of bytes are kept all
+the same, since making them takes time in each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pt2qa._metrics import CHUNK
+
+WEIGHT_CACHE: Final = 1 << 27
+"""Bytes of dequantized constants that a program keeps: those of ResNet-50 fit."""
+
+_EXACT: Final = frozenset({torch.int8, torch.uint8, torch.int16})
+"""Integers that are exact in float32, and so are their differences to a zero point of the same dtype."""
+
+
+@dataclass(eq=False, slots=True)
+class ValueCache:
+    """How many bytes are left for values that are kept; what was kept once stays."""
+
+    left: int
+
+    def takes(self, value: Tensor) -> bool:
+        """Whether there is room for a value; if so, it is used up."""
+        size = value.untyped_storage().nbytes()
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+class Stored:
+    """A constant that is made from what the graph holds of it, with the same bits each time."""
+
+    __slots__ = ("_cache", "_make", "_value")
+
+    def __init__(self, make: Callable[[], Any], cache: ValueCache | None) -> None:
+        """``cache`` is None for what is never kept, such as a view of another constant."""
+        self._make, self._cache = make, cache
+        self._value: Any = None
+
+    def value(self) -> Any:
+        """The value; nothing may write to it."""
+        if self._value is not None:
+            return self._value
+        with torch.no_grad():
+            made = self._make()
+        if self._cache is not None and isinstance(made, Tensor) and self._cache.takes(made):
+            self._value = made
+        return made
+
+
+def read(constant: Any) -> Any:
+    """The value of a constant that may be a :class:`Stored` one."""
+    return constant.value() if type(constant) is Stored else constant
+
+
+def shares_memory(value: Any, source: Any) -> bool:
+    """Whether a value is a view of another, or no tensor at all."""
+    if not (isinstance(value, Tensor) and isinstance(source, Tensor)):
+        return True
+    return value.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+
+
+def dequantized(integers: Tensor, scale: Any, zero_point: Any, axis: int | None) -> Tensor | None:
+    """``(integers - zero_point) * scale`` in float32, bit for bit as the ops of the graph compute it.
+
+    They make a tensor of 64-bit integers first, and take several times as long.
+
+    Args:
+        integers: of any shape.
+        scale: a number, or a float32 one for each channel.
+        zero_point: like ``scale``.
+        axis: of the channels; None if the whole tensor has one scale.
+
+    Returns:
+        A new tensor; None where only the op itself is sure to give these bits.
+    """
+    if integers.dtype not in _EXACT or not integers.is_contiguous() or not integers.dim():
+        return None
+    if axis is not None:
+        if not (isinstance(scale, Tensor) and scale.dtype == torch.float32 and isinstance(zero_point, Tensor)):
+            return None
+        shape = [1] * integers.dim()
+        shape[axis] = -1
+        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape).float()
+    elif not (isinstance(scale, float) and isinstance(zero_point, int)):
+        return None
+    result = torch.empty_like(integers, dtype=torch.float32)
+    rows = max(1, CHUNK // max(1, integers[:1].numel()))
+    moves = bool((zero_point != 0).any()) if isinstance(zero_point, Tensor) else zero_point != 0
+    for start in range(0, len(integers), rows):
+        end = start + rows
+        # A block at a time: what is written is still in cache when it is read.
+        block = result[start:end].copy_(integers[start:end])
+        if moves:
+            block.sub_(zero_point[start:end] if axis == 0 else zero_point)
+        block.mul_(scale[start:end] if axis == 0 else scale)
+    return result
