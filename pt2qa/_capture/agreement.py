@@ -37,9 +37,15 @@ class State:
         )
 
     def restore(self) -> None:
-        """Restores the buffers that changed, in place."""
+        """Restores the buffers that changed, in place.
+
+        Tracing records gradients on a buffer that forward reaches past the module, as a cache object's tensors; such a
+        buffer could not be copied any more.
+        """
         changed = set(self.changed())
         for path, module, name, value, saved in self._saved:
+            if value.grad_fn is not None:
+                value.detach_()
             if path in changed:
                 setattr(module, name, value)
                 with torch.no_grad():

@@ -111,10 +111,10 @@ def memory_of(value: object) -> int | None:
 
 
 def _shares_memory_with(node: Node) -> list[Node]:
-    if node.op != "call_function":
+    if node.op not in ("call_function", "call_module"):
         return []
-    if node.target is operator.getitem or isinstance(node.target, HigherOrderOperator):
-        # getitem returns what it is given; of a nested graph nothing is known.
+    if node.op == "call_module" or node.target is operator.getitem or isinstance(node.target, HigherOrderOperator):
+        # An observer and getitem return what they are given; of a nested graph nothing is known.
         return list(node.all_input_nodes)
     if not isinstance(node.target, OpOverload):
         return []

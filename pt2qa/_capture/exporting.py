@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 from pt2qa._graph.internals.nodes import calls_guards
@@ -75,7 +76,7 @@ def export(
         # Dynamo reads the .grad of the inputs of a cond or a loop.
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         try:
-            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:
             other = (
                 "strict=False, which runs the Python of the forward instead of analysing it"
@@ -86,6 +87,29 @@ def export(
                 f"torch.export.export failed with {type(error).__name__}: {_first_lines(error)}\n"
                 f"Try {other}. What a forward may do is described at {_DOCS}; torch's whole message is above this one."
             ) from error
+    _read_as_buffers(program, model)
+    return program
+
+
+def _read_as_buffers(program: ExportedProgram, model: nn.Module) -> None:
+    """Makes those constants that are buffers of the model read as such, in place.
+
+    A buffer that forward also reaches past the module, as the keys that a cache object holds, is traced as a constant
+    unless ``strict=True``; what forward writes to it would be no state.
+    """
+    buffers = {id(buffer): name for name, buffer in model.named_buffers()}
+    specs = program.graph_signature.input_specs
+    names = {spec.target: spec.arg.name for spec in specs if spec.kind is InputKind.BUFFER}
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    for spec in [each for each in specs if each.kind is InputKind.CONSTANT_TENSOR]:
+        held = names.get(buffers.get(id(program.constants[str(spec.target)])))
+        if held is not None:
+            constant = nodes[spec.arg.name]
+            constant.replace_all_uses_with(nodes[held])
+            program.graph.erase_node(constant)
+            specs.remove(spec)
+            del program.constants[str(spec.target)]
+    program.graph_module.recompile()
 
 
 def _is_exported(model: nn.Module) -> bool:

@@ -174,7 +174,7 @@ class Profiler:
         values = self._target.values(batch)
         if self._plan.writes:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
-        with buffers_kept(self.graph, self._plan.writes), torch.no_grad():
+        with buffers_kept(self.graph, self._plan.written), torch.no_grad():
             self._run(values, observes=False)
 
     def __enter__(self) -> Profiler:

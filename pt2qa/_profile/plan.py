@@ -18,6 +18,7 @@ from pt2qa._profile.rows import Role
 from pt2qa._profile.sites import ReadValue, Sites
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.batches import written_buffers
 from pt2qa._simulator.program import QuantParams
 
 LAST_AXIS = -1
@@ -67,11 +68,13 @@ class Plan:
         values: each once.
         places: in graph order; each gives its value's position.
         writes: whether the graph changes its inputs or buffers when it runs.
+        written: the names of the buffers that it changes.
     """
 
     values: tuple[Value, ...]
     places: tuple[ProfiledValue, ...]
     writes: bool
+    written: tuple[str, ...]
 
 
 def make_plan(
@@ -114,6 +117,7 @@ class _Planner:
             for node in self.order
             for written in written_by(node, graph)
         ]
+        self.written = written_buffers(graph)
         self.constant = self._constants()
         self.channels = self._channels()
         self.values: list[Value] = []
@@ -127,7 +131,7 @@ class _Planner:
             if node.op != "placeholder" and node.target is not operator.getitem:
                 self._reads(node)
             self._makes(node)
-        return Plan(tuple(self.values), tuple(self.places), bool(self.writes))
+        return Plan(tuple(self.values), tuple(self.places), bool(self.writes), self.written)
 
     def _is_op(self, node: Node) -> bool:
         """Whether a node gets rows: inputs and ops of the model, but not quantization ops or constants."""

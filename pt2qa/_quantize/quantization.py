@@ -26,7 +26,7 @@ from pt2qa._quantize.plain_export import rewriting_note
 from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
-from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.overrides.annotations import Annotations
@@ -105,12 +105,14 @@ def quantize(
         )
     if qat:
         _switch(prepared, "eval")
-    check_prepared(float_graph, prepared, first, names, plugin.name)
-    if train is not None:
-        _switch(prepared, "train")
-        train(prepared)
-        _switch(prepared, "eval")
-    calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
+    state = written_buffers(float_graph)
+    with buffers_kept(float_graph, state), buffers_kept(prepared, state):
+        check_prepared(float_graph, prepared, first, names, plugin.name)
+        if train is not None:
+            _switch(prepared, "train")
+            train(prepared)
+            _switch(prepared, "eval")
+        calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
 
     reference, quantized = _convert(prepared, plugin.name)
     check_runs(quantized, first, names, plugin.name)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.inputs import refusal, without_gradients
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import calling_convention, pytree
@@ -148,10 +149,17 @@ def _check(name: str, captured: Any, value: Any) -> None:
         )
 
 
+def written_buffers(graph_module: GraphModule) -> tuple[str, ...]:
+    """The names of the buffers of a graph that its forward writes to."""
+    buffers = dict(graph_module.named_buffers())
+    held = [node for node in graph_module.graph.find_nodes(op="get_attr") if str(node.target) in buffers]
+    return tuple(dict.fromkeys(str(node.target) for node in Aliases(graph_module).written(held)))
+
+
 @contextmanager
-def buffers_kept(graph_module: torch.nn.Module, writes: bool) -> Iterator[None]:
-    """Gives all buffers their values back after a run, for graphs whose forward writes to them."""
-    saved = {name: buffer.clone() for name, buffer in graph_module.named_buffers()} if writes else {}
+def buffers_kept(graph_module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Gives buffers their values back after a run, for graphs whose forward writes to them."""
+    saved = {name: graph_module.get_buffer(name).clone() for name in names}
     try:
         yield
     finally:

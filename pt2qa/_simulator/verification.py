@@ -22,7 +22,7 @@ from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import FLIPS, compare_leaves
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.batches import buffers_kept
+from pt2qa._simulator.batches import buffers_kept, written_buffers
 from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.isolated_check import Isolated, IsolatedCheck
 from pt2qa._simulator.outputs import output_names, plain
@@ -165,7 +165,7 @@ def graph_outputs(
     """A graph's outputs on flat inputs; inputs and buffers do not change.  For ``visit`` see :func:`graph_values`."""
     writes = any(op_rules.mutates_first_argument(node.target) for node in graph_module.graph.nodes)
     own = [copied(value) if writes and isinstance(value, Tensor) else value for value in values]
-    with buffers_kept(graph_module, writes):
+    with buffers_kept(graph_module, written_buffers(graph_module) if writes else ()):
         return graph_values(graph_module, own, visit)
 
 

@@ -221,3 +221,44 @@ def test_module_names_that_no_code_can_hold() -> None:
     model.add_module("a'\"\\b", nn.Linear(4, 4))
     with pytest.raises(pt2qa.CaptureError, match="Module names with quotes or backslashes"):
         pt2qa.capture(model.eval(), torch.zeros(2, 4))
+
+
+class Remembering(nn.Module):
+    """A linear with a table of what it read last, as language models keep keys: a buffer that an object holds, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("table", torch.zeros(3, 4), persistent=False)
+        self.held = [self.table]
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        return x @ self.held[0].index_copy_(0, place, self.linear(x)).T
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_buffer_that_an_object_holds_too_is_state(strict: bool) -> None:
+    model, first, second = Remembering().eval(), torch.tensor([0, 1]), torch.tensor([1, 2])
+    captured = capture(model, (torch.ones(2, 4), first), strict=strict)
+    assert captured.stateful == ("table",)
+    assert model.table.grad_fn is None
+    assert not model.table.any()
+    graph = captured.module()
+    expected = graph(torch.ones(2, 4), first)
+    assert not expected[:, 2].any()
+    graph(torch.ones(2, 4), second)
+    assert graph(torch.ones(2, 4), first)[:, 2].any()
+    assert not model.table.any()
+    assert torch.equal(captured.module()(torch.ones(2, 4), first), expected)
+    copy.deepcopy(captured.module())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_every_batch_reads_the_captured_state(strict: bool) -> None:
+    """A calibration that filled the table further once left it so in both graphs."""
+    model = Remembering().eval()
+    batches = [(torch.randn(2, 4), torch.tensor(places)) for places in ([0, 1], [1, 2])]
+    captured = capture(model, batches[0], strict=strict)
+    pair = pt2qa.quantize(captured, "x86:mode=dynamic", batches)
+    with torch.no_grad():
+        assert torch.equal(pair.reference(*batches[0]), captured.module()(*batches[0]))
