@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -24,12 +23,13 @@ from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewr
 from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, source_line
 from pt2qa._graph.internals.nodes import calls_guards
-from pt2qa._layers.analysis import compare_layers
+from pt2qa._layers.analysis import compare_rounding
 from pt2qa._layers.report import LayerReport
 from pt2qa._quantize.observers import find_observers
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._weights.analysis import compare_weights
-from pt2qa._weights.report import WeightReport
+from pt2qa._weights.analysis import weight_rows
+from pt2qa._weights.rows import WeightRow
+from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.errors import Pt2qaError
 from pt2qa.overrides import Annotations, annotations_of
 from pt2qa.overrides.annotations import read_annotations
@@ -296,21 +296,26 @@ class CheckContext:
 
     @functools.cached_property
     def layers(self) -> LayerReport:
-        """What the data does at each site: range, saturation, rounding error."""
+        """What the data does at each site: range, saturation, rounding error; no isolated errors."""
         pair = self.pair
         if self.batches is None:
             raise UnavailableError("without data: give batches=")
-        return compare_layers(pair, self.batches, inputs_of=self.inputs_of, progress=self.progress)
+        return compare_rounding(pair, self.batches, self.inputs_of, self.progress)
 
     @functools.cached_property
-    def weights(self) -> WeightReport:
+    def weights(self) -> tuple[WeightRow, ...]:
         """What rounding did to each weight of the pair."""
-        return compare_weights(self.pair)
+        return weight_rows(self.pair, self._sums)
 
     @functools.cached_property
     def integer_products(self) -> tuple[IntegerProduct, ...]:
         """The convolutions and linears of the pair with quantized weights; for rules of plug-ins, too."""
-        return integer_products(self.pair)
+        return integer_products(self.pair, self._sums)
+
+    @functools.cached_property
+    def _sums(self) -> SumsOfWeights:
+        """What the rules know of the values of weights, each of which is read once."""
+        return SumsOfWeights()
 
     def name_of(self, node: Node) -> str:
         """What to call a node: the op's name, an input's, or the qualified name of an attribute."""
@@ -364,7 +369,7 @@ def kind_of(value: Any) -> Kind | None:
 
 def _with_handles(given: _Exported) -> _Exported:
     """A copy of a program or a graph, with handles."""
-    copied = copy.deepcopy(given)
+    copied = copy_to_edit(given)
     if not names_of(copied):
         assign_handles(copied)
     return copied

@@ -12,6 +12,7 @@ from torch import Tensor
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams, Site, Slot, Step
+from pt2qa._weights.sums import SumsOfWeights
 
 FEW_CHANNELS = 0.1
 """Share of a weight's channels up to which their rounding moves the layer's output by little."""
@@ -31,6 +32,7 @@ class IntegerProduct:
         input_params: how its input is rounded; None if it stays float.
         output_scale: the largest scale with which its output is rounded, directly or after elementwise ops and ops that
             move values; nan if it stays float or each batch sets the scale.
+        sums: reads the weight when something of it is first asked for.
     """
 
     name: str
@@ -41,6 +43,7 @@ class IntegerProduct:
     bias_params: QuantParams | None
     input_params: QuantParams | None
     output_scale: float
+    sums: SumsOfWeights
 
     @property
     def weights(self) -> Tensor:
@@ -63,7 +66,12 @@ class IntegerProduct:
     @property
     def largest(self) -> Tensor:
         """The largest absolute weight of each output channel: float64 of shape (channels,)."""
-        return self.weights.double().abs().amax(1)
+        return self.sums.of(self.weight, self.channel_axis).largest
+
+    @property
+    def zero(self) -> Tensor:
+        """Whether all integers of each output channel are zero: booleans of shape (channels,)."""
+        return self.sums.of(self.weight, self.channel_axis).zero
 
     @property
     def visible(self) -> Tensor:
@@ -75,8 +83,12 @@ class IntegerProduct:
         """
         if self.input_params is None or math.isnan(self.output_scale):
             return torch.ones(len(self.weights), dtype=torch.bool)
-        reach = self.weights.double().abs().sum(1) * max(abs(end) for end in limits(self.input_params))
-        return ~(reach < self.output_scale / 2)
+        input_reach = max(abs(end) for end in limits(self.input_params))
+        # One weight may suffice, so that few channels are read again.
+        hidden = self.largest * input_reach < self.output_scale / 2
+        reach = self.weights[hidden].double().abs().sum(1) * input_reach
+        hidden[hidden.clone()] = reach < self.output_scale / 2
+        return ~hidden
 
 
 def limits(params: QuantParams) -> tuple[float, float]:
@@ -87,19 +99,23 @@ def limits(params: QuantParams) -> tuple[float, float]:
     return low * params.scale, high * params.scale
 
 
-def integer_products(pair: QuantizedPair) -> tuple[IntegerProduct, ...]:
+def integer_products(pair: QuantizedPair, sums: SumsOfWeights) -> tuple[IntegerProduct, ...]:
     """The convolutions and linears of a pair with quantized weights, in graph order."""
     constants = {constant.slot: constant for constant in pair.program.constants}
     readers: dict[int, list[Step]] = {}
     for step in pair.program.steps:
         for slot in step.reads:
             readers.setdefault(slot, []).append(step)
-    found = (_product(pair, step, constants, readers) for step in pair.program.steps if step.op in WEIGHTED)
+    found = (_product(pair, step, constants, readers, sums) for step in pair.program.steps if step.op in WEIGHTED)
     return tuple(product for product in found if product is not None)
 
 
 def _product(
-    pair: QuantizedPair, step: Step, constants: Mapping[int, Constant], readers: Mapping[int, list[Step]]
+    pair: QuantizedPair,
+    step: Step,
+    constants: Mapping[int, Constant],
+    readers: Mapping[int, list[Step]],
+    sums: SumsOfWeights,
 ) -> IntegerProduct | None:
     slots = [part.number if isinstance(part, Slot) else -1 for part in (*step.args, None, None)][:3]
     weight, bias = constants.get(slots[1]), constants.get(slots[2])
@@ -120,6 +136,7 @@ def _product(
         bias_params=_params(pair, bias),
         input_params=inputs.get(slots[0]),
         output_scale=_output_scale(step, readers, pair.sites),
+        sums=sums,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from pt2qa._capture.exporting import export
 from pt2qa._capture.normalise import PASSES
 from pt2qa._capture.normalise.regions import inline_regions
 from pt2qa._capture.normalise.sources import write_sources
+from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, walk
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
 from pt2qa._graph.internals.torch import calling_convention, pytree, size_hint
@@ -54,7 +54,7 @@ class Rewritten:
 
 def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Sequence[Pass] = EVERY_PASS) -> Rewritten:
     """Runs passes of capture, in this order, on a copy of a program that has handles."""
-    program = copy.deepcopy(program)
+    program = copy_to_edit(program)
     for placed in walk(program.graph_module):
         handle = handle_of(placed.node)
         # The passes renumber handles; what they copy keeps its metadata.
@@ -68,7 +68,7 @@ def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Seque
 
 def as_program(graph: GraphModule) -> ExportedProgram:
     """Re-exports a graph of ops, for what only a program can tell.  Dynamic sizes become fixed."""
-    graph = copy.deepcopy(graph)
+    graph = copy_to_edit(graph)
     inputs = []
     for node in list(graph.graph.nodes):
         if node.op == "placeholder":

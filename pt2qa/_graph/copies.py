@@ -1,15 +1,34 @@
-"""Copies of graphs, without copies of their weights."""
+"""Copies of graphs and programs, without copies of their weights."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
+from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+_Exported = TypeVar("_Exported", GraphModule, ExportedProgram)
 
-def copy_to_edit(graph_module: GraphModule) -> GraphModule:
+
+def copy_to_edit(given: _Exported) -> _Exported:
     """A copy that shares the parameters, whose values are not to be changed; buffers are copied.
 
     ``prepare`` and quantizers set new parameters where they need other values, as to fold a batch norm.
     """
-    return copy.deepcopy(graph_module, {id(parameter): parameter for parameter in graph_module.parameters()})
+    return copy.deepcopy(given, {id(parameter): parameter for parameter in _parameters(given)})
+
+
+def copy_without_values(graph_module: GraphModule) -> GraphModule:
+    """A copy whose parameters and buffers are on the meta device, for edits that depend on no value."""
+    memo: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in graph_module.buffers()}
+    for parameter in graph_module.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    return copy.deepcopy(graph_module, memo)
+
+
+def _parameters(given: GraphModule | ExportedProgram) -> Iterable[Any]:
+    held = given.parameters() if isinstance(given, GraphModule) else given.state_dict.values()
+    return (each for each in held if isinstance(each, nn.Parameter))

@@ -69,6 +69,15 @@ def compare_layers(
     return compare(comparison, batches, inputs_of, progress, "layers")
 
 
+def compare_rounding(
+    pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, progress: bool | None
+) -> LayerReport:
+    """:func:`compare_layers` with ``rounding_sqnr``, but without ``isolated_sqnr``, which costs more than the rest."""
+    steps = frozenset(step.index for step in pair.program.steps if step.site is None)
+    comparison = Comparison(pair, steps, (), False, {}, rounding=True)
+    return compare(comparison, batches, inputs_of, progress, "layers")
+
+
 def named_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
     """The user's metrics by name; rejects column names and any ``worse`` other than the two allowed."""
     named = dict(metrics or {})

@@ -112,9 +112,12 @@ class Comparison:
         blocks: Sequence[Block],
         isolated: bool,
         metrics: dict[str, Metric],
+        *,
+        rounding: bool = False,
     ) -> None:
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
         self.block_table: TableName = "modules" if steps else "rows"
+        self.with_rounding = isolated or rounding
         # Arguments that a metric also gets if its update names them; see pt2qa.Metric.
         self.asked = {
             name: {"isolated", "scale"} & inspect.signature(metric.update).parameters.keys()
@@ -216,7 +219,7 @@ class Comparison:
             values,
             visit,
             groups=self.groups,
-            rounding=self.with_isolated,
+            rounding=self.with_rounding,
             ranges=True,
             pieces=not self.metrics,
         )
@@ -297,11 +300,11 @@ class Comparison:
     def _others(self, row: Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
         """What else is compared with the reference: the isolated and the rounded value, if requested."""
         others: dict[str, Tensor] = {}
-        if row.aside or not (self.with_isolated or row.is_block):
+        if row.aside or not (self.with_rounding or row.is_block):
             return others
         alone = event.rounded if row.group is None else event.isolated.get(row.group)
         alone = reference if alone is None and row.group is None else alone
-        if isinstance(alone, Tensor) and alone.shape == reference.shape:
+        if (self.with_isolated or row.is_block) and isinstance(alone, Tensor) and alone.shape == reference.shape:
             others["isolated"] = alone
         if event.rounded is not None:
             others["rounding"] = event.rounded

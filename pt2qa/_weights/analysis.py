@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,8 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         value is.
     """
     check_pair(pair)
-    compared = list(_compared(pair, SumsOfWeights()))
+    known = SumsOfWeights()
+    compared = [_compared(pair, constant, readers, known, draws=True) for constant, readers in _each_once(pair)]
     return WeightReport(
         rows=tuple(each.row for each in compared),
         unpaired=pair.pairing.unpaired,
@@ -44,29 +46,34 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
-        histograms=_histograms([each for each in compared if each.row.quantized]),
+        histograms=_by_side([each.counts for each in compared if each.row.quantized]),
     )
 
 
 def weight_rows(pair: QuantizedPair, known: SumsOfWeights) -> tuple[WeightRow, ...]:
     """The rows of :func:`compare_weights`, from sums that others read too."""
-    return tuple(each.row for each in _compared(pair, known))
+    return tuple(_compared(pair, constant, readers, known, draws=False).row for constant, readers in _each_once(pair))
 
 
 class _Compared(NamedTuple):
+    """A row, and the counts of its histograms by side, zeros where none is drawn."""
+
     row: WeightRow
-    constant: Constant
-    sums: WeightSums
+    counts: npt.NDArray[np.int32]
 
 
-def _compared(pair: QuantizedPair, known: SumsOfWeights) -> Iterator[_Compared]:
-    for constant, readers in _each_once(pair):
-        sums = known.of(constant, channel_axis(pair, constant))
-        yield _Compared(_row(pair, constant, readers, sums), constant, sums)
+def _compared(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWeights, *, draws: bool) -> _Compared:
+    quantized = functools.cache(lambda: constant.quantized.detach())  # made once, and only if it is read
+    sums = known.of(constant, channel_axis(pair, constant), quantized)
+    row, counts = _row(pair, constant, readers, sums), np.zeros((len(SIDES), BINS), dtype=np.int32)
+    if draws and row.quantized and (covered := span(row)) is not None:
+        for line, value in zip(counts, (constant.reference.detach(), quantized()), strict=True):
+            line[:] = histogram(value, covered, BINS, finite=sums.finite)
+    return _Compared(row, counts)
 
 
 def _is_weight(constant: Constant) -> bool:
-    value = constant.quantized
+    value = constant.reference
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
     return constant.site is not None or constant.is_parameter
@@ -131,14 +138,8 @@ def _params(pair: QuantizedPair, constant: Constant) -> QuantParams | None:
     return pair.sites[constant.site].params if constant.site is not None else None
 
 
-def _histograms(compared: Sequence[_Compared]) -> dict[str, npt.NDArray[Any]]:
-    """Counts of the values of quantized weights, by side."""
-    lines = np.zeros((len(compared), len(SIDES), BINS), dtype=np.int32)
-    for line, (row, constant, sums) in zip(lines, compared, strict=True):
-        covered = span(row)
-        if covered is not None:
-            for number, value in enumerate((constant.reference, constant.quantized)):
-                line[number] = histogram(value.detach(), covered, BINS, finite=sums.finite)
+def _by_side(counts: Sequence[npt.NDArray[np.int32]]) -> dict[str, npt.NDArray[Any]]:
+    lines = np.array(counts, dtype=np.int32).reshape(-1, len(SIDES), BINS)
     return {side: np.ascontiguousarray(lines[:, number]) for number, side in enumerate(SIDES)}
 
 

@@ -8,7 +8,7 @@ infinite, or whose squares leave the range of float32, are read again in float64
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -104,11 +104,15 @@ class SumsOfWeights:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int | None], WeightSums] = {}
 
-    def of(self, constant: Constant, axis: int | None) -> WeightSums:
-        """The sums over the channels along an axis; over pieces of any size if it is None."""
+    def of(self, constant: Constant, axis: int | None, quantized: Callable[[], Tensor] | None = None) -> WeightSums:
+        """The sums over the channels along an axis; over pieces of any size if it is None.
+
+        ``quantized`` gives the dequantized values, where they are made for something else, too.
+        """
         key = constant.slot, axis
         if key not in self._known:
-            self._known[key] = weight_sums(constant.reference.detach(), constant.quantized.detach(), axis)
+            made = constant.quantized if quantized is None else quantized()
+            self._known[key] = weight_sums(constant.reference.detach(), made.detach(), axis)
         return self._known[key]
 
 

@@ -14,6 +14,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantiza
 
 import pt2qa
 from pt2qa._check.integer_products import integer_products
+from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.plugins import op_type
 from pt2qa.report import Finding
 from pt2qa_xnnpack import PLUGIN
@@ -139,7 +140,7 @@ def test_sizes_that_depend_on_the_batch_have_no_such_kernel() -> None:
 def test_the_scale_of_a_product_s_output_may_not_be_too_small(ratio: float, loads: bool) -> None:
     x = torch.randn(64, 4)
     pair = quantized_pair(nn.Linear(4, 3, bias=False), x, Around("linear"))
-    (product,) = integer_products(pair)
+    (product,) = integer_products(pair, SumsOfWeights())
     assert product.input_params is not None
     assert isinstance(product.input_params.scale, float)
     steps = product.input_params.scale * float(product.scales.max())

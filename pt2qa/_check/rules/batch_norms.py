@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._check.context import CheckContext
 from pt2qa._check.rules.modes import trains
 from pt2qa._check.rules.modules import constants_by_memory
+from pt2qa._graph.copies import copy_without_values
 from pt2qa._graph.handles import handle_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torchao import fold_batch_norms
@@ -113,7 +113,8 @@ def unfoldable_batch_norm(context: CheckContext) -> Iterator[Found]:
 
 
 def _unfolded(graph: GraphModule) -> list[Node]:
-    folded = GraphModule(graph, copy.deepcopy(graph.graph))
+    # What is folded depends on no weight.
+    folded = copy_without_values(graph)
     with warnings.catch_warnings():
         # of linears that it does not fold, which this rule looks for
         warnings.filterwarnings("ignore", message="Not fusing linear")

@@ -271,7 +271,9 @@ def _weights(product: IntegerProduct) -> Iterator[Found]:
         return  # the rule channel-range looks at weights with one scale
     span = (product.weight_params.quant_max - product.weight_params.quant_min) / 2
     held = (scales * span > 1.01 * largest) & (largest < FEWEST_STEPS * scales) & (largest > 0)
-    held &= product.visible & (product.integers.flatten(1) != 0).any(1)
+    held &= ~product.zero
+    if bool(held.any()):
+        held &= product.visible
     if float(held.sum()) / channels > FEW_CHANNELS:
         # By share, so that the layer that loses most comes first.
         yield Found(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
@@ -195,10 +195,11 @@ _IS_KEY: Mapping[str, Callable[[Any], bool]] = {
 )
 def in_place_spelling(context: CheckContext) -> Iterator[Found]:
     """In-place ops around which different edges are rounded once every op is out of place."""
-    graph = copy_to_edit(context.graph)
-    written = dict(_spell_out_of_place(graph, context))
+    written = dict(_in_place(context))
     if not written:
         raise DoesNotApplyError("to graphs without in-place ops")
+    graph = copy_to_edit(context.graph)
+    _spell_out_of_place(graph, {node.name for node in written.values()})
     try:
         after = context.annotate(graph, context.names)
     except QuantizeError as error:
@@ -214,22 +215,26 @@ def in_place_spelling(context: CheckContext) -> Iterator[Found]:
             yield Found(name, f"written in place ({node.target}), the quantizer {' and '.join(parts)}")
 
 
-def _spell_out_of_place(graph: GraphModule, context: CheckContext) -> Iterator[tuple[str, Node]]:
+def _in_place(context: CheckContext) -> Iterator[tuple[str, Node]]:
+    """The in-place ops that can be written out of place."""
+    names: Mapping[int, object] = context.names
+    for node in context.graph.graph.nodes:
+        if node.op != "call_function" or not mutates_first_argument(node.target) or handle_of(node) not in names:
+            continue
+        assert isinstance(node.target, OpOverload)
+        if functional_spelling(node.target) is not None:
+            yield context.name_of(node), node
+
+
+def _spell_out_of_place(graph: GraphModule, written: Collection[str]) -> None:
     """Replaces the targets of in-place ops by their out-of-place ones; edits ``graph``.
 
     The graph may then compute something else if ops share memory: it is for annotating only.
     """
-    names: Mapping[int, object] = context.names
-    originals = {node.name: node for node in context.graph.graph.nodes}
     for node in graph.graph.nodes:
-        if node.op != "call_function" or not mutates_first_argument(node.target) or handle_of(node) not in names:
-            continue
-        assert isinstance(node.target, OpOverload)
-        other = functional_spelling(node.target)
-        if other is not None:
-            original = originals[node.name]
-            node.target = other
-            yield context.name_of(original), original
+        if node.name in written:
+            assert isinstance(node.target, OpOverload)
+            node.target = functional_spelling(node.target)
 
 
 def _roundings(annotations: Annotations, name: str) -> set[str]:

@@ -28,7 +28,7 @@ _ONE_SCALE_FIX = (
 )
 def dead_channel(context: CheckContext) -> Iterator[Found]:
     """Weights with channels that quantize to zero, but in float were worth a step of the op's output."""
-    rows = [row for row in context.weights.rows if row.quantized]
+    rows = [row for row in context.weights if row.quantized]
     if not rows:
         raise DoesNotApplyError("to models without quantized weights")
     products = {(product.name, "weight"): product for product in context.integer_products}
@@ -38,7 +38,7 @@ def dead_channel(context: CheckContext) -> Iterator[Found]:
             continue
         dead, scale, channels = row.dead_channels, row.scale, row.shape[max(row.axis, 0)]
         if product is not None:
-            zero = (product.integers.flatten(1) == 0).all(1) & (product.largest > 0) & product.visible
+            zero = product.zero & (product.largest > 0) & product.visible
             if not bool(zero.any()):
                 continue
             dead, scale, channels = int(zero.sum()), float(product.scales[zero].max()), len(zero)
@@ -74,10 +74,10 @@ def channel_range(context: CheckContext) -> Iterator[Found]:
     shared = [product for product in context.integer_products if product.weight_params.axis is None]
     if not shared:
         raise DoesNotApplyError("to models without weights that have one scale for the whole tensor")
-    worst = {(row.name, row.attr): row.worst_channel_sqnr for row in context.weights.rows}
+    worst = {(row.name, row.attr): row.worst_channel_sqnr for row in context.weights}
     for product in shared:
         largest = product.largest
-        alive = (product.integers.flatten(1) != 0).any(1) & product.visible
+        alive = ~product.zero & product.visible
         small = alive & (largest * RATIO <= largest.max())
         share = float(small.sum()) / len(small)
         if share <= FEW_CHANNELS or not worst[product.name, "weight"] < LOW_SQNR:
