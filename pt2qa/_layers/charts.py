@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
+from pt2qa._layers.blocks import heat_maps
 from pt2qa._layers.rows import LayerRow
 from pt2qa._report.base import Report
 from pt2qa._report.formats import decibel, number
@@ -42,6 +43,11 @@ def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
         for key, title, about in _MEASURES
         if any(isfinite(getattr(row, key)) for row in rows)
     ]
+
+
+def by_block(rows: Sequence[LayerRow], by: str) -> list[dict[str, Any]]:
+    """Op × block, for a column of SQNR, where the model has equal blocks."""
+    return heat_maps(rows, by, next(title for key, title, _ in _MEASURES if key == by).partition(" along")[0])
 
 
 def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence[Report]) -> list[dict[str, Any]]:

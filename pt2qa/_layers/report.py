@@ -10,12 +10,13 @@ from typing import Annotated, Any, ClassVar
 import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
-from pt2qa._layers.charts import along_graph, histograms
+from pt2qa._layers.blocks import FEWEST, BlockRow, blocks_of, identical, ops_of
+from pt2qa._layers.charts import along_graph, by_block, histograms
 from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.steps import folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
-from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
+from pt2qa._report.columns import Column, check_custom, column, columns_of, custom_names, derived
 from pt2qa._report.drawing import drawings
 from pt2qa._report.events import Runs, pictures, scalars, sides
 from pt2qa._report.formats import cosine, decibel, number
@@ -24,7 +25,7 @@ from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import SetApart, about_set_apart
 from pt2qa._report.storage import register
-from pt2qa._report.table import table
+from pt2qa._report.table import screen_width, table
 from pt2qa.errors import ReportError
 
 SCALARS = (
@@ -122,6 +123,30 @@ class LayerReport(Report):
         """
         return replace(self, rows=opened(self.rows, name))
 
+    def by_block(self, by: str = "", *, width: int | None = None) -> str:
+        """A table of the ops of equal blocks, such as the layers of a language model: the worst block and the median.
+
+        Args:
+            by: a column in dB; empty for ``isolated_sqnr``, or ``sqnr`` if that was not measured.
+            width: of the screen, in characters; None for the terminal's.
+
+        Raises:
+            ReportError: the column is not in dB, or the model has no four numbered blocks that are alike.
+        """
+        by = by or ranked_by(self.rows)
+        if self.column(by).unit != "dB":
+            raise ReportError(f"by={by!r}: expected a column in dB, such as isolated_sqnr")
+        found = blocks_of(self.rows, by)
+        if not found:
+            raise ReportError(
+                f"{self.model} has no {FEWEST} numbered blocks whose ops are alike; table() shows every op"
+            )
+        return "\n\n".join(
+            f"{by} by op, {each.prefix} {each.numbers[0]} to {each.numbers[-1]}.{identical(each)}\n"
+            + table(columns_of(BlockRow), ops_of(each, self.rows, by), None, None, screen_width(width))
+            for each in found
+        )
+
     def grade(self) -> Grade:
         """By :data:`LOW_SQNR`; an output or batch without a number must not hide behind the others."""
         usual = Report.grade(self)
@@ -131,9 +156,13 @@ class LayerReport(Report):
         return "bad" if self.sqnr < LOW_SQNR else "warning" if silent else "good"
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """SQNR along the graph; with profiles of the model among the others, histograms of the worst layers."""
+        """SQNR along the graph, and by block; with profiles of the model among the others, histograms of the worst."""
         by = ranked_by(self.rows)
-        return [*along_graph(self.rows), *histograms(self, self.worst(len(self.rows), by), by, others)]
+        return [
+            *along_graph(self.rows),
+            *by_block(self.rows, by),
+            *histograms(self, self.worst(len(self.rows), by), by, others),
+        ]
 
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
         """Each metric of each layer and output, the ends and means of both sides, and the charts of the page."""

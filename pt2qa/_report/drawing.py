@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Final
 
 from pt2qa._report.columns import cell
@@ -29,14 +30,15 @@ class Drawing:
     """One chart.
 
     Args:
-        kind: ``points``, ``bars`` or ``histogram``.
+        kind: ``points``, ``bars``, ``histogram`` or ``heat``.
         title: above it.
         about: what it shows.
         x, y: what the axes are; empty where labels say it.
-        names: of the points or bars, in order; empty for numbers alone.
+        names: of the points, bars or rows of a heat map, in order; empty for numbers alone.
         texts: the number of each bar as text.
-        series: what is drawn; those of bars lie end to end.
+        series: what is drawn; those of bars lie end to end, those of a heat map are its columns.
         line: where a dashed line is; None without one.
+        range: the values of the darkest and the lightest shade of a heat map; None for other charts.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Drawing:
     texts: tuple[str, ...]
     series: tuple[Series, ...]
     line: float | None = None
+    range: tuple[float, float] | None = None
 
 
 def drawings(report: Any, others: Sequence[Any] = ()) -> list[Drawing]:
@@ -99,9 +102,34 @@ def _histogram(report: Any, chart: dict[str, Any]) -> Drawing:
     return Drawing("histogram", chart["title"], chart["about"], "value", "values in a bin", (), (), series)
 
 
+def _heat(report: Any, chart: dict[str, Any]) -> Drawing:
+    rows = getattr(report, chart["table"])
+    values = [
+        [nan if place is None else float(cell(rows[place], chart["column"])) for place in places]
+        for places in chart["places"]
+    ]
+    series = tuple(
+        Series(label, (), tuple(column))
+        for label, column in zip(chart["blocks"], zip(*values, strict=True), strict=True)
+    )
+    return Drawing(
+        "heat",
+        chart["title"],
+        chart["about"],
+        "block",
+        "dB",
+        tuple(chart["ops"]),
+        (),
+        series,
+        None,
+        tuple(chart["range"]),
+    )
+
+
 _DRAWN: Final[dict[str, Callable[[Any, dict[str, Any]], Drawing]]] = {
     "along": _along,
     "curve": _curve,
     "bars": _bars,
     "histogram": _histogram,
+    "heat": _heat,
 }

@@ -56,8 +56,8 @@ def _cell(text: str, value: Any) -> str:
 
 
 def _figure(drawing: Drawing) -> str:
-    drawn, height = {"points": _points, "bars": _bars, "histogram": _histogram}[drawing.kind](drawing)
-    labels = [series.label for series in drawing.series]
+    drawn, height = {"points": _points, "bars": _bars, "histogram": _histogram, "heat": _heat}[drawing.kind](drawing)
+    labels = [series.label for series in drawing.series if drawing.kind != "heat"]
     legend = " ".join(
         f'<font color="{colour}">■</font> {_text(label)}'
         for label, colour in zip(labels, COLOURS, strict=False)
@@ -119,6 +119,24 @@ def _histogram(drawing: Drawing) -> tuple[list[str], int]:
     return drawn, HEIGHT
 
 
+def _heat(drawing: Drawing) -> tuple[list[str], int]:
+    shade = _scale(drawing.range or (), 1.0, 0.06)
+    left, wide = WIDTH * 0.45, WIDTH * 0.55 / len(drawing.series)
+    drawn = []
+    for row, name in enumerate(drawing.names):
+        top = 2 + row * STEP
+        drawn.append(_label(left - 6, top + 13, name if len(name) < 44 else f"…{name[-42:]}", "end"))
+        for place, series in enumerate(drawing.series):
+            if isfinite(series.ys[row]):
+                tip = _text(f"{series.label} {name}: {number(series.ys[row])} {drawing.y}")
+                box = _box(left + place * wide, top, wide - 0.5, STEP - 1, COLOURS[1], max(0.06, shade(series.ys[row])))
+                drawn.append(f"{box[:-2]}><title>{tip}</title></rect>")
+    bottom = 2 + STEP * len(drawing.names)
+    for place in {0, len(drawing.series) - 1}:
+        drawn.append(_label(left + (place + 0.5) * wide, bottom + 12, drawing.series[place].label, "middle"))
+    return drawn, bottom + 16
+
+
 def _scale(values: Sequence[float], start: float, end: float) -> Any:
     low, high = min(values, default=0.0), max(values, default=1.0)
     return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
@@ -134,8 +152,9 @@ def _line(y: float, dash: str) -> str:
     return f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRAY}" stroke-dasharray="{dash}"/>'
 
 
-def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}"/>'
+def _box(x: float, y: float, width: float, height: float, colour: str, opacity: float = 1.0) -> str:
+    shade = "" if opacity == 1.0 else f' fill-opacity="{opacity:.2f}"'
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}"{shade}/>'
 
 
 def _label(x: float, y: float, text: str, anchor: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from importlib import import_module
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from pt2qa._near_names import question
@@ -71,7 +72,7 @@ def png(drawing: Drawing) -> tuple[bytes, int, int]:
 
 
 def _size(drawing: Drawing) -> tuple[float, float]:
-    return 9.0, 1.2 + 0.25 * len(drawing.names) if drawing.kind == "bars" else 4.0
+    return 9.0, 1.2 + 0.25 * len(drawing.names) if drawing.kind in ("bars", "heat") else 4.0
 
 
 def _matplotlib(module: str) -> Any:
@@ -85,11 +86,11 @@ def _matplotlib(module: str) -> Any:
 
 def draw(drawing: Drawing, ax: Axes) -> Axes:
     """Draw a chart on axes, and return them."""
-    {"points": _points, "bars": _bars, "histogram": _histogram}[drawing.kind](drawing, ax)
+    {"points": _points, "bars": _bars, "histogram": _histogram, "heat": _heat}[drawing.kind](drawing, ax)
     ax.set_title(drawing.title)
     ax.set_xlabel(drawing.x)
-    ax.set_ylabel(drawing.y)
-    if any(series.label for series in drawing.series):
+    ax.set_ylabel("" if drawing.kind == "heat" else drawing.y)
+    if drawing.kind != "heat" and any(series.label for series in drawing.series):
         ax.legend()
     return ax
 
@@ -124,3 +125,18 @@ def _histogram(drawing: Drawing, ax: Axes) -> None:
         ax.stairs(series.ys, series.xs, label=series.label)
     ax.set_yscale("symlog", linthresh=1.0)
     ax.set_ylim(bottom=0)
+
+
+def _heat(drawing: Drawing, ax: Axes) -> None:
+    columns = zip(*(series.ys for series in drawing.series), strict=True)
+    values = [[value if isfinite(value) else nan for value in row] for row in columns]
+    assert drawing.range is not None, "a heat map has a range"
+    low, high = drawing.range
+    picture = ax.imshow(values, vmin=low, vmax=high, aspect="auto", cmap="Reds_r", interpolation="nearest")
+    figure = ax.get_figure()
+    assert figure is not None, "axes are on a figure"
+    figure.colorbar(picture, ax=ax, label=drawing.y)
+    every = -(-len(drawing.series) // NAMES_SHOWN)
+    shown = range(0, len(drawing.series), every)
+    ax.set_xticks(list(shown), [drawing.series[i].label for i in shown])
+    ax.set_yticks(range(len(drawing.names)), drawing.names, fontsize="x-small")

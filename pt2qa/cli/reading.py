@@ -16,14 +16,16 @@ from pt2qa.errors import ReportError
 @main.command()
 @click.argument("report", type=InputFile(path_type=Path))
 @click.option("--open", "opened", multiple=True, metavar="OP", help="Show the steps of a recurrent op; repeatable.")
+@click.option("--by-block", is_flag=True, help="Show each op of equal blocks once: its worst block, and the median.")
 @click.option("--code", "prints_code", is_flag=True, help="Print the code of a reconfiguration or a diagnosis.")
 @prints_report
-def show(report: Path, opened: Sequence[str], prints_code: bool, printing: Printing) -> None:
+def show(report: Path, opened: Sequence[str], by_block: bool, prints_code: bool, printing: Printing) -> None:
     """Print a report file.
 
     \b
       pt2qa show reports/xnnpack-layers.safetensors
       pt2qa show reports/xnnpack-layers.safetensors --sort saturation --limit 5
+      pt2qa show reports/xnnpack-layers.safetensors --by-block
       pt2qa show reports/xnnpack-weights.safetensors --csv weights.csv
       pt2qa show reports/xnnpack-reconfiguration.safetensors --code > quantizer.py
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
@@ -41,6 +43,11 @@ def show(report: Path, opened: Sequence[str], prints_code: bool, printing: Print
         if not isinstance(loaded, LayerReport):
             raise ReportError(f"{report}: --open is for layer reports, whose recurrent ops have steps")
         loaded = loaded.opened(name)
+    if by_block:
+        if not isinstance(loaded, LayerReport):
+            raise ReportError(f"{report}: --by-block is for layer reports")
+        click.echo(loaded.by_block(width=printing.width))
+        return
     printing.deliver(loaded)
 
 

@@ -53,7 +53,7 @@ class Chart {
 
   legend() {
     const { kind, series } = this.data;
-    const names = { along: () => series.map(([, label]) => label), curve: () => series.map(([, label]) => label), histogram: () => series.map(each => each.side), bars: () => series || [] }[kind]();
+    const names = { along: () => series.map(([, label]) => label), curve: () => series.map(([, label]) => label), histogram: () => series.map(each => each.side), bars: () => series || [], heat: () => [] }[kind]();
     if (names.length < 2 && !this.data.grid) return "";
     const entries = names.map((name, i) => element("span", {}, element("i", { class: `s${i}` }), name));
     if (this.data.grid) entries.push(element("span", {}, `grid: ${this.data.grid.dtype}, step ${Number(this.data.grid.scale.toPrecision(4))}`));
@@ -188,6 +188,35 @@ class Chart {
       const parts = bar && bar.parts ? bar.parts.map((part, s) => `${this.data.series[s]}: ${Number(part.toPrecision(3))}`) : [];
       if (bar) showTip(event, [bar.label, bar.text, ...parts].join("\n"));
     };
+  }
+
+  // Op by block; the lower a number, the darker.
+  heat() {
+    const { blocks, ops, places } = this.data, step = 17, names = Math.min(0.45 * this.width, 300);
+    const table = this.table(), column = table.column(this.data.column), name = table.column("name");
+    const value = place => (place === null ? NaN : numeric(column.values[place]));
+    const [low, high] = this.data.range;
+    const shade = number => Math.max(0.06, scale(low, high, 1, 0.06)(number)), wide = (this.width - names - 8) / blocks.length, letters = Math.floor(names / 6.8);
+    this.size(ops.length * step + 20);
+    ops.forEach((op, i) => {
+      const label = op.length > letters ? `…${op.slice(op.length - letters + 1)}` : op;
+      this.add("text", { class: "label", x: names, y: i * step + 13, "text-anchor": "end" }, label);
+      places[i].forEach((place, block) => {
+        if (!Number.isFinite(value(place))) return;
+        const cell = { class: "cell", x: names + 8 + block * wide, y: i * step + 1, width: Math.max(1, wide - 1), height: step - 1 };
+        this.add("rect", { ...cell, "fill-opacity": shade(value(place)).toFixed(3) });
+      });
+    });
+    const every = Math.ceil((8 * Math.max(...blocks.map(block => block.length)) + 6) / wide);
+    blocks.forEach((block, i) => {
+      if (i % every === 0) this.add("text", { x: names + 8 + (i + 0.5) * wide, y: this.height - 5, "text-anchor": "middle" }, block);
+    });
+    const under = event => {
+      const { left, top } = this.svg.getBoundingClientRect();
+      return (places[Math.floor((event.clientY - top) / step)] || [])[Math.floor((event.clientX - left - names - 8) / wide)] ?? null;
+    };
+    this.hover = event => (under(event) === null ? this.leave() : showTip(event, `${textOf(name, under(event))}\n${textOf(column, under(event))} dB`));
+    this.svg.onclick = event => under(event) !== null && table.reveal(under(event));
   }
 
   histogram() {

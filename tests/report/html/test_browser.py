@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,28 @@ def test_everything_is_drawn(opened: Callable[..., str]) -> None:
     assert "NaN" not in "".join(figures)
     assert 'data-theme="light"' in dom
     assert re.search(r'<p id="failed" hidden="">', dom)
+
+
+def test_equal_blocks_are_a_heat_map_that_leads_to_rows(opened: Callable[..., str]) -> None:
+    rows = [
+        replace(row, handle=10 * block + op, name=f"layers.{block}.{row.name}", isolated_sqnr=20.0 + 10 * op + block)
+        for block in range(6)
+        for op, row in enumerate(samples.residual().rows)
+    ]
+    ops = len(samples.residual().rows)
+    over = "{clientX: box.left + 5, clientY: box.top + 5, bubbles: true}"
+    actions = f"""
+        const cell = document.querySelectorAll("figure.heat rect.cell")[{ops}], box = cell.getBoundingClientRect();
+        cell.dispatchEvent(new MouseEvent("mousemove", {over}));
+        document.body.dataset.tip = document.getElementById("tip").textContent;
+        cell.dispatchEvent(new MouseEvent("click", {over}));"""
+    dom = opened("", actions, reports=[replace(samples.layers(), rows=tuple(rows))])
+    assert dom.count('class="cell"') == 6 * ops
+    tip = re.search(r'data-tip="([^"]*)"', dom)
+    assert tip is not None
+    assert tip[1].startswith("layers.")
+    assert tip[1].endswith(" dB")
+    assert dom.count('<tr class="detail"') == 1, "a click shows all columns of the row"
 
 
 def test_it_sorts_and_what_has_no_number_comes_last(opened: Callable[..., str]) -> None:
