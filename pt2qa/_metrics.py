@@ -32,6 +32,8 @@ _SMALLEST_CHUNK = 1024
 """Below this the float64 path is as fast."""
 _SMALLEST_SQUARE_SUM = 1e-24
 """Below this a float32 sum of squares may have lost elements to underflow; it is recomputed in float64."""
+WITHOUT_FLOAT64 = {"mps"}
+"""Devices that have no float64."""
 
 
 Range = tuple[float, float]
@@ -278,9 +280,16 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def scratch(count: int) -> Tensor:
-    """This thread's flat float32 memory for intermediate values; the next call returns the same memory."""
-    return _scratch.memory[:count] if count <= CHUNK else torch.empty(count)
+def scratch(like: Tensor) -> Tensor:
+    """Flat float32 memory for intermediate values of so many elements; on the CPU, the next call returns the same."""
+    count = like.numel()
+    reused = count <= CHUNK and like.device.type == "cpu"
+    return _scratch.memory[:count] if reused else torch.empty(count, device=like.device)
+
+
+def float64(x: Tensor) -> Tensor:
+    """A tensor in float64, on the CPU if its device has none."""
+    return (x.cpu() if x.device.type in WITHOUT_FLOAT64 else x).double()
 
 
 def _trusted(square_sum: float, *, identical: bool) -> bool:
@@ -308,7 +317,7 @@ def _fast_sums(ref: Tensor, quant: Tensor, ranges: Sequence[Range]) -> ErrorSums
     if not _is_fast(ref, quant):
         return None
     count = ref.numel()
-    difference = torch.sub(ref, quant, out=scratch(count))
+    difference = torch.sub(ref, quant, out=scratch(ref))
     signal, quant_signal = _square_sum(ref), _square_sum(quant)
     ref_sum, quant_sum, absolute = float(ref.sum()), float(quant.sum()), float(difference.abs_().sum())
     largest = float(difference.amax())
@@ -351,14 +360,14 @@ def _fast_noise(ref: Tensor, quant: Tensor) -> float | None:
     """Sum of the squared differences by the float32 path; None if it cannot be trusted."""
     if not _is_fast(ref, quant):
         return None
-    difference = torch.sub(ref, quant, out=scratch(ref.numel()))
+    difference = torch.sub(ref, quant, out=scratch(ref))
     noise = float(difference.square_().sum())
     return noise if _trusted(noise, identical=noise == 0.0 and torch.equal(ref, quant)) else None
 
 
 def _exact_sums(ref: Tensor, quant: Tensor) -> ErrorSums:
     """The float64 path, which also handles NaN and infinities."""
-    ref, quant = ref.double(), quant.double()
+    ref, quant = float64(ref), float64(quant)
     finite = ref.isfinite() & quant.isfinite()
     excluded = nonfinite = 0
     if not bool(finite.all()):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import io
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor
 
 from pt2qa._report.base import Report
 from pt2qa._report.merging import merge
@@ -44,10 +48,10 @@ class Ranks:
         Raises:
             RankError: another rank failed, or is gone.
         """
-        found = self._exchange(("", value))
+        found = self._exchange(("", _packed(value)))
         if failed := _failed(found):
             raise failed
-        return [value for _, value in found]
+        return [_unpacked(value) for _, value in found]
 
     def first(self, value: T | None) -> T | None:
         """The value of the first rank that has one; None if none has."""
@@ -56,10 +60,11 @@ class Ranks:
         has = self.gather(value is not None)
         if not any(has):
             return None
-        sent = [value]
+        sent = [_packed(value)]
         source = has.index(True)
         dist.broadcast_object_list(sent, dist.get_global_rank(self.group, source) if self.group else source, self.group)
-        return sent[0]
+        found: T = _unpacked(sent[0])
+        return found
 
     def tell(self, error: Exception) -> Exception:
         """Tells the other ranks of an error; what to raise: the same if all ranks met one, else a RankError."""
@@ -78,6 +83,29 @@ class Ranks:
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} cannot reach all others; one of them ended: {error}") from error
         return found
+
+
+class _Packing(pickle.Pickler):
+    """Tensors travel as those of the CPU: another rank may not have the sender's device, or use another one."""
+
+    def reducer_override(self, value: Any) -> Any:
+        elsewhere = isinstance(value, Tensor) and value.device.type != "cpu"
+        return (_arrived, (value.detach().cpu(), value.device.type)) if elsewhere else NotImplemented
+
+
+def _packed(value: object) -> bytes:
+    into = io.BytesIO()
+    _Packing(into).dump(value)
+    return into.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def _arrived(tensor: Tensor, device: str) -> Tensor:
+    """A tensor on this rank's current device of a kind."""
+    return tensor.to(device)
 
 
 _active: ContextVar[Ranks | None] = ContextVar("ranks", default=None)

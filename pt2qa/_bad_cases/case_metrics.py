@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._bad_cases.output_pairs import OutputPair
+from pt2qa._metrics import float64
 from pt2qa.errors import SelectionError
 
 FLIPS: Final = "flips"
@@ -78,7 +79,7 @@ class CaseMetric:
     def _numbers(self, output: OutputPair) -> list[float]:
         result = self.function(output.reference, output.quantized)
         if isinstance(result, Tensor) and result.dim() <= 1:
-            return result.detach().double().reshape(-1).tolist()
+            return float64(result.detach()).reshape(-1).tolist()
         if isinstance(result, Tensor):
             got = f"tensor of shape {tuple(result.shape)}"
         else:
@@ -125,7 +126,7 @@ class KlMetric:
         problem = _problem(output) or _logits_problem(output)
         if problem:
             return Scores(problem=problem)
-        reference, quantized = (rows.double().log_softmax(-1) for rows in output.rows)
+        reference, quantized = (float64(rows).log_softmax(-1) for rows in output.rows)
         # Where the reference's probability is zero the term is zero, though its logarithm is not finite.
         terms = torch.where(reference == -math.inf, 0.0, reference.exp() * (reference - quantized))
         # Rounding may leave -1e-17 for equal distributions.

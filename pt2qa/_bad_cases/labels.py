@@ -12,6 +12,7 @@ from torch import Tensor
 from pt2qa._bad_cases.case_metrics import Scores
 from pt2qa._bad_cases.output_pairs import OutputPair
 from pt2qa._bad_cases.rows import LabelCounts
+from pt2qa._metrics import float64
 from pt2qa.errors import BatchError
 
 
@@ -34,6 +35,7 @@ def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scor
     reference, quantized = (_classes(value, targets) for value in (output.reference, output.quantized))
     if output.problem or reference is None or quantized is None:
         return None
+    targets = targets.to(reference.device)
     counted = targets >= 0
     ref_right, quant_right = ((found == targets) & counted for found in (reference, quantized))
     lost, gained = ref_right & ~quant_right, quant_right & ~ref_right
@@ -41,7 +43,7 @@ def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scor
     by_sample = output.axis is not None and targets.dim() > output.axis
     if by_sample and targets.shape[output.axis] == len(output.places):  # type: ignore[index]  # by_sample says it is one
         numbers = lost.movedim(output.axis, 0).flatten(1).sum(1) if lost.dim() > 1 else lost  # type: ignore[arg-type]
-        return counts, Scores(output.places, numbers.double().tolist(), [""] * len(output.places))
+        return counts, Scores(output.places, float64(numbers).tolist(), [""] * len(output.places))
     return counts, Scores([-1], [float(counts.lost)], [""])
 
 

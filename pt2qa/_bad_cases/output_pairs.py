@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._metrics import ErrorSums, error_sums
+from pt2qa._metrics import ErrorSums, error_sums, float64
 from pt2qa._simulator.outputs import leaf_names
 
 LARGE = 1 << 14
@@ -56,7 +56,7 @@ class OutputPair:
         size = reference[0].numel() if len(reference) else 0
         if reference.is_complex() or quantized.is_complex() or size >= LARGE or not size:
             return [error_sums(ref, quant) for ref, quant in zip(reference, quantized, strict=True)]
-        sums = _vectorised(reference.reshape(-1, size).double(), quantized.reshape(-1, size).double())
+        sums = _vectorised(float64(reference).reshape(-1, size), float64(quantized).reshape(-1, size))
         return [
             error_sums(reference[place], quantized[place]) if found is None else found
             for place, found in enumerate(sums)

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -19,6 +18,7 @@ from pt2qa._capture.agreement import State, check_agreement, check_stateless, ru
 from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.batches import check_inputs
 from pt2qa._capture.changes import Change
+from pt2qa._capture.devices import device_of, moved, own_randomness
 from pt2qa._capture.exporting import check_model, export
 from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, without_gradients
 from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
@@ -152,10 +152,10 @@ def capture(
     args, kwargs = as_call(args, kwargs)
     refuse_unusable(args, kwargs)
     refuse_aliases(model, args, kwargs)
-    args, kwargs = pytree.tree_map_only(Tensor, without_gradients, (args, kwargs))
+    args, kwargs = moved(pytree.tree_map_only(Tensor, without_gradients, (args, kwargs)), device_of(model))
     state = State(model)
     # Each run draws different random numbers, which exposes a random model; the caller's generator does not change.
-    with torch.random.fork_rng(devices=[]):
+    with own_randomness(model):
         eager = run_eager(model, args, kwargs)
         stateful = check_stateless(model, state, eager, args, kwargs)
         try:

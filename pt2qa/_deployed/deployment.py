@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from pt2qa._capture.devices import device_of
 from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
 from pt2qa._deployed.taps import Lowerable, inputs_for
@@ -41,6 +42,7 @@ def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
     Raises:
         DeploymentError: there is none, or it cannot run on this machine.
     """
+    _refuse_elsewhere(pair)
     found, who = _wanted(pair, wanted)
     if found is None:
         known = ", ".join(name for name, each in available().items() if backend_of(each) is not None)
@@ -59,6 +61,7 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
     Raises:
         DeploymentError: there is no such file, no backend that runs it here, or it cannot be read.
     """
+    _refuse_elsewhere(pair)
     if path.suffix == RECORDED and path.is_file():
         if wanted is not None:
             raise DeploymentError(f"{path}: recorded outputs are not run: leave out backend={wanted!r}.")
@@ -95,6 +98,15 @@ def _ready(found: Backend) -> Backend:
     if reason := found.missing():
         raise DeploymentError(f"{found.name} cannot run here: {reason}. {_elsewhere()}")
     return found
+
+
+def _refuse_elsewhere(pair: QuantizedPair) -> None:
+    device = device_of(pair.reference)
+    if device is not None and device.type != "cpu":
+        raise DeploymentError(
+            f"the pair is on {device}, and what its backend computes is compared on the CPU. Capture and quantize the "
+            "model on the CPU."
+        )
 
 
 def _accepted(backends: Sequence[Backend]) -> str:

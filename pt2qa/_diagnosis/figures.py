@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.rows import FigureRow
-from pt2qa._metrics import NoiseSums, noise_sums
+from pt2qa._metrics import NoiseSums, float64, noise_sums
 from pt2qa._ranks import everywhere, same_everywhere
 from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._simulator.batches import count_samples
@@ -126,9 +126,9 @@ def _by_sample(refs: Iterable[Tensor], quants: Iterable[Tensor], count: int) -> 
     """Signal and noise of each sample, over all outputs."""
     signal, noise = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
     for ref, quant in zip(refs, quants, strict=True):
-        wide = ref.reshape(count, -1).double()
-        signal += wide.square().sum(1)
-        noise += (wide - quant.reshape(count, -1)).square().sum(1)
+        wide = float64(ref).reshape(count, -1)
+        signal += wide.square().sum(1).cpu()
+        noise += (wide - float64(quant).reshape(count, -1)).square().sum(1).cpu()
     return list(zip(signal.tolist(), noise.tolist(), strict=True))
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import CHUNK
+from pt2qa._metrics import CHUNK, float64
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,7 @@ class ChannelStatistics:
         """Those of a real tensor along one of its axes, in float64."""
         total = cls.empty(x.shape[axis])
         for chunk in _chunks(x.detach(), axis):
-            total = total.merge(cls._of_chunk(chunk.double()))
+            total = total.merge(cls._of_chunk(float64(chunk)))
         return total
 
     @classmethod

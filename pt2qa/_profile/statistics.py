@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import CHUNK, scratch, value_range
+from pt2qa._metrics import CHUNK, float64, scratch, value_range
 from pt2qa._profile.histogram import SHIFT, Histogram
 
 _PREFIXES = 1 << (32 - SHIFT)
@@ -132,13 +132,13 @@ def _fast(x: Tensor) -> Statistics | None:
     centre = float(np.float32(total / count))
     if not math.isfinite(centre):
         return None
-    apart = torch.sub(x, centre, out=scratch(count))
+    apart = torch.sub(x, centre, out=scratch(x))
     shift = float(apart.sum())
     squares = float(apart.square_().sum())
     if not (math.isfinite(squares) and (squares >= _SMALLEST_SQUARE_SUM or smallest == largest)):
         return None
     # Sums of ones are exact in float32 up to 2**24.
-    filled = count if smallest > 0 or largest < 0 else int(torch.sign(x, out=scratch(count)).abs_().sum())
+    filled = count if smallest > 0 or largest < 0 else int(torch.sign(x, out=scratch(x)).abs_().sum())
     moments = Moments(count, centre + shift / count, max(0.0, squares - shift * shift / count))
     return Statistics(count, moments, smallest, largest, count - filled)
 
@@ -146,7 +146,7 @@ def _fast(x: Tensor) -> Statistics | None:
 def _exact(x: Tensor) -> tuple[Statistics, Histogram]:
     """The float64 route, which also separates NaN and infinities."""
     count = x.numel()
-    x = x.double()
+    x = float64(x)
     finite = x.isfinite()
     nans = int(x.isnan().sum())
     infs = count - nans - int(finite.sum())
@@ -161,6 +161,6 @@ def _exact(x: Tensor) -> tuple[Statistics, Histogram]:
 
 def _prefix_counts(x: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """How often each prefix of bits occurs in a flat finite float32 tensor; negative values come first."""
-    prefix = torch.bitwise_right_shift(x.view(torch.int32), SHIFT, out=scratch(x.numel()).view(torch.int32))
+    prefix = torch.bitwise_right_shift(x.view(torch.int32), SHIFT, out=scratch(x).view(torch.int32))
     prefix += _PREFIXES // 2
     return torch.bincount(prefix, minlength=_PREFIXES).numpy()

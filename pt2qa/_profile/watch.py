@@ -158,7 +158,7 @@ def count_clamped(x: Tensor, params: QuantParams) -> int | None:
         if params.axis is None or scale.dim() != 1:
             return None
         shape = [-1 if axis == params.axis % x.dim() else 1 for axis in range(x.dim())]
-        scale, zero_point = scale.reshape(shape), torch.as_tensor(zero_point).reshape(shape)
+        scale, zero_point = (torch.as_tensor(each).to(x.device).reshape(shape) for each in (scale, zero_point))
         return _count_outside(x, 1.0 / scale, params.quant_min - zero_point, params.quant_max - zero_point)
     inverse, zero_point = 1.0 / float(scale), int(zero_point)
     low, high = params.quant_min - zero_point, params.quant_max - zero_point

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from tqdm import tqdm
 
 from pt2qa._capture.agreement import State
+from pt2qa._capture.devices import own_randomness
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import assign_handles, name_of, names_of
@@ -197,7 +197,7 @@ class _Trial:
         calibration = (call if with_kwargs else call[0] for call in bar)
         inputs = (self.capture.args, self.capture.kwargs) if with_kwargs else (self.capture.args,)
         given = {"quantizer": self.recipe.plugin.build(self.capture.module(), qat=self.recipe.qat)} if text.asks else {}
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), own_randomness(self.capture.eager):
             warnings.simplefilter("ignore")  # those of torch; the pair's own quantization has shown them
             try:
                 exec(compile(text.text, "quantizer.py", "exec", dont_inherit=True), names)

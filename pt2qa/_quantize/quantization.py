@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule, Node
 
+from pt2qa._capture.devices import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.copies import copy_to_edit
@@ -198,6 +199,9 @@ def _notes(capture: Capture) -> Iterator[str]:
         yield f"not analysed, inside nested graphs: {len(capture.unanalysed)} ops ({few(capture.unanalysed)})"
     if capture.stateful:
         yield f"forward writes to {', '.join(capture.stateful)}; every batch is compared from the captured state"
+    device = None if capture.eager is None else device_of(capture.eager)
+    if device is not None and device.type != "cpu":
+        yield f"both models ran on the device {device.type}"
 
 
 def _override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[str]:

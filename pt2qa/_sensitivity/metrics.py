@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from pt2qa._decibels import decibels
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._metrics import ErrorSums, error_sums
+from pt2qa._metrics import ErrorSums, error_sums, float64
 from pt2qa._sensitivity.outputs import float_leaves
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart
 from pt2qa.errors import SelectionError
@@ -119,7 +119,7 @@ def paired_leaves(reference: Any, quantized: Any) -> list[tuple[Tensor, Tensor]]
 def _kl(reference: Tensor, quantized: Tensor) -> tuple[float, float]:
     """Sum of the divergences over rows, and the number of rows."""
     ref, quant = (
-        F.log_softmax(leaf.detach().double().reshape(-1, leaf.shape[-1] if leaf.dim() else 1), -1)
+        F.log_softmax(float64(leaf.detach()).reshape(-1, leaf.shape[-1] if leaf.dim() else 1), -1)
         for leaf in (reference, quantized)
     )
     # Rounding may make the divergence of equal rows slightly negative.

@@ -34,7 +34,7 @@ def random_signs(outputs: Sequence[Tensor], samples: int, count: int, seed: int,
         columns = position.remainder_(period).reshape(signs.shape)
         offset += own
         found.append(
-            [signs * _hadamard_row(number, period).to(output)[columns] for number in range(first, first + count)]
+            [signs * _hadamard_row(number, period)[columns].to(output) for number in range(first, first + count)]
         )
     return found
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._capture.aliases import Aliases
+from pt2qa._capture.devices import common_device, moved
 from pt2qa._capture.inputs import refusal, without_gradients
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import calling_convention, pytree
@@ -25,7 +26,8 @@ def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], d
     """A batch as the positional and keyword inputs of a graph.
 
     A dict may also name positional inputs, by the names of forward's parameters, if it names all of them.  Tensors that
-    require grad are detached, so that no run writes gradients into the caller's tensors.
+    require grad are detached, so that no run writes gradients into the caller's tensors.  Tensors are moved to the
+    device of the graph's inputs, unless these lie on several.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -43,7 +45,8 @@ def as_call(batch: Batch, graph_module: GraphModule) -> tuple[tuple[Any, ...], d
         kwargs = {name: value for name, value in batch.items() if name not in positional}
     else:
         args = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-    return pytree.tree_map_only(Tensor, without_gradients, (args, kwargs))  # type: ignore[no-any-return]
+    device = common_device(node.meta.get(VALUE) for node in graph_module.graph.find_nodes(op="placeholder"))
+    return moved(pytree.tree_map_only(Tensor, without_gradients, (args, kwargs)), device)  # type: ignore[no-any-return]
 
 
 def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any], graph_module: GraphModule) -> Batch:

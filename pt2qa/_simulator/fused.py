@@ -107,7 +107,7 @@ def _count_outside(steps: Tensor, low: int, high: int, found: Range | None) -> i
     # Arithmetic on floats, because booleans from comparisons cost more to write and count.  Sums of ones are exact.
     smallest, largest = found if found is not None else (np.nan, np.nan)
     flat = steps.reshape(-1)
-    beyond = scratch(flat.numel())
+    beyond = scratch(flat)
     above = 0.0 if largest <= high else float(torch.sub(flat, high, out=beyond).clamp_(0, 1).sum())
     below = 0.0 if smallest >= low else float(torch.sub(flat, low, out=beyond).clamp_(-1, 0).sum())
     return int(above - below)

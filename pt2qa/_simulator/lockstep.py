@@ -297,7 +297,7 @@ class _Lockstep:
             if not self.ranges:
                 ranges = ()
             elif number and op_rules.keeps_order(op.function):
-                ends = self.simulator.call(op, {op.reads[0]: torch.tensor(ranges)}, True)
+                ends = self.simulator.call(op, {op.reads[0]: torch.tensor(ranges, device=ref.device)}, True)
                 ranges = tuple((float(low), float(high)) for low, high in ends.tolist())
             else:
                 ranges = value_range(ref), value_range(quant)

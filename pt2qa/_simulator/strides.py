@@ -37,7 +37,7 @@ def flat(x: Tensor) -> Tensor:
 
 def after_rounding(x: Tensor) -> Strides:
     """The strides of ``x`` after it is quantized and dequantized per tensor."""
-    return x.stride() if is_plain(x) else _after_rounding(x.shape, x.stride())
+    return x.stride() if is_plain(x) else _after_rounding(x.shape, x.stride(), x.device)
 
 
 def with_strides(x: Tensor, strides: Strides) -> Tensor:
@@ -62,11 +62,11 @@ def _channels_last(shape: torch.Size) -> Strides:
 
 
 @functools.lru_cache(1024)
-def _after_rounding(shape: torch.Size, strides: Strides) -> Strides:
+def _after_rounding(shape: torch.Size, strides: Strides, device: torch.device) -> Strides:
     # Tried on real tensors: kernels, not the rules of the meta device, decide about dimensions of size one.
     ops = QUANTIZED_DECOMPOSED
     span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
-    x = torch.zeros(span if shape.numel() else 0).as_strided(shape, strides)
+    x = torch.zeros(span if shape.numel() else 0, device=device).as_strided(shape, strides)
     arguments = (1.0, 0, -128, 127, torch.int8)
     found: Strides = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *arguments), *arguments).stride()
     return found

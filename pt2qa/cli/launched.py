@@ -17,10 +17,14 @@ def launched() -> Iterator[Ranks | None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         yield None
         return
+    import torch
     import torch.distributed as dist
 
     import pt2qa
 
+    if torch.accelerator.is_available():
+        # So that "cuda" is another device in each process.
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
     dist.init_process_group("gloo")
     try:
         with ExitStack() as stack:

@@ -1,0 +1,221 @@
+"""A model on another device: everything runs there, and the numbers are those of the CPU."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pt2qa
+from pt2qa import _ranks
+from pt2qa._metrics import WITHOUT_FLOAT64
+from tests.devices import simulated
+
+cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+class Net(nn.Module):
+    """What has often been tied to the CPU: a scalar made in forward, a mask, in-place and reshaping ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.fc, self.head = nn.Linear(128, 32), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.norm(self.conv(x)).relu_(), 2)
+        mask = torch.arange(4, device=x.device) < 3
+        x = torch.where(mask, x, torch.zeros((), device=x.device))
+        return self.head(nn.functional.hardtanh(self.fc(x.flatten(1)), 0.0, 6.0))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 3, 8, 8, generator=generator) * (1 + number) for number in range(3)]
+
+
+ANALYSES: dict[str, Callable[[pt2qa.QuantizedPair, Any], Any]] = {
+    "layers": lambda pair, data: pt2qa.compare_layers(pair, data, progress=False),
+    "modules": lambda pair, data: pt2qa.compare_modules(pair, data, modules=["fc"], progress=False),
+    "graphs": lambda pair, data: pt2qa.compare_graphs(pair.reference, pair.quantized, data),
+    "weights": lambda pair, data: pt2qa.compare_weights(pair),
+    "exact": lambda pair, data: pt2qa.sensitivity(pair, data, method="exact", metric="kl", progress=False),
+    "projection": lambda pair, data: pt2qa.sensitivity(
+        pair, data, method="projection", projections=4, progress=False
+    ),
+    "cases": lambda pair, data: pt2qa.find_bad_cases(
+        pair, zip(data, [torch.zeros(4, dtype=torch.int64)] * 3, strict=True), k=2, inputs_of=lambda item: item[0],
+        targets_of=lambda item: item[1], progress=False,
+    ),
+    "profile": lambda pair, data: pt2qa.profile(pair, data, side="quantized", progress=False),
+    "budget": lambda pair, data: pt2qa.error_budget(pair, data, progress=False),
+    "check": lambda pair, data: pt2qa.check(pair, data),
+    "annotations": lambda pair, data: pt2qa.annotations(pair),
+    "candidates": lambda pair, data: pt2qa.compare_quantizers(
+        pair.capture,  # type: ignore[arg-type]
+        {"own": pair, "dynamic": "xnnpack:mode=dynamic", "by tensor": "xnnpack:per_channel=false"},
+        data,
+        data,
+    ),
+    "diagnosis": lambda pair, data: pt2qa.diagnose(pair, data, progress=False),
+    "reconfiguration": lambda pair, data: pt2qa.reconfigure(pair, data, target=45.0, progress=False),
+    "x86": lambda pair, data: pt2qa.compare_layers(
+        pt2qa.quantize(pair.capture, "x86", data, progress=False), data, progress=False  # type: ignore[arg-type]
+    ),
+    "as deployed": lambda pair, data: pt2qa.compare_layers(
+        pt2qa.quantize(pair.capture, "xnnpack:mode=dynamic", data, progress=False).as_deployed(),  # type: ignore[arg-type]
+        data,
+        progress=False,
+    ),
+}  # fmt: skip
+
+
+Found = tuple[list[float], tuple[str, ...]]
+"""The numbers of a report, and its notes."""
+
+
+def found_by(report: Any) -> Found:
+    frame = report.to_pandas(extended=True)
+    numbers = [float(value) for column in frame.select_dtypes("number") for value in frame[column].dropna()]
+    return numbers, tuple(getattr(report, "notes", ()))
+
+
+def analysed(device: str) -> dict[str, Found]:
+    """What all analyses find about a model on a device.  The data is on the CPU."""
+    on_device, data = model().to(device), batches()
+    pair = pt2qa.quantize(pt2qa.capture(on_device, data[0]), "xnnpack", data, progress=False)
+    found = {name: found_by(analysis(pair, data)) for name, analysis in ANALYSES.items()}
+    return found | {"verified": ([], pair.verify(data[0]))}
+
+
+def on_cuda() -> dict[str, Found]:
+    torch.backends.cudnn.allow_tf32 = False
+    return analysed("cuda")
+
+
+def on_sim() -> dict[str, Any]:
+    """All that is tested on the simulated device, in one process."""
+    return {
+        "sim": analysed("sim"),
+        "sent": tensors_that_travelled(),
+        "deployed": kernels_refused(),
+        "strict": misuse_refused(),
+        "without float64": without_float64(),
+    }
+
+
+@pytest.fixture(scope="module")
+def sim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What :func:`on_sim` returns in a process of its own, since a device stays once torch knows it."""
+    file = tmp_path_factory.mktemp("sim") / "found"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.devices.test_devices", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = pickle.loads(file.read_bytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Found]:
+    return analysed("cpu")
+
+
+@pytest.fixture(scope="module", params=["sim", pytest.param("cuda", marks=cuda)])
+def found(request: pytest.FixtureRequest) -> tuple[str, dict[str, Found]]:
+    return request.param, on_cuda() if request.param == "cuda" else request.getfixturevalue("sim")["sim"]
+
+
+TOLERANCE = {"sim": 1e-6, "cuda": 0.02}
+"""By device, relative.  Simulated values are the CPU's bit for bit, and float32 sums of them are float64 ones."""
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_numbers_are_those_of_the_cpu(name: str, found: Any, expected: dict[str, Found]) -> None:
+    device, reports = found
+    (ours, _), (theirs, _) = reports[name], expected[name]
+    assert len(ours) == len(theirs)
+    assert ours == pytest.approx(theirs, rel=TOLERANCE[device], abs=1e-3, nan_ok=True)
+
+
+def test_the_simulator_gives_the_bits_of_the_converted_graph(found: Any) -> None:
+    _, reports = found
+    for name in ("verified", "layers", "x86", "as deployed"):
+        _, notes = reports[name]
+        assert not [note for note in notes if "fused quantize op" in note]
+
+
+def test_a_report_says_where_the_models_ran(found: Any, expected: dict[str, Found]) -> None:
+    device, reports = found
+    assert f"both models ran on the device {device}" in reports["layers"][1]
+    assert not [note for note in expected["layers"][1] if "device" in note]
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    try:
+        return f"nothing refused: {attempt()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def without_float64() -> list[Found]:
+    simulated.FORBIDDEN.add(torch.float64)
+    WITHOUT_FLOAT64.add("sim")
+    pair = pt2qa.quantize(pt2qa.capture(model().to("sim"), batches()[0]), "xnnpack", batches(), progress=False)
+    return [found_by(ANALYSES[name](pair, batches())) for name in WITHOUT]
+
+
+WITHOUT = ("layers", "exact", "projection", "cases", "profile", "diagnosis")
+
+
+def test_a_device_without_float64(sim: dict[str, Any], expected: dict[str, Found]) -> None:
+    for name, (ours, _) in zip(WITHOUT, sim["without float64"], strict=True):
+        assert ours == pytest.approx(expected[name][0], rel=TOLERANCE["sim"], abs=1e-3)
+
+
+def kernels_refused() -> str:
+    pair = pt2qa.quantize(pt2qa.capture(model().to("sim"), batches()[0]), "xnnpack", batches(), progress=False)
+    return refusal(lambda: pt2qa.compare_deployed(pair, batches()))
+
+
+def test_kernels_of_a_backend_are_compared_on_the_cpu(sim: dict[str, Any]) -> None:
+    said = sim["deployed"]
+    assert said.startswith("DeploymentError: the pair is on sim:0")
+    assert said.endswith("Capture and quantize the model on the CPU.")
+
+
+def tensors_that_travelled() -> list[tuple[str, list[float]]]:
+    sent = _ranks._packed({"batch": (torch.ones(2).to("sim"), torch.zeros(2))})
+    return [(each.device.type, each.tolist()) for each in _ranks._unpacked(sent)["batch"]]
+
+
+def test_tensors_reach_the_same_kind_of_device_on_another_rank(sim: dict[str, Any]) -> None:
+    assert sim["sent"] == [("sim", [1.0, 1.0]), ("cpu", [0.0, 0.0])]
+
+
+def misuse_refused() -> list[str]:
+    there, here = torch.ones(3).to("sim"), torch.ones(3)
+    assert torch.equal((there * 2 + torch.tensor(1.0)).cpu(), torch.full((3,), 3.0))
+    return [refusal(lambda: there + here), refusal(there.numpy)]
+
+
+def test_the_stand_in_is_strict(sim: dict[str, Any]) -> None:
+    mixed, converted = sim["strict"]
+    assert "expected all tensors to be on the same device" in mixed
+    assert "to numpy" in converted
+
+
+if __name__ == "__main__":
+    simulated.simulate()
+    Path(sys.argv[1]).write_bytes(pickle.dumps(on_sim()))
