@@ -184,7 +184,7 @@ def _max_lsb(params: QuantParams | None, sums: WeightSums) -> float:
     """Largest error in integer steps, each channel in its own scale."""
     if params is None or params.scale is None or not sums.count:
         return math.nan
-    scale = torch.as_tensor(params.scale, dtype=torch.float64)
+    scale = torch.as_tensor(params.scale, dtype=torch.float64, device="cpu")
     if scale.numel() > 1 and params.axis is None:
         return math.nan
     return float((sums.atol / scale).max())

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pt2qa._metrics import WITHOUT_FLOAT64
 from pt2qa._weights.sums import BLOCK
 
 _ON_EDGE = 1e-12
@@ -25,6 +26,8 @@ def histogram(value: Tensor, covered: tuple[float, float], bins: int, *, finite:
         bins: number of bins, at most 100.
         finite: whether every value is.
     """
+    if value.device.type in WITHOUT_FLOAT64:
+        value = value.cpu()
     blocks = value.flatten().split(BLOCK)
     bins_per_unit = bins / (covered[1] - covered[0])
     # A value on an edge, such as 0 in a range around it, belongs to the bin above, whatever its place is rounded to.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import ErrorSums
+from pt2qa._metrics import ErrorSums, float64
 from pt2qa._simulator.program import Constant
 
 BLOCK = 1 << 16
@@ -148,7 +148,7 @@ def _columns(reference: Tensor, quantized: Tensor) -> Tensor:
     if not reference.dtype == quantized.dtype == torch.float32:
         return torch.cat([_exact(*block) for block in _blocks(reference, quantized, channels)], 1)
     scratch = torch.empty(min(channels, len(reference)), values, device=reference.device)
-    sums = torch.cat([_fast(*block, scratch) for block in _blocks(reference, quantized, channels)], 1).double().cpu()
+    sums = torch.cat([_fast(*block, scratch) for block in _blocks(reference, quantized, channels)], 1).cpu().double()
     again = _untrusted(sums).nonzero().flatten()
     for some in again.split(channels):
         sums[:, some] = _exact(reference[some].reshape(-1, values), quantized[some].reshape(-1, values))
@@ -183,7 +183,7 @@ def _untrusted(sums: Tensor) -> Tensor:
 
 def _exact(ref: Tensor, quant: Tensor) -> Tensor:
     """The columns in float64, over the elements that are finite on both sides."""
-    ref, quant = ref.double(), quant.double()
+    ref, quant = float64(ref), float64(quant)
     finite = ref.isfinite() & quant.isfinite()
     alike = (ref == quant) | (ref.isnan() & quant.isnan())
     excluded, nonfinite = (~finite & alike).sum(1).double(), (~finite & ~alike).sum(1).double()

@@ -176,7 +176,7 @@ def without_float64() -> list[Found]:
     return [found_by(ANALYSES[name](pair, batches())) for name in WITHOUT]
 
 
-WITHOUT = ("layers", "exact", "projection", "cases", "profile", "diagnosis")
+WITHOUT = ("layers", "exact", "projection", "cases", "profile", "weights", "check", "diagnosis")
 
 
 def test_a_device_without_float64(sim: dict[str, Any], expected: dict[str, Found]) -> None:
