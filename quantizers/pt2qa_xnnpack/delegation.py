@@ -2,14 +2,15 @@
 
 To bring a whole model to the edge dialect takes five times as long as to quantize it. What the partitioner takes
 depends on an op, its arguments, and the rank and dtype of what it reads. So it is asked about a program that has each
-such op once, side by side, for the sizes of the example inputs; that takes a second or two. Nothing is compiled.
+such op once in a process, side by side, for the sizes of the example inputs; that takes a second or two. Nothing is
+compiled.
 Products with quantized weights depend on what is around them, and have a rule of their own.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ from pt2qa_xnnpack.plugin import PRODUCTS
 
 _INPUT = "read_by_op_"
 """How the inputs of the program that is asked about are called, apart from its constants."""
+
+_answers: dict[str, tuple[str, ...]] = {}
+"""By what the partitioner looks at, the kernels that compute what it leaves; nothing of it changes in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,14 @@ def undelegated_ops(program: Any, quantized: GraphModule) -> Iterator[Undelegate
         quantized: the converted graph that it was lowered from.
     """
     values = _values(program, quantized)
-    asked = {step.index: _key(step, values) for step in program.steps if _is_asked(step, program, values)}
-    first = {key: program.steps[index] for index, key in reversed(asked.items())}
-    kernels = dict(zip(first, _kernels(list(first.values()), program, values), strict=True)) if first else {}
-    left = {index for index, key in asked.items() if kernels[key]}
+    constants = {constant.slot for constant in program.constants}
+    asked = {step.index: _key(step, values, constants) for step in program.steps if _is_asked(step, program, values)}
+    first = {key: program.steps[index] for index, key in reversed(asked.items()) if key not in _answers}
+    if first:
+        _answers.update(zip(first, _kernels(list(first.values()), program, values), strict=True))
+    left = {index for index, key in asked.items() if _answers[key]}
     between = _after(program, left) & _before(program, left)
-    yield from (Undelegated(program.steps[index].name, kernels[asked[index]]) for index in sorted(left & between))
+    yield from (Undelegated(program.steps[index].name, _answers[asked[index]]) for index in sorted(left & between))
 
 
 def _values(program: Any, quantized: GraphModule) -> dict[int, Any]:
@@ -70,11 +76,14 @@ def _is_asked(step: Any, program: Any, values: Mapping[int, Any]) -> bool:
     return step.op not in PRODUCTS or all(sites[slot] is None for slot in step.constants)
 
 
-def _key(step: Any, values: Mapping[int, Any]) -> str:
+def _key(step: Any, values: Mapping[int, Any], constants: Collection[int]) -> str:
     """What the partitioner looks at."""
 
     def told(slot: int) -> str:
-        return f"{values[slot].dtype} {values[slot].dim()}" if isinstance(values[slot], Tensor) else str(values[slot])
+        if not isinstance(values[slot], Tensor):
+            return str(values[slot])
+        kind = "constant" if slot in constants else "value"
+        return f"{kind} {values[slot].dtype} {values[slot].dim()}"
 
     return f"{step.function} {_filled((step.args, step.kwargs), told)}"
 

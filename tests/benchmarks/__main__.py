@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from tests.benchmarks.bad_cases import measure_bad_cases
 from tests.benchmarks.bars import Result
+from tests.benchmarks.checking import measure_checking
 from tests.benchmarks.deployed import measure_deployed
 from tests.benchmarks.diagnose import measure_diagnose
 from tests.benchmarks.layers import measure_memory, measure_times
@@ -29,7 +30,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each measurement; the best counts")
     parser.add_argument(
         "--only",
-        choices=["times", "memory", "startup", "cases", "sensitivity", "deployed", "diagnose", "processes", "quantize"],
+        choices=[
+            "times",
+            "memory",
+            "startup",
+            "cases",
+            "sensitivity",
+            "deployed",
+            "diagnose",
+            "processes",
+            "quantize",
+            "checking",
+        ],
         help="one part of it",
     )
     arguments = parser.parse_args()
@@ -54,6 +66,8 @@ def main() -> int:
         results += measure_processes(max(2, arguments.rounds // 5))
     if arguments.only in (None, "quantize"):
         results += measure_quantizing(max(1, arguments.rounds // 5))
+    if arguments.only in (None, "checking"):
+        results += measure_checking(max(2, arguments.rounds // 5))
     rows = [(r.what, r.shown, r.bar_shown, "" if r.met is None else "yes" if r.met else "NO") for r in results]
     print(tabulate(rows, headers=["what", "measured", "bar", "met"], tablefmt="github"))
     missed = [result.what for result in results if result.met is False]

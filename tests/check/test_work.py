@@ -88,3 +88,23 @@ def test_a_copy_with_its_own_graph_shares_tensors_alone(pair: pt2qa.QuantizedPai
     for node in list(copied.graph.nodes)[::-1]:
         copied.graph.erase_node(node)
     assert len(graph.graph.nodes)
+
+
+def test_the_partitioner_is_asked_about_each_kind_of_op_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("executorch")
+    from pt2qa_xnnpack import delegation
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 4)).eval()
+    example = (torch.randn(2, 4),)
+    asked = []
+    ask = delegation._partitioned
+    monkeypatch.setattr(delegation, "_answers", {})
+    monkeypatch.setattr(delegation, "_partitioned", lambda *given: asked.append(given) or ask(*given))
+    found = []
+    for _ in range(2):
+        pair = pt2qa.quantize(pt2qa.capture(model, example), "xnnpack", [example], progress=False)
+        found.append([(row.name, row.why) for row in pt2qa.check(pair, rules=["xnnpack-portable-op"])])
+    assert len(asked) == 1
+    assert found[0] == found[1]
+    assert [name for name, _ in found[0]] == ["1/softplus"]
