@@ -16,6 +16,7 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 from pt2qa.errors import SelectionError
 
 
@@ -31,6 +32,7 @@ def compare_layers(
     modules: Sequence[str | type] = (),
     metrics: Mapping[str, Metric] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> LayerReport:
     """Compares every op's output in the reference and in the quantized model.
@@ -51,6 +53,9 @@ def compare_layers(
             whole, quantized, on the reference's inputs, and gets its own row in ``report.modules``.
         metrics: extra columns: name → a :class:`pt2qa.Metric` in its empty state.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        mask: which positions count: the name of an input of zeros and ones, such as ``attention_mask``, or a function
+            of a batch that returns a bool tensor of shape (samples, positions).  The others, such as padding, are in no
+            sum, and a metric receives the elements that count, of shape (positions, ...).
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
@@ -65,7 +70,7 @@ def compare_layers(
     steps = [step for step in pair.program.steps if step.site is None]
     selected = frozenset(steps[position].index for position in select(steps, prefixes, ops))
     blocks = find_blocks(pair.program, modules)
-    comparison = Comparison(pair, selected, blocks, isolated, named_metrics(metrics))
+    comparison = Comparison(pair, selected, blocks, isolated, named_metrics(metrics), mask=mask)
     return compare(comparison, batches, inputs_of, progress, "layers")
 
 

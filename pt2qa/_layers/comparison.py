@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torch import Tensor
@@ -27,6 +27,7 @@ from pt2qa._simulator.isolated_check import Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import Verification
 
@@ -114,7 +115,9 @@ class Comparison:
         metrics: dict[str, Metric],
         *,
         rounding: bool = False,
+        mask: Mask | None = None,
     ) -> None:
+        self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
         self.block_table: TableName = "modules" if steps else "rows"
         self.with_rounding = isolated or rounding
@@ -202,9 +205,11 @@ class Comparison:
     def add(self, batch: Batch) -> None:
         """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
-        self._take(values, self.check.run(functools.partial(self._measure_batch, values), values))
+        counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
+        measured = self.check.run(functools.partial(self._measure_batch, values, counted), values)
+        self._take(values, measured, counted)
 
-    def _measure_batch(self, values: list[Any]) -> _Measured:
+    def _measure_batch(self, values: list[Any], counted: Counted | None) -> _Measured:
         """Runs both models on a batch; adds nothing yet, so that the run can be checked or repeated."""
         seen: list[tuple[Row, Totals]] = []
 
@@ -217,15 +222,16 @@ class Comparison:
         reference, quantized = lockstep(
             self.pair.simulator,
             values,
-            visit,
+            visit if counted is None else counted.visiting(visit),
             groups=self.groups,
             rounding=self.with_rounding,
             ranges=True,
-            pieces=not self.metrics,
+            pieces=not self.metrics and counted is None,
+            counted=None if counted is None else counted.at,
         )
-        return _Measured(reference, quantized, tuple(self._isolated(seen)), seen)
+        return _Measured(reference, quantized, tuple(self._isolated(seen, counted)), seen)
 
-    def _isolated(self, seen: Sequence[tuple[Row, Totals]]) -> Iterator[Isolated]:
+    def _isolated(self, seen: Sequence[tuple[Row, Totals]], counted: Counted | None) -> Iterator[Isolated]:
         """The isolated errors of a batch, whose rows may come in chunks."""
         noise: dict[int, NoiseSums] = {}
         for row, totals in seen:
@@ -233,10 +239,11 @@ class Comparison:
         for row in {id(row): row for row, _ in seen}.values():
             if row.place is not None and row.group is not None and noise[id(row)].count:
                 steps = [self.program.steps[index] for index in self.groups[row.group]]
-                yield Isolated(row.name, row.handle, row.place, steps, noise[id(row)])
+                found = Isolated(row.name, row.handle, row.place, steps, noise[id(row)])
+                yield found if counted is None else replace(found, counted=counted.at)
 
-    def _take(self, values: list[Any], measured: _Measured) -> None:
-        seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized)
+    def _take(self, values: list[Any], measured: _Measured, counted: Counted | None) -> None:
+        seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized, counted)
         samples = count_samples(values)
         apart = self._why_apart(values, samples, measured, outputs)
         for row, totals in (*seen, *((row, totals) for row, totals, _ in outputs)):
@@ -310,9 +317,15 @@ class Comparison:
             others["rounding"] = event.rounded
         return others
 
-    def _measure_outputs(self, reference: Any, quantized: Any) -> list[tuple[Row, Totals, bool]]:
+    def _measure_outputs(
+        self, reference: Any, quantized: Any, counted: Counted | None
+    ) -> list[tuple[Row, Totals, bool]]:
         """The sums of each comparable output, and whether it contains NaN."""
-        pairs = list(zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True))
+        both = (
+            pytree.tree_leaves(plain(run)) if counted is None else counted.outputs(run)
+            for run in (reference, quantized)
+        )
+        pairs = list(zip(*both, strict=True))
         if not self.outputs:
             names = output_names(self.pair.quantized, len(pairs))
             self.outputs = [Row(name, "", "output", -1, None, None, self.empty, self.empty) for name in names]
@@ -338,6 +351,12 @@ class Comparison:
         for entry in self.pair.coverage:
             if entry.carries_arithmetic and entry.quantized < entry.total:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
+        settings = {QUANTIZATION: self.pair.quantization, "isolated": str(self.with_isolated)}
+        if self.positions is not None:
+            extra += self.positions.note(
+                row.place.out for rows in self.rows.values() for row in rows if row.place and row.totals.sums.count
+            )
+            settings["mask"] = self.positions.name
         return LayerReport(
             **tables(sums, only_apart=len(self.set_apart) == self.batches),
             unpaired=self.pair.pairing.unpaired,
@@ -350,7 +369,7 @@ class Comparison:
             set_apart=tuple(self.set_apart),
             smaller_is_worse=self._metrics_worse("smaller"),
             larger_is_worse=self._metrics_worse("larger"),
-            sums=packed(sums, {QUANTIZATION: self.pair.quantization, "isolated": str(self.with_isolated)}),
+            sums=packed(sums, settings),
         )
 
     def _sums(self) -> list[RowSums]:

@@ -14,6 +14,7 @@ from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 
 
 @explains_arguments
@@ -25,6 +26,7 @@ def compare_modules(
     modules: Sequence[str | type],
     metrics: Mapping[str, Metric] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> LayerReport:
     """Compares whole modules: runs each of their calls quantized on the inputs it has in the reference.
@@ -37,6 +39,9 @@ def compare_modules(
         modules: module paths (``layer2``), classes (``nn.LSTM``) or their names (``BasicBlock``).
         metrics: extra columns: name → a :class:`pt2qa.Metric` in its empty state.
         inputs_of: maps an item of ``batches`` to a batch.
+        mask: which positions count: the name of an input of zeros and ones, such as ``attention_mask``, or a function
+            of a batch that returns a bool tensor of shape (samples, positions).  The others, such as padding, are in no
+            sum, and a metric receives the elements that count, of shape (positions, ...).
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
@@ -57,5 +62,5 @@ def compare_modules(
     """
     check_pair(pair)
     blocks = find_blocks(pair.program, modules)
-    comparison = Comparison(pair, frozenset(), blocks, False, named_metrics(metrics))
+    comparison = Comparison(pair, frozenset(), blocks, False, named_metrics(metrics), mask=mask)
     return compare(comparison, batches, inputs_of, progress, "modules")

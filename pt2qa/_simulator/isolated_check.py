@@ -39,7 +39,8 @@ TOLERANCE_TO_ROUNDING = 0.1
 class Isolated:
     """An isolated error that an engine found for an op, run together with the steps ``inside``.
 
-    ``place`` is the step at which the value is observed: the op, or a site after it.
+    ``place`` is the step at which the value is observed: the op, or a site after it.  ``counted`` gives the elements of
+    a value there that the sums are over.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Isolated:
     place: Step
     inside: Collection[Step]
     noise: NoiseSums
+    counted: Callable[[Step, Tensor], Tensor] = lambda step, value: value
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,10 @@ class IsolatedCheck:
         """Runs the regions; ``exact``: whether both references agree bit for bit."""
         tolerance = TOLERANCE if exact else TOLERANCE_TO_ROUNDING
         for plan in self.plans:
-            sums, noise = error_sums(self.values[plan.reference], self._run(plan)), plan.found.noise.noise
+            both = (
+                plan.found.counted(plan.found.place, each) for each in (self.values[plan.reference], self._run(plan))
+            )
+            sums, noise = error_sums(*both), plan.found.noise.noise
             expected = math.nan if sums.nonfinite else sums.noise
             both_nan = math.isnan(expected) and math.isnan(noise)
             if not both_nan and not abs(noise - expected) <= tolerance * max(noise, expected) + 1e-13 * sums.signal:

@@ -62,25 +62,33 @@ def lockstep(
     rounding: bool = False,
     ranges: bool = False,
     pieces: bool = False,
+    counted: Callable[[Step, Tensor], Tensor] | None = None,
 ) -> tuple[Any, Any]:
     """Runs the reference and the quantized model side by side, and returns the outputs of both.
 
     ``visit`` is called for every step, in graph order, and must not keep or change the tensors.  ``groups`` are sets of
     op step numbers that also run quantized on the reference's inputs.  ``rounding`` is always on if there are groups;
     it rounds every site's reference value too.  ``ranges`` also counts the values that each clamp moves.  ``pieces``:
-    large values may come in pieces, and those of steps that run together alternate.
+    large values may come in pieces, and those of steps that run together alternate.  ``counted``: the elements of a
+    step's value among which clamped ones are counted; all if None.
     """
-    return _Lockstep(simulator, groups, rounding or bool(groups), ranges, pieces).run(values, visit)
+    return _Lockstep(simulator, groups, rounding or bool(groups), ranges, pieces, counted).run(values, visit)
 
 
 class _Lockstep:
     """The state of one side-by-side run."""
 
     def __init__(
-        self, simulator: Simulator, groups: Sequence[Collection[int]], rounding: bool, ranges: bool, pieces: bool
+        self,
+        simulator: Simulator,
+        groups: Sequence[Collection[int]],
+        rounding: bool,
+        ranges: bool,
+        pieces: bool,
+        counted: Callable[[Step, Tensor], Tensor] | None,
     ) -> None:
         self.simulator, self.program = simulator, simulator.program
-        self.rounding, self.ranges, self.pieces = rounding, ranges, pieces
+        self.rounding, self.ranges, self.pieces, self.counted = rounding, ranges, pieces, counted
         self.groups = [frozenset(group) for group in groups]
         self.groups_of: dict[int, list[int]] = defaultdict(list)
         for number, group in enumerate(self.groups):
@@ -324,12 +332,21 @@ class _Lockstep:
         stats = RoundingStats(source=ranges[1] if ranges else None) if fits else None
         uncounted = RoundingStats(source=known, count=False) if self.rounding and fits else None
         noted = [stats, uncounted, *[None] * len(inputs)]
+        clamped = None if stats is None else self._clamped(site, inputs[0])
         results = [function(value, out=out, stats=note) for value, out, note in zip(inputs, into, noted, strict=False)]
         by_group = dict(zip(groups, results[1 + self.rounding :], strict=True))
         event = Event(site, ref, results[0], by_group, results[1] if self.rounding else None, tuple(shape))
         if known is not None and stats is not None and stats.range is not None:
-            event = replace(event, clamped=stats.clamped, ranges=(known, stats.range))
+            event = replace(event, clamped=stats.clamped if clamped is None else clamped, ranges=(known, stats.range))
         return event, results
+
+    def _clamped(self, site: Step, value: Tensor) -> int | None:
+        """How many of the elements that count the clamp moves; None if all count, or all are rounded together."""
+        if self.counted is None or not self._rounds_pieces(site):
+            return None
+        stats = RoundingStats()
+        self.simulator.site_function(site)(self.counted(site, value), stats=stats)
+        return stats.clamped
 
 
 def _pieces(tensors: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
