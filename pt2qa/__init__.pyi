@@ -26,6 +26,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._bad_cases.case_metrics import CaseMetric as CaseMetric
     from ._sensitivity.analysis import sensitivity as sensitivity
     from ._reconfigure.analysis import reconfigure as reconfigure
+    from ._reconfigure.repairing import repair as repair
     from ._reconfigure.target import Budget as Budget, Target as Target
     from ._check.analysis import check as check
     from ._diagnosis.analysis import diagnose as diagnose

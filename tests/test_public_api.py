@@ -85,6 +85,7 @@ NAMES = [
     "quantizer",
     "reconfigure",
     "record_inputs",
+    "repair",
     "sensitivity",
     "sqnr",
     "with_handles",

@@ -13,16 +13,16 @@ from torch import Tensor
 from pt2qa._diagnosis.budget import budget_of, mechanisms_in
 from pt2qa._diagnosis.budget_report import ErrorBudget
 from pt2qa._diagnosis.causes import CAUSES
-from pt2qa._diagnosis.figures import Figures
-from pt2qa._diagnosis.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
 from pt2qa._diagnosis.projected import SiteNoises, site_noises
-from pt2qa._diagnosis.ranges import Observed, observe
 from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.costs import Costs, costs_of
+from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.prose import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
+from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
+from pt2qa._sensitivity.ranges import Observed, observe
 from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
 from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, read_batches

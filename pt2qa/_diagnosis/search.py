@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.causes import ORDER
-from pt2qa._diagnosis.figures import Figures
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
 from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.base import Report
 from pt2qa.errors import Pt2qaError
 
@@ -123,11 +123,11 @@ class Search:
 
     def figures(self, after: Figures) -> Iterator[Any]:
         """The rows of the table of figures."""
-        yield self.case.now.row("now")
+        yield _figure_row("now", self.case.now)
         if self.rows:
-            yield after.row("after")
+            yield _figure_row("after", after)
         for name, found in self.bounds.items():
-            yield found.row(name)
+            yield _figure_row(name, found)
         yield from self.deployed
 
     def look_at_kernels(self, backend: Any) -> Report:
@@ -322,6 +322,13 @@ NATURAL: Final = PAID_CAUSES | {
     "observer",
 }
 """Causes that are a matter of degree: other samples of the same kind, and other layers of a sound model, show them."""
+
+
+def _figure_row(name: str, found: Figures) -> FigureRow:
+    output, sqnr = found.worst
+    return FigureRow(
+        name, found.value, output, sqnr, found.worst_sample, found.worst_sample_sqnr, found.labels, found.samples
+    )
 
 
 def _how(each: Hypothesis) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pt2qa._diagnosis.figures import Figures, figures_of
-from pt2qa._diagnosis.played import with_roundings
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize
+from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._reconfigure.scoring import SimulatedModel
 from pt2qa._reconfigure.target import Target
+from pt2qa._sensitivity.played import with_roundings
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import graph_outputs

@@ -14,8 +14,8 @@ from pt2qa.plugins.options import with_options
 
 if TYPE_CHECKING:
     from pt2qa._diagnosis.case import Case
-    from pt2qa._diagnosis.figures import Figures
     from pt2qa._diagnosis.trials import Treatment
+    from pt2qa._reconfigure.figures import Figures
     from pt2qa._reconfigure.target import Target
 
 MOST_NOISE = 0.9

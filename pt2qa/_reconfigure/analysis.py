@@ -23,6 +23,8 @@ from pt2qa._reconfigure.report import Reconfiguration, Stage
 from pt2qa._reconfigure.scoring import Scorer, Tally
 from pt2qa._reconfigure.search import Search, Selection
 from pt2qa._reconfigure.target import Budget, Target, read_target
+from pt2qa._repair.halves import Halves
+from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
@@ -42,6 +44,7 @@ def reconfigure(
     fallback: Fallback = "float",
     fuse: bool = True,
     observers: Sequence[str] = (),
+    repairs: Sequence[str] | None = None,
     sensitivity: SensitivityReport | None = None,
     calibration: Iterable[Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
@@ -50,10 +53,10 @@ def reconfigure(
 ) -> Reconfiguration:
     """Finds the cheapest quantizer configuration that meets a target, applies it, and measures it.
 
-    Free edits come first: fusions that the backend supports but the quantizer does not annotate, and other observers if
-    requested; the model is converted with them.  Then ops leave int8, in order of output noise removed per cost
-    (:func:`pt2qa.sensitivity`); candidates are scored on the simulator by switching sites.  The resulting plan is
-    prepared, calibrated, converted, and measured.
+    Free edits come first: fusions that the backend supports but the quantizer does not annotate, other observers if
+    requested, and the repairs of :func:`pt2qa.repair`; the model is converted with them.  Then ops leave int8, in order
+    of output noise removed per cost (:func:`pt2qa.sensitivity`); candidates are scored on the simulator by switching
+    sites.  The resulting plan is prepared, calibrated, converted, and measured.
 
     Args:
         pair: what :func:`pt2qa.quantize` returned; it is not changed.
@@ -66,6 +69,7 @@ def reconfigure(
         fuse: whether to fuse what the backend can fuse.
         observers: other observers to try for all activations: ``minmax``, ``histogram``, ``moving_average``; the one
             that measures best is kept.
+        repairs: the methods of :func:`pt2qa.repair` to try if the target is not met without; None: all.
         sensitivity: an ungrouped report of :func:`pt2qa.sensitivity` for this pair; used if there is no free edit.
         calibration: batches for recalibration; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
@@ -84,13 +88,14 @@ def reconfigure(
         BatchError: there is no batch.
     """
     check_pair(pair)
-    recipe, capture = _recipe(pair, fallback)
+    recipe, capture = recipe_of(pair, fallback)
     limits = budget if isinstance(budget, Budget) else Budget(**dict(budget or {}))
     if target is None and limits == Budget():
         raise SelectionError("neither target nor budget is given. Pass target=30 (dB), or budget={'macs': 0.2}.")
     aim = Target(-math.inf) if target is None else read_target(target)
     if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
         raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
+    methods = methods_named(repairs, "repairs")
     if sensitivity is not None:
         check_given(pair, sensitivity)
     calibrate_on = recipe.calibration if calibration is None else calibration
@@ -118,8 +123,9 @@ def reconfigure(
     before = scorer.quality(scorer.every)
     base = Baseline(pair, scorer, recipe.annotations, (), before)
     if needed is None or not before.value >= needed:
-        base = with_free_edits(base, requantize, fuse, observers, needed)
-    notes += base.pair.verify(first.batch)
+        halves = Halves.of(pair, calibrate_on, recipe.inputs_of if calibration is None else inputs_of)
+        base = with_free_edits(base, requantize, fuse, observers, methods, halves, needed)
+    notes += [*base.notes, *base.pair.verify(first.batch)]
     noises = noises_of(base.scorer, None if base.edits else sensitivity, progress)
     costs = costs_of(base.pair, first.values)
     candidates = tuple(candidates_of(base.pair, base.annotations, costs, fallback))
@@ -191,7 +197,7 @@ def reconfigure(
     ).with_pair(final.pair)
 
 
-def _recipe(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:
+def recipe_of(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:
     """How the pair was made, if that can be repeated and its quantizer has the fallback."""
     recipe = pair.recipe
     if recipe is None or pair.capture is None:

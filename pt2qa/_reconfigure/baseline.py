@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._reconfigure.scoring import Quality, Scorer
+from pt2qa._repair.guard import Method, guarded
+from pt2qa._repair.halves import Halves
 from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit, OverridePlan
 from pt2qa.plugins import describe
@@ -24,6 +26,7 @@ class Baseline:
     annotations: Annotations
     edits: tuple[Edit, ...]
     before: Quality
+    notes: tuple[str, ...] = ()
 
     @property
     def quality(self) -> Quality:
@@ -36,9 +39,15 @@ class Baseline:
 
 
 def with_free_edits(
-    base: Baseline, requantize: Requantize, fuse: bool, observers: Sequence[str], needed: float | None
+    base: Baseline,
+    requantize: Requantize,
+    fuse: bool,
+    observers: Sequence[str],
+    repairs: Sequence[type[Method]],
+    data: Halves,
+    needed: float | None,
 ) -> Baseline:
-    """Converts with all fusions, then with each other observer; keeps what measures best.
+    """Converts with all fusions, then with each other observer, then with repairs; keeps what measures best.
 
     A pair that reaches the ``needed`` quality gets no further edit.
     """
@@ -54,7 +63,24 @@ def with_free_edits(
         if not enough(best):
             tried = _better(fused, _observing(fused.annotations, observer), requantize)
             best = tried if tried.quality.rank > best.quality.rank else best
+    for method in repairs:
+        if not enough(best):
+            best = repaired(best, requantize, method, data)
     return best
+
+
+def repaired(base: Baseline, requantize: Requantize, method: type[Method], data: Halves) -> Baseline:
+    """The pair with a repair that helps on data it was not fitted to, and on what is measured; a note says so."""
+    found = guarded(method, base.pair, data)
+    new = base if found.fit is None else _better(base, found.fit.edits, requantize)
+    gain = f"{found.gain:+.2g} dB on calibration data that they were not fitted to"
+    if found.fit is None:
+        note = f"{method.name} not repaired: {found.refused}"
+    elif new is base:
+        note = f"{method.name} not repaired: {gain}, but no gain on what is measured"
+    else:
+        note = f"{method.name} repaired: {gain}"
+    return replace(new, notes=(*base.notes, note))
 
 
 def _better(base: Baseline, edits: tuple[Edit, ...], requantize: Requantize) -> Baseline:
@@ -63,7 +89,8 @@ def _better(base: Baseline, edits: tuple[Edit, ...], requantize: Requantize) -> 
     if not edits or recipe is None:
         return base
     pair = requantize(overrides=OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), base.pair.model))
-    changed = Baseline(pair, scorer.of(pair), base.annotations.with_edits(edits), (*base.edits, *edits), base.before)
+    annotations = base.annotations.with_edits(edits)
+    changed = replace(base, pair=pair, scorer=scorer.of(pair), annotations=annotations, edits=(*base.edits, *edits))
     return changed if changed.quality.rank > base.quality.rank else base
 
 

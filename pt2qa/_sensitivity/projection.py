@@ -16,7 +16,7 @@ Source:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,14 +147,20 @@ class ProjectedBatch:
         return reference
 
     def project(self, count: int) -> None:
-        """Runs the backward pass for this many more vectors."""
+        """Measures with this many more vectors."""
         if not self._fresh:
             self._forward()
-        self._fresh = False
         meter = _Meter(self)
-        self.run.backward(self._vectors(count), meter.visit)
+        self.backward(count, meter.visit)
         for key, dots in meter.dots.items():
             self._dots[key].append(dots)
+
+    def backward(
+        self, count: int, visit: Callable[[Step, Gradients], None], scales: Sequence[float] | None = None
+    ) -> None:
+        """Runs the backward pass for this many more vectors of ±1, times the scale of the output if there are any."""
+        self.run.backward(self._vectors(count, scales), visit)
+        self._fresh = False
         self.projections += count
 
     def noise(self, keys: Iterable[Key]) -> tuple[float, float]:
@@ -174,10 +180,12 @@ class ProjectedBatch:
         """The sites that a gradient reached."""
         return {site for site, _ in self._dots}
 
-    def _vectors(self, count: int) -> dict[int, Gradients]:
+    def _vectors(self, count: int, scales: Sequence[float] | None) -> dict[int, Gradients]:
         """The gradients of v·output at the slots of the graph's outputs."""
         inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
         signs = random_signs(self._counted, self.samples, count, self.seed, self.projections)
+        if scales is not None:
+            signs = [[each * scale for each in own] for own, scale in zip(signs, scales, strict=True)]
         found = iter(gradients_of(self._counted, inputs, signs))
         by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}
         return {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in self.run.tracked}

@@ -13,7 +13,7 @@ from pt2qa._graph.internals.torchao import maker_of
 from pt2qa.errors import PluginError, QuantizeError
 from pt2qa.overrides.plan import OBSERVERS, Edit
 from pt2qa.overrides.points import Derives, GraphNode, Point, Specs, observer_class, own_spec
-from pt2qa.overrides.sharing import remove, replace_own, root_of, rounds_at
+from pt2qa.overrides.sharing import groups_of, remove, replace_own, root_of, rounds_at
 
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
@@ -220,11 +220,39 @@ def _observer(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dic
     }
 
 
+def _range(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+    from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec
+
+    _check_refusals(edit, nodes, ground)
+    groups = groups_of(specs)
+    wanted = {groups[point] for point in specs if point[0] in nodes and can_observe(point, specs, ground)}
+    roots = {root_of(specs, point) for point, group in groups.items() if group in wanted}
+    after = dict(specs)
+    for root in roots:
+        assert root is not None, "an observed point has a spec"
+        spec = specs[root]
+        limits = limits_of(spec)
+        if not limits[0] <= edit.zero_point <= limits[1]:
+            raise QuantizeError(
+                f"{edit}: {ground.describe(root)} has the integers {limits[0]}..{limits[1]}, without this zero point"
+            )
+        after[root] = FixedQParamsQuantizationSpec(spec.dtype, edit.scale, edit.zero_point, *limits, spec.qscheme)
+    return after
+
+
+def limits_of(spec: Any) -> tuple[int, int]:
+    """The integers of a spec; those of the dtype if it has none."""
+    limits = torch.iinfo(spec.dtype)
+    low, high = spec.quant_min, spec.quant_max
+    return limits.min if low is None else low, limits.max if high is None else high
+
+
 _KINDS: Mapping[str, Callable[[Edit, list[str], Specs, Ground], dict[Point, Any]]] = {
     "float": _float,
     "dynamic": _dynamic,
     "int16": _int16,
     "observer": _observer,
+    "range": _range,
 }
 
 

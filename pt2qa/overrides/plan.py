@@ -6,9 +6,12 @@ plan still fits after the model is exported again.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -18,7 +21,7 @@ from pt2qa.errors import QuantizeError, ReportError
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-EditKind = Literal["float", "fuse", "dynamic", "int16", "observer"]
+EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range"]
 KINDS: tuple[str, ...] = get_args(EditKind)
 OBSERVERS = {
     "minmax": "MinMaxObserver",
@@ -26,6 +29,13 @@ OBSERVERS = {
     "moving_average": "MovingAverageMinMaxObserver",
 }
 """torchao's class by the name that edits use."""
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(KINDS, ()),
+    "observer": ("observer",),
+    "range": ("scale", "zero_point"),
+}
+"""What an edit has by its kind, besides the ops."""
 
 SCHEMA = 1
 _FORMAT = "pt2qa override plan"
@@ -39,19 +49,25 @@ class Edit:
         kind: ``"float"``: the ops are not quantized. ``"fuse"``: two ops are quantized as one, without rounding between
             them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
             ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
-        ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it.
+            ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.
+        ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
+            ``"range"``, those of inputs, too.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
+        scale: for ``"range"``: positive; it is rounded to float32, as observers have it.
+        zero_point: for ``"range"``: the integer for 0.
 
     Raises:
         QuantizeError: a field has an invalid value.
 
     >>> Edit("float", ("layer1.0.conv1/conv2d", "layer1.0.relu/relu"))
-    Edit(kind='float', ops=('layer1.0.conv1/conv2d', 'layer1.0.relu/relu'), observer='')
+    Edit(kind='float', ops=('layer1.0.conv1/conv2d', 'layer1.0.relu/relu'))
     """
 
     kind: EditKind
     ops: tuple[str, ...]
     observer: str = ""
+    scale: float = 0.0
+    zero_point: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -65,10 +81,30 @@ class Edit:
         if self.observer not in expects:
             expected = ", ".join(OBSERVERS) if self.kind == "observer" else "none: only kind 'observer' takes one"
             raise QuantizeError(f"edit {self.kind!r}: observer: got {self.observer!r}, expected {expected}")
+        if self.kind == "range":
+            self._check_range()
+        elif self.scale or self.zero_point:
+            raise QuantizeError(f"edit {self.kind!r}: only kind 'range' takes a scale and a zero point")
+
+    def _check_range(self) -> None:
+        scale, zero_point = self.scale, self.zero_point
+        if isinstance(scale, bool) or not isinstance(scale, float | int) or not 0 < scale < math.inf:
+            raise QuantizeError(f"edit 'range': scale: got {scale!r}, expected a positive number")
+        if isinstance(zero_point, bool) or not isinstance(zero_point, int):
+            raise QuantizeError(f"edit 'range': zero_point: got {zero_point!r}, expected an integer")
+        rounded = ctypes.c_float(scale).value
+        if not 0 < rounded < math.inf:
+            raise QuantizeError(f"edit 'range': scale: got {scale!r}, which float32 does not have")
+        object.__setattr__(self, "scale", rounded)
+
+    def __repr__(self) -> str:
+        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return f"Edit({', '.join(f'{name}={getattr(self, name)!r}' for name in given)})"
 
     def __str__(self) -> str:
         joined = " + ".join(self.ops) if self.kind == "fuse" else ", ".join(self.ops)
-        return f"{self.kind}{f' {self.observer}' if self.observer else ''}: {joined}"
+        extra = f" {self.scale:.6g}, {self.zero_point}" if self.kind == "range" else f" {self.observer}".rstrip()
+        return f"{self.kind}{extra}: {joined}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +170,10 @@ class OverridePlan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        edits = [{key: value for key, value in asdict(edit).items() if value != ""} for edit in self.edits]
+        edits = [
+            {key: value for key, value in asdict(edit).items() if key in _FIELDS[edit.kind] or key in ("kind", "ops")}
+            for edit in self.edits
+        ]
         head = {"format": _FORMAT, "version": SCHEMA, "quantizer": self.quantizer, "model": self.model}
         return json.dumps({**head, "edits": edits}, indent=1, ensure_ascii=False) + "\n"
 
@@ -194,11 +233,12 @@ class OverridePlan:
 def _edit(value: Any, where: str, source: str) -> Edit:
     if not isinstance(value, dict):
         raise ReportError(f"{source}: field {where!r} holds {value!r}, expected an object")
-    _check_keys(value, ("kind", "ops"), ("observer",), source, f"{where}.")
+    own = _FIELDS.get(str(value.get("kind")), ())
+    _check_keys(value, ("kind", "ops"), own, source, f"{where}.")
     if not isinstance(value["ops"], list):
         raise ReportError(f"{source}: field '{where}.ops' holds {value['ops']!r}, expected a list of op names")
     try:
-        return Edit(value["kind"], tuple(value["ops"]), value.get("observer", ""))
+        return Edit(value["kind"], tuple(value["ops"]), **{name: value[name] for name in own if name in value})
     except (QuantizeError, TypeError) as error:
         raise ReportError(f"{source}: field {where!r}: {error}") from error
 

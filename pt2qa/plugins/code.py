@@ -52,7 +52,7 @@ class NamedOp:
 
 
 def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
-    """The ops of a captured graph by the names that plans use.
+    """The ops and inputs of a captured graph by the names that plans use.
 
     Args:
         graph: with handles.
@@ -65,7 +65,8 @@ def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
         for node in graph.graph.nodes
         if node.op == "call_function" and (handle := handle_of(node)) in names
     ]
-    return {op.name: op for op in named}
+    inputs = [NamedOp(str(node.target), "input", "", node) for node in graph.graph.find_nodes(op="placeholder")]
+    return {op.name: op for op in (*inputs, *named)}
 
 
 def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
@@ -155,6 +156,8 @@ def _call(edit: Edit, known: dict[str, NamedOp]) -> str:
         return f"fuse(graph, {joined})"
     if edit.kind == "observer":
         return f"set_observer(graph, [{joined}], {OBSERVERS[edit.observer]})"
+    if edit.kind == "range":
+        return f"set_range(graph, [{joined}], {edit.scale!r}, {edit.zero_point})"
     function = {"float": "leave_in_float", "dynamic": "make_dynamic", "int16": "make_int16"}[edit.kind]
     return f"{function}(graph, [{joined}])"
 

@@ -16,13 +16,18 @@ IMPORTS: Final = (
     "    MovingAverageMinMaxObserver,",
     "    PlaceholderObserver,",
     ")",
-    "from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer, SharedQuantizationSpec",
+    "from torchao.quantization.pt2e.quantizer import (",
+    "    FixedQParamsQuantizationSpec,",
+    "    QuantizationAnnotation,",
+    "    Quantizer,",
+    "    SharedQuantizationSpec,",
+    ")",
 )
 
 OPS_BY_NAME: Final = '''
 def ops_by_name(graph):
-    """The ops of a graph by module path, op and ordinal, such as layer1.0.conv1/conv2d."""
-    used, found = {}, {}
+    """The ops of a graph by module path, op and ordinal, such as layer1.0.conv1/conv2d, and its inputs by name."""
+    used, found = {}, {str(node.target): node for node in graph.find_nodes(op="placeholder")}
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -163,6 +168,24 @@ def set_observer(graph, ops, observer):
     values = [point for point in specs if (point[0] if isinstance(point, tuple) else point) in sources]
     for point in {root_of(specs, point): None for point in values}:
         put(point, replace(specs[point], observer_or_fake_quant_ctr=observer.with_args(**epsilon(specs[point]))))
+
+
+def set_range(graph, ops, scale, zero_point):
+    """Fixes the scale of the ops' outputs, and of what shares it: by reference, or as one value with equal specs."""
+    compared = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+    specs, groups, alike = specs_of(graph), {}, {}
+    for point in specs:
+        root = root_of(specs, point)
+        source = point[0] if isinstance(point, tuple) else point
+        asks = (source, *(getattr(specs[root], name, None) for name in compared))
+        together = {point}.union(*(groups.get(other, {other}) for other in (root, alike.setdefault(asks, point))))
+        groups.update(dict.fromkeys(together, together))
+    values = [point for point in specs if (point[0] if isinstance(point, tuple) else point) in ops]
+    for point in {root_of(specs, member): None for value in values for member in groups[value]}:
+        spec, limits = specs[point], torch.iinfo(specs[point].dtype)
+        low = limits.min if spec.quant_min is None else spec.quant_min
+        high = limits.max if spec.quant_max is None else spec.quant_max
+        put(point, FixedQParamsQuantizationSpec(spec.dtype, scale, zero_point, low, high, spec.qscheme))
 
 
 class Edited(Quantizer):

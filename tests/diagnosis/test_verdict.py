@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from pt2qa import Target
-from pt2qa._diagnosis.figures import Figures
 from pt2qa._diagnosis.rows import CauseRow
 from pt2qa._diagnosis.verdict import verdict_of
+from pt2qa._reconfigure.figures import Figures
 
 
 def score(model: Any) -> float:

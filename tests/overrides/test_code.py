@@ -38,6 +38,8 @@ EDITS = [
     ("pooled", "xnnpack", (Edit("float", ("max_pool2d", "right/conv2d", "relu")), Edit("float", ("cat",)))),
     ("pooled", "x86", (Edit("float", ("max_pool2d_1",)), Edit("observer", ("cat",), "moving_average"))),
     ("mobile", "x86", (Edit("dynamic", ("fc/linear",)),)),
+    ("pooled", "xnnpack", (Edit("range", ("x",), scale=0.07, zero_point=3), Edit("range", ("cat",), scale=0.02))),
+    ("residual", "x86", (Edit("range", ("relu/relu",), scale=0.03), Edit("range", ("x",), scale=0.5))),
 ]
 
 

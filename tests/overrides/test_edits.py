@@ -208,3 +208,27 @@ def test_a_plain_quantizer_object_takes_edits() -> None:
     pair = edited("residual", generic(), Edit("float", ("conv2/conv2d", "add")))
     predicted = annotated("residual", "x86").with_edits([Edit("float", ("conv2/conv2d", "add"))])
     check_prediction(predicted, plain("residual", "x86"), pair)
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_a_fixed_range_is_that_of_all_that_share_it(quantizer: str) -> None:
+    before = plain("pooled", quantizer)
+    groups = annotated("pooled", quantizer).groups
+    at = annotated("pooled", quantizer).points_at(before.sites)
+    [cat] = [site for site in before.sites if site.name == "cat" and site.kind == "activation"]
+    shared = {index for index, points in at.items() if {groups[point] for point in points} & {groups[at[cat.index][0]]}}
+    after = edited("pooled", quantizer, Edit("range", ("cat",), scale=0.3, zero_point=5))
+    assert len(shared) > 1
+    assert places(after.sites) == places(before.sites)
+    for old, new in zip(before.sites, after.sites, strict=True):
+        fixed = (new.params.scale, new.params.zero_point) == (pytest.approx(0.3), 5)
+        assert fixed == (old.index in shared)
+    assert annotated("pooled", quantizer).after(Edit("range", ("cat",), scale=0.3, zero_point=999)) is None
+
+
+def test_the_range_of_an_input_can_be_fixed() -> None:
+    after = edited("residual", "xnnpack", Edit("range", ("x",), scale=0.125, zero_point=-7))
+    [site] = [site for site in after.sites if site.name == "x"]
+    assert (site.params.scale, site.params.zero_point) == (0.125, -7)
+    with pytest.raises(QuantizeError, match="changes nothing"):
+        edited("residual", "xnnpack", Edit("range", ("conv1/conv2d",), scale=0.1))

@@ -17,6 +17,7 @@ PLAN = OverridePlan(
         Edit("float", ("layer1.0.conv1/conv2d", "layer1.0.relu/relu")),
         Edit("fuse", ("stem.0/conv2d", "stem.2/hardtanh")),
         Edit("observer", ("fc/linear",), "minmax"),
+        Edit("range", ("x",), scale=0.1, zero_point=-3),
     ),
     quantizer="xnnpack:per_channel=false",
     model="ResNet",
@@ -37,10 +38,11 @@ def test_a_file_gives_the_plan_back(tmp_path: Path) -> None:
 
 def test_a_plan_reads_as_text() -> None:
     assert str(PLAN).splitlines() == [
-        "3 edits for ResNet on xnnpack:per_channel=false",
+        "4 edits for ResNet on xnnpack:per_channel=false",
         "  float: layer1.0.conv1/conv2d, layer1.0.relu/relu",
         "  fuse: stem.0/conv2d + stem.2/hardtanh",
         "  observer minmax: fc/linear",
+        "  range 0.1, -3: x",
     ]
 
 
@@ -52,7 +54,7 @@ def test_plans_need_no_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("flot", ("a",)), "kind: got 'flot', expected one of float, fuse, dynamic, int16, observer"),
+        (("flot", ("a",)), "kind: got 'flot', expected one of float, fuse, dynamic, int16, observer, range"),
         (("float", "a"), "ops: got 'a', expected a tuple of op names"),
         (("float", ("a", 3)), r"ops: got \('a', 3\), expected a tuple of op names"),
         (("float", ()), "expected the name of at least one op"),
@@ -61,6 +63,11 @@ def test_plans_need_no_torch() -> None:
         (("observer", ("a",)), "observer: got '', expected minmax, histogram, moving_average"),
         (("observer", ("a",), "max"), "observer: got 'max', expected minmax"),
         (("float", ("a",), "minmax"), "only kind 'observer' takes one"),
+        (("range", ("a",)), "scale: got 0.0, expected a positive number"),
+        (("range", ("a",), "", 1e300), "scale: got 1e\\+300, which float32 does not have"),
+        (("range", ("a",), "", 1.0, 0.5), "zero_point: got 0.5, expected an integer"),
+        (("range", ("a",), "", "1"), "scale: got '1', expected a positive number"),
+        (("float", ("a",), "", 1.0), "only kind 'range' takes a scale"),
     ],
 )
 def test_an_edit_checks_its_fields(arguments: tuple[Any, ...], message: str) -> None:
@@ -92,6 +99,8 @@ def test_a_plan_checks_its_fields() -> None:
         (changed(edits=[{"kind": [], "ops": ["a"]}]), r"field 'edits\[0\]': edit: kind: got \[\]"),
         (changed(edits=[{"kind": "float", "ops": ["a"], "why": 1}]), r"field 'edits\[0\].why' is not one of"),
         (changed(edits=[{"kind": "observer", "ops": ["a"], "observer": []}]), r"observer: got \[\]"),
+        (changed(edits=[{"kind": "float", "ops": ["a"], "scale": 1}]), r"field 'edits\[0\].scale' is not one of"),
+        (changed(edits=[{"kind": "range", "ops": ["a"], "scale": None}]), r"field 'edits\[0\]': edit 'range': scale"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_field(tmp_path: Path, text: str, message: str) -> None:

@@ -32,7 +32,7 @@ def float_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_float_model_is_not_run_again_for_each_configuration(float_runs: list[int]) -> None:
-    fixed = pt2qa.reconfigure(detector_pair("x86"), data(), target=100.0, verify_code=False, progress=False)
+    fixed = pt2qa.reconfigure(detector_pair("x86"), data(), target=100.0, repairs=(), verify_code=False, progress=False)
     assert fixed.evaluations > 20
     # Once on each batch, a few times for the sensitivity of each output and for verification.
     assert len(float_runs) < 12

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._diagnosis.figures import Figures
-from pt2qa._diagnosis.ranges import Observed, use_of
 from pt2qa._diagnosis.trials import Data, Treatment
 from pt2qa._ranks import batches_before
+from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
+from pt2qa._sensitivity.ranges import Observed, use_of
 from pt2qa._simulator.batches import read_batches
 
 FEWEST_SAMPLES = 4

@@ -11,10 +11,10 @@ from pt2qa._check.masks import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
 from pt2qa._diagnosis.case import FEWEST_STEPS, Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.configuration import needless_roundings
-from pt2qa._diagnosis.ranges import use_of
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
+from pt2qa._sensitivity.ranges import use_of
 from pt2qa._simulator.program import Site
 from pt2qa.overrides.plan import Edit
 

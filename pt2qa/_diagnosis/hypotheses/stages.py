@@ -13,11 +13,11 @@ from pt2qa._deployed.taps import leaves_of
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights
-from pt2qa._diagnosis.played import with_roundings
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import noise_sums
 from pt2qa._report.formats import decibel, number
+from pt2qa._sensitivity.played import with_roundings
 from pt2qa._simulator.simulator import Simulator
 
 MARGIN = 10.0

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
-from pt2qa._diagnosis.played import fitted_weight
 from pt2qa._diagnosis.trials import Played, Treatment
 from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
+from pt2qa._sensitivity.played import fitted_weight
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.plugins.options import options_of

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
-from pt2qa._diagnosis.rows import FigureRow
 from pt2qa._metrics import NoiseSums, float64, noise_sums
 from pt2qa._ranks import everywhere, same_everywhere
 from pt2qa._reconfigure.reference import Item, Reference
@@ -54,13 +53,6 @@ class Figures:
         if math.isnan(other.value):
             return math.inf
         return 0.0 if self.value == other.value else self.value - other.value
-
-    def row(self, name: str) -> FigureRow:
-        """The figures as a row of the report."""
-        output, sqnr = self.worst
-        return FigureRow(
-            name, self.value, output, sqnr, self.worst_sample, self.worst_sample_sqnr, self.labels, self.samples
-        )
 
 
 def figures_of(reference: Reference, run: Callable[[Item], Any], metric: Callable[[], float] | None = None) -> Figures:

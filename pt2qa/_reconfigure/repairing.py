@@ -1,0 +1,147 @@
+"""``pt2qa.repair``: accuracy at no cost at run time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._quantize.plain_flow import kept_flow
+from pt2qa._quantize.quantization import quantize
+from pt2qa._ranks import in_step
+from pt2qa._reconfigure.analysis import recipe_of
+from pt2qa._reconfigure.baseline import Baseline, repaired
+from pt2qa._reconfigure.figures import Figures, figures_of
+from pt2qa._reconfigure.outcome import free_rows, stages
+from pt2qa._reconfigure.reference import Reference
+from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
+from pt2qa._reconfigure.scoring import Scorer, Tally
+from pt2qa._reconfigure.target import Target
+from pt2qa._repair.halves import Halves
+from pt2qa._repair.methods import methods_named
+from pt2qa._report.prose import counted
+from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.verification import graph_outputs
+from pt2qa.errors import SelectionError
+
+
+@in_step
+def repair(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    methods: Sequence[str] | None = None,
+    calibration: Iterable[Any] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    verify_code: bool = True,
+    progress: bool | None = None,
+) -> Reconfiguration:
+    """Improves a quantized model without making it slower: the same ops and kernels, with better numbers in them.
+
+    Methods:
+        ``ranges``: of each activation, or group of activations that share one, the range that costs the output least.
+
+    A method is fitted to one half of the calibration batches and measured on the other, and the other way round; it is
+    applied, fitted to all of them, if it gains there, and also on ``batches``.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` returned; it is not changed.
+        batches: data on which the result is measured, best other data than the calibration batches; a list, or a loader
+            that starts over.
+        methods: names of methods; None: all.
+        calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.
+        inputs_of: maps an item of ``batches`` to a batch.
+        verify_code: whether to execute ``report.code`` in an export flow of its own and to compare its outputs.
+        progress: whether to show progress bars; None: if stderr is a terminal.
+
+    Returns:
+        The report; ``report.pair`` is the new pair, the given one if nothing helps, and ``report.plan`` is passed to
+        :func:`pt2qa.quantize` as ``overrides``.  The notes say for each method what it gained, or why it was not
+        applied.
+
+    Raises:
+        SelectionError: there is no such method, no output is floating-point, or the pair was trained (QAT) or not made
+            by pt2qa.
+        BatchError: there is no batch.
+    """
+    check_pair(pair)
+    recipe, capture = recipe_of(pair, "float")
+    chosen = methods_named(methods, "methods")
+    if recipe.qat:
+        raise SelectionError(
+            "this pair was trained (QAT), which has chosen its ranges and weights. Repair a pair that was quantized "
+            "without qat=True."
+        )
+    fit_on = recipe.calibration if calibration is None else calibration
+    if fit_on is None:
+        raise SelectionError(
+            "the batches that the pair was calibrated on were an iterator, which is used up. "
+            "Pass calibration=, a list or a loader that starts over."
+        )
+    fit_inputs = recipe.inputs_of if calibration is None else inputs_of
+    requantize = functools.partial(
+        quantize, capture, recipe.plugin, fit_on, train=recipe.train, inputs_of=fit_inputs, progress=progress
+    )
+    reference, tally = Reference(pair, batches, inputs_of), Tally(progress)
+    notes = list(pair.verify(reference.first.batch))
+    scorer = Scorer(pair, reference, Target(-math.inf), tally)
+    base = Baseline(pair, scorer, recipe.annotations, (), scorer.quality(scorer.every))
+    data = Halves.of(pair, fit_on, fit_inputs)
+    steps = [base]
+    for method in chosen:
+        steps.append(repaired(steps[-1], requantize, method, data))
+    final = steps[-1]
+    tally.bar.close()
+    if final.pair is not pair:
+        notes += final.pair.verify(reference.first.batch)
+    plan = final.plan(recipe)
+    before, after = (_figures(each.pair, reference) for each in (base, final))
+    said = _verdict(before, after, final)
+    about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
+    flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
+    fitted_to = Reference(pair, fit_on, fit_inputs)
+    sites, names = len(pair.sites), reference.names
+    return Reconfiguration(
+        rows=tuple(free_rows(pair, final)),
+        curve=tuple(_curve(["none", *(method.name for method in chosen)], steps)),
+        stages=(
+            *stages("before", base.quality, 0.0, sites, names),
+            *stages("converted", scorer.of(final.pair).converted(), 0.0, len(final.pair.sites), names),
+            Stage("before, calibration", _figures(pair, fitted_to).value, 0.0, sites),
+            Stage("converted, calibration", _figures(final.pair, fitted_to).value, 0.0, len(final.pair.sites)),
+        ),
+        target="accuracy at no cost at run time",
+        met=int(bool(final.edits)),
+        verdict=said,
+        evaluations=tally.count,
+        plan_json=plan.to_json(),
+        code=flow.code,
+        notes=tuple(dict.fromkeys([*notes, *final.notes, *interrupted])),
+        quantizer=pair.quantizer,
+        model=pair.model,
+        environment=pair.environment,
+        code_verified=flow.verified,
+    ).with_pair(final.pair)
+
+
+def _figures(pair: QuantizedPair, reference: Reference) -> Figures:
+    """The figures of a converted graph."""
+    return figures_of(reference, lambda item: graph_outputs(pair.quantized, item.values))
+
+
+def _curve(names: Sequence[str], steps: Sequence[Baseline]) -> Iterator[CurvePoint]:
+    for name, step in zip(names, steps, strict=True):
+        yield CurvePoint(name, len(step.edits), 0.0, 0.0, math.nan, step.quality.value)
+
+
+def _verdict(before: Figures, after: Figures, final: Baseline) -> str:
+    """What was gained, and what of the labels."""
+    if not final.edits:
+        return f"Nothing to repair: no method gains on data that it was not fitted to; SQNR {before.value:.4g} dB."
+    gain = f"SQNR {before.value:.4g} dB before, {after.value:.4g} dB converted and measured"
+    text = f"Repaired at no cost at run time: {gain}"
+    if not math.isnan(before.labels):
+        text += f"; labels kept {100 * before.labels:.3g} % before, {100 * after.labels:.3g} % after"
+    return f"{text}."

@@ -1,0 +1,139 @@
+"""Whether a repair helps on data that it was not fitted to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from pt2qa._metrics import ErrorSums
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere
+from pt2qa._repair.halves import Halves
+from pt2qa._sensitivity.outputs import finished, float_leaves
+from pt2qa._simulator.simulator import Simulator
+from pt2qa.errors import SelectionError
+from pt2qa.overrides.plan import Edit
+
+LEAST_GAIN = 0.1
+"""dB that a repair must gain on both halves together; on neither may it lose."""
+
+
+class Fit(Protocol):
+    """A repair of a pair; false if it changes nothing."""
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """What quantizing again applies."""
+        ...
+
+    def simulator(self, pair: QuantizedPair) -> Simulator:
+        """The simulator of the repaired pair, without quantizing again."""
+        ...
+
+    def __bool__(self) -> bool: ...
+
+
+class Look(Protocol):
+    """What a method learned about a pair from both halves of the data."""
+
+    def fit(self, halves: Collection[int]) -> Fit:
+        """The repair that fits some halves of the data best."""
+        ...
+
+
+class Method(Protocol):
+    """A way to repair a pair."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def look(cls, pair: QuantizedPair, data: Halves) -> Look:
+        """Runs the model on the data.
+
+        Raises:
+            SelectionError: the method cannot repair this pair; the message says why.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The fit of a method to all data, if it is to be applied; else ``refused`` says why not.
+
+    ``gain`` is that of the worst output in dB, on each half of the data with what was fitted to the other; nan if it
+    was not measured.
+    """
+
+    method: str
+    fit: Fit | None
+    gain: float
+    refused: str = ""
+
+
+def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
+    """Fits to each half of the data and measures on the other; the fit to all of it if that gains."""
+    if data.distinct < 2:
+        return Guarded(
+            method.name,
+            None,
+            math.nan,
+            "calibration has one distinct batch, so nothing shows whether it fits other data; calibrate with more",
+        )
+    try:
+        look = method.look(pair, data)
+    except SelectionError as error:
+        return Guarded(method.name, None, math.nan, str(error))
+    gain, least = _gains(pair, data, [look.fit([other]) for other in (1, 0)])
+    fit = look.fit((0, 1))
+    if not fit:
+        return Guarded(method.name, None, math.nan, "nothing that it changes would help")
+    if not (gain >= LEAST_GAIN and least >= 0):
+        return Guarded(method.name, None, gain, f"on data that it was not fitted to, it would change {gain:+.2g} dB")
+    return Guarded(method.name, fit, gain)
+
+
+def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Fit]) -> tuple[float, float]:
+    """The gain of the worst output on both halves together, and the smaller of those on each, in dB."""
+    simulators = [fit.simulator(pair) for fit in fits]
+    own: dict[tuple[int, bool], list[ErrorSums]] = {}
+    for half, values in data:
+        reference = _outputs(pair, pair.simulator.run(values, on=False))
+        for repaired, simulator in ((False, pair.simulator), (True, simulators[half])):
+            outputs = _outputs(pair, simulator.run(values, on=True))
+            found = [_error(ref, quant) for ref, quant in zip(reference, outputs, strict=True)]
+            known = own.get((half, repaired))
+            own[half, repaired] = found if known is None else _merged(known, found)
+    parts = everywhere(own)
+    gains = []
+    for halves in ((0, 1), (0,), (1,)):
+        before, after = (
+            _worst([part[half, which] for part in parts for half in halves if (half, which) in part])
+            for which in (False, True)
+        )
+        gains.append(after - before if after != before else 0.0)
+    return gains[0], min(gains[1:])
+
+
+def _outputs(pair: QuantizedPair, returned: Any) -> list[Tensor]:
+    return float_leaves(finished(pair, returned, None))
+
+
+def _error(reference: Tensor, quantized: Tensor) -> ErrorSums:
+    """The error of an output; no number where rounding changes its shape."""
+    same = reference.shape == quantized.shape
+    return ErrorSums().update(reference, quantized) if same else ErrorSums(count=1, nonfinite=1)
+
+
+def _merged(one: Sequence[ErrorSums], other: Sequence[ErrorSums]) -> list[ErrorSums]:
+    return [left.merge(right) for left, right in zip(one, other, strict=True)]
+
+
+def _worst(found: Sequence[Sequence[ErrorSums]]) -> float:
+    together, *others = found
+    for each in others:
+        together = _merged(together, each)
+    return min(sums.sqnr for sums in together)

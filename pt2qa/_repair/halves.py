@@ -1,0 +1,56 @@
+"""The data that repairs are fitted to, in two halves, so that a fit to one is measured on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import active, everywhere
+from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.verification import digest_of
+
+Item = tuple[int, list[Any]]
+"""The half of a batch, 0 or 1, and its flat values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Every second batch is in the second half; one that is repeated counts once, one without samples not at all.
+
+    ``half_of`` has those of this rank by digest, and ``distinct`` is how many all ranks have.
+    """
+
+    pair: QuantizedPair
+    batches: Iterable[Any]
+    inputs_of: Callable[[Any], Batch] | None
+    half_of: dict[str, int]
+    distinct: int
+
+    @classmethod
+    def of(cls, pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Halves:
+        """Reads the batches once; they must start over."""
+        own = [digest_of(values) for values in _read(pair, batches, inputs_of)]
+        found, ranks = everywhere(own), active()
+        distinct = dict.fromkeys(digest for each in found for digest in each)
+        # A batch that several ranks have counts for the first of them.
+        before = {digest for each in found[: 0 if ranks is None else ranks.rank] for digest in each}
+        mine = set(own) - before
+        half_of = {digest: number % 2 for number, digest in enumerate(distinct) if digest in mine}
+        return cls(pair, batches, inputs_of, half_of, len(distinct))
+
+    def __iter__(self) -> Iterator[Item]:
+        """The batches of this rank."""
+        left = dict(self.half_of)
+        for values in _read(self.pair, self.batches, self.inputs_of):
+            half = left.pop(digest_of(values), None)
+            if half is not None:
+                yield half, values
+
+
+def _read(pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[list[Any]]:
+    for batch in read_batches(batches, inputs_of):
+        values = pair.values(batch)
+        if count_samples(values):
+            yield values

@@ -1,0 +1,25 @@
+"""The methods of repair, in the order in which they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pt2qa._repair.guard import Method
+from pt2qa._repair.ranges import Ranges
+from pt2qa.errors import SelectionError
+
+METHODS: Final[Mapping[str, type[Method]]] = {each.name: each for each in (Ranges,)}
+
+
+def methods_named(names: Sequence[str] | None, argument: str) -> list[type[Method]]:
+    """The methods of some names, or all, in order.
+
+    Raises:
+        SelectionError: there is no such method; ``argument`` says where it was given.
+    """
+    if names is None:
+        return [*METHODS.values()]
+    if isinstance(names, str) or not set(names) <= set(METHODS):
+        raise SelectionError(f"{argument}: got {names!r}, expected a list of {', '.join(METHODS)}.")
+    return [method for name, method in METHODS.items() if name in names]

@@ -1,0 +1,267 @@
+"""Ranges chosen by what they do to the output, for each group of values that share one.
+
+To first order, and as if the errors of elements were independent, rounding a value x changes the output by::
+
+    sum(g**2 * (rounded(x) - x)**2)
+
+with g the gradient of a random projection of the output, each output divided by its root mean square.  Candidates are
+the group's own range, and the range of the data with each end drawn in; so a few large values are clamped where that
+costs less than the coarser steps that they require.  All candidates are compared on one histogram of x with weights
+g**2, for which one forward and one backward pass of each batch suffice.
+
+Source:
+    the squared error of clipping against that of rounding is in "Post-training 4-bit quantization of convolution
+    networks for rapid-deployment" (Banner et al., 2019); weighted with gradients, as the Fisher information is, in
+    "Up or Down? Adaptive Rounding for Post-Training Quantization" (Nagel et al., 2020).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere
+from pt2qa._repair.halves import Halves
+from pt2qa._sensitivity.gradients import Gradients, WithoutGradient, float_tensors
+from pt2qa._sensitivity.outputs import float_leaves
+from pt2qa._sensitivity.played import fitted, with_roundings
+from pt2qa._sensitivity.projection import ProjectedBatch, Projection
+from pt2qa._sensitivity.ranges import observe
+from pt2qa._sensitivity.roundings import rounding
+from pt2qa._simulator.program import QuantParams, Site, Step
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.verification import digest_of
+from pt2qa.errors import SelectionError
+from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.points import Point
+
+
+def float32(value: float) -> float:
+    """The nearest number that float32 has."""
+    return ctypes.c_float(value).value
+
+
+VECTORS = 2
+"""Random projections of each batch."""
+
+FACTORS = tuple(step / 20 for step in range(20, -1, -1))
+"""How far each end of the range of the data is drawn in."""
+
+LEAST = 0.02
+"""The share of a group's cost that another range must save."""
+
+BINS = 1 << 12
+"""Bins of a histogram: at least 16 for each of 256 steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeGroup:
+    """Sites that share a range; ``symmetric`` ranges have their middle at 0."""
+
+    sites: tuple[int, ...]
+    name: str
+    params: QuantParams
+    symmetric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The weights of a group's values by multiples of ``width``, the first of them ``start * width``."""
+
+    start: int
+    width: float
+    weights: Tensor
+
+    def cost(self, candidates: Sequence[QuantParams]) -> Tensor:
+        """The cost of each candidate: float64 of shape (candidates,)."""
+        values = (torch.arange(len(self.weights), dtype=torch.float64) + self.start) * self.width
+        scale, zero, low, high = (
+            torch.tensor([getattr(each, name) for each in candidates], dtype=torch.float64)[:, None]
+            for name in ("scale", "zero_point", "quant_min", "quant_max")
+        )
+        steps = torch.round(values / scale).clamp(low - zero, high - zero)
+        return (steps * scale - values).square() @ self.weights
+
+
+def groups_in(pair: QuantizedPair) -> tuple[RangeGroup, ...]:
+    """The groups of activation sites whose one range an edit can fix."""
+    assert pair.recipe is not None, "what is repaired is quantized again"
+    annotations = pair.recipe.annotations
+    by_group: dict[Point, list[Site]] = defaultdict(list)
+    fixed: set[Point] = set()
+    for index, points in annotations.points_at(pair.sites).items():
+        site = pair.sites[index]
+        if site.kind == "activation":
+            for group in {annotations.groups[point] for point in points}:
+                by_group[group].append(site)
+            fixed |= {annotations.groups[point] for point in points if not annotations.can_observe(point)}
+    found = []
+    for group, sites in by_group.items():
+        params = sites[0].params
+        known = isinstance(params.scale, float) and isinstance(params.zero_point, int)
+        if known and group not in fixed and all(_alike(site.params, params) for site in sites):
+            symmetric = annotations.facts(group).scheme == "per_tensor_symmetric"
+            found.append(RangeGroup(tuple(site.index for site in sites), sites[0].name, params, symmetric))
+    return tuple(found)
+
+
+def _alike(one: QuantParams, other: QuantParams) -> bool:
+    return isinstance(one.scale, float) and one == other
+
+
+@dataclass(frozen=True, slots=True)
+class FittedRanges:
+    """Other ranges for some groups."""
+
+    groups: Mapping[RangeGroup, QuantParams]
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits that fix them."""
+        return tuple(
+            Edit("range", (group.name,), scale=float(each.scale), zero_point=int(each.zero_point))  # type: ignore[arg-type]
+            for group, each in self.groups.items()
+        )
+
+    def simulator(self, pair: QuantizedPair) -> Simulator:
+        """The simulator of the pair with them."""
+        roundings = {site: rounding(each) for group, each in self.groups.items() for site in group.sites}
+        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What one look at the data tells about groups of values that share a range.
+
+    ``histograms`` has for each half of the data those of the groups with values that are not all alike, on a grid over
+    ``spans``, the ranges of all data.
+    """
+
+    name: ClassVar = "ranges"
+
+    groups: tuple[RangeGroup, ...]
+    spans: Mapping[int, tuple[float, float]]
+    histograms: tuple[Mapping[int, Tensor], ...]
+
+    @classmethod
+    def look(cls, pair: QuantizedPair, data: Halves) -> Ranges:
+        """Runs the float model on the data, and again forward and backward.
+
+        Raises:
+            SelectionError: an op has no gradient, or nothing has a range that an edit can fix.
+        """
+        groups = groups_in(pair)
+        if not groups:
+            raise SelectionError("no activation has a range that calibration chose")
+        observed = observe(pair, (values for _, values in data))
+        spans = {}
+        for number, group in enumerate(groups):
+            ends = [end for site in group.sites for end in observed[site].whole]
+            low, high = min(*ends, 0.0), max(*ends, 0.0)
+            if high > low and math.isfinite(high - low):
+                spans[number] = (low, high)
+        group_of = {site: number for number in spans for site in groups[number].sites}
+        own: tuple[dict[int, Tensor], ...] = ({}, {})
+        reason = ""
+        try:
+            for half, values in data:
+                for number, weights in _weigh(pair, values, group_of, spans):
+                    own[half][number] = own[half].get(number, 0.0) + weights
+        except WithoutGradient as error:
+            reason = error.reason
+        parts = everywhere((own, reason))
+        for _, why in parts:
+            if why:
+                raise SelectionError(why)
+        together = tuple(
+            {number: sum(found[half][number] for found, _ in parts if number in found[half]) for number in spans}
+            for half in (0, 1)
+        )
+        return cls(groups, spans, together)  # type: ignore[arg-type]  # a sum of tensors
+
+    def fit(self, halves: Collection[int]) -> FittedRanges:
+        """Of some halves of the data, the ranges of those groups for which another one is better than their own."""
+        found = {}
+        for number, (low, high) in self.spans.items():
+            weights = [self.histograms[half][number] for half in halves]
+            known = [each for each in weights if isinstance(each, Tensor)]
+            if known:
+                start, width = _grid(low, high)
+                group = self.groups[number]
+                best = _best(group, low, high, Histogram(start, width, torch.stack(known).sum(0)))
+                if best is not group.params:
+                    found[group] = best
+        return FittedRanges(found)
+
+
+def _weigh(
+    pair: QuantizedPair, values: Sequence[Any], group_of: Mapping[int, int], spans: Mapping[int, tuple[float, float]]
+) -> Iterator[tuple[int, Tensor]]:
+    """The histograms of a batch, by group; one for each site."""
+    found: list[tuple[int, Tensor]] = []
+    started = ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
+
+    def visit(step: Step, gradients: Gradients) -> None:
+        number = None if step.site is None or step.duplicate_of is not None else group_of.get(step.site)
+        if number is not None and gradients[0] is not None:
+            [value] = float_tensors(started.run.env[step.reads[0]])
+            weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
+            found.append((number, _weighted(value, weights, *spans[number])))
+
+    # What counts is the error of each output relative to its own size.
+    sizes = [float(leaf.double().square().sum()) for leaf in float_leaves(started.reference)]
+    with torch.no_grad():
+        started.backward(VECTORS, visit, [1 / math.sqrt(size) if size > 0 else 0.0 for size in sizes])
+    return iter(found)
+
+
+def _grid(low: float, high: float) -> tuple[int, float]:
+    width = (high - low) / BINS
+    return round(low / width) - 1, width
+
+
+def _weighted(value: Tensor, weights: Tensor, low: float, high: float) -> Tensor:
+    """The sums of weights by bin: float64 of shape (BINS + 3,)."""
+    start, width = _grid(low, high)
+    bins = value.reshape(-1).mul(1 / width).round_().sub_(start).clamp_(0, BINS + 2).nan_to_num_(0.0).to(torch.int64)
+    weights = weights.reshape(-1).double().nan_to_num_(0.0, 0.0, 0.0)
+    return torch.bincount(bins, weights=weights, minlength=BINS + 3)
+
+
+def _best(group: RangeGroup, low: float, high: float, histogram: Histogram) -> QuantParams:
+    """The range of the least cost, each end drawn in by itself, in turns."""
+
+    def params(left: float, right: float) -> QuantParams | None:
+        if not low * left < high * right or (group.symmetric and not right):
+            return None
+        own = group.params
+        if group.symmetric:
+            scale = 2 * max(-low, high) * right / (own.quant_max - own.quant_min)
+            return replace(own, scale=float32(scale))
+        found = fitted(low * left, high * right, own.quant_min, own.quant_max)
+        assert isinstance(found.scale, float)
+        return replace(own, scale=float32(found.scale), zero_point=found.zero_point)
+
+    ends, best, least = (1.0, 1.0), group.params, float(histogram.cost([group.params])[0]) * (1 - LEAST)
+    turns = ("right",) if group.symmetric else ("right", "left", "right", "left")
+    for turn in turns:
+        tries = [(factor, ends[1]) if turn == "left" else (ends[0], factor) for factor in FACTORS]
+        known = [(each, found) for each in tries if (found := params(*each)) is not None]
+        costs = histogram.cost([found for _, found in known])
+        number = int(costs.argmin())
+        if float(costs[number]) < least:
+            (ends, best), least = known[number], float(costs[number])
+        elif best is group.params:
+            ends = known[number][0]
+    return best

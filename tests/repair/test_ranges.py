@@ -1,0 +1,87 @@
+"""The cost by which a range is chosen, and what is chosen."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pt2qa._repair.halves import Halves
+from pt2qa._repair.ranges import BINS, Histogram, RangeGroup, Ranges, _best, _weighted, groups_in
+from pt2qa._sensitivity.roundings import rounding
+from pt2qa._simulator.program import QuantParams
+from tests.repair.nets import batches, clipped_pair
+
+
+def group(scale: float, zero_point: int, *, symmetric: bool = False) -> RangeGroup:
+    return RangeGroup((0,), "x", QuantParams("int8", scale, zero_point, -128, 127), symmetric)
+
+
+def histogram(values: Tensor, weights: Tensor, low: float, high: float) -> Histogram:
+    width = (high - low) / BINS
+    return Histogram(round(low / width) - 1, width, _weighted(values, weights, low, high))
+
+
+@pytest.mark.parametrize(("scale", "zero_point"), [(0.03, 0), (0.02, -100), (0.005, 20)])
+def test_the_cost_on_a_histogram_is_that_of_the_values(scale: float, zero_point: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(200_000, generator=generator).relu_()
+    values[::7] -= 0.3
+    weights = torch.rand(values.shape, generator=generator)
+    params = group(scale, zero_point).params
+    direct = (weights.double() * (rounding(params)(values) - values).double().square()).sum()
+    low, high = float(values.min()), float(values.max())
+    assert float(histogram(values, weights, low, high).cost([params])[0]) == pytest.approx(float(direct), rel=0.02)
+
+
+def test_values_that_the_output_does_not_see_are_clamped() -> None:
+    """As behind a convolution that a ReLU6 reads: the gradient is zero outside of 0..6."""
+    values = torch.linspace(-30.0, 40.0, 100_001)
+    weights = ((values >= 0) & (values <= 6)).float()
+    best = _best(group(70 / 255, -19), -30.0, 40.0, histogram(values, weights, -30.0, 40.0))
+    assert isinstance(best.scale, float)
+    assert best.zero_point == -128
+    assert 6.0 <= best.scale * 255 <= 6.6
+
+
+def test_a_symmetric_range_stays_symmetric() -> None:
+    values = torch.linspace(-40.0, 40.0, 100_001)
+    weights = (values.abs() <= 4).float()
+    best = _best(group(80 / 255, 0, symmetric=True), -40.0, 40.0, histogram(values, weights, -40.0, 40.0))
+    assert best.zero_point == 0
+    assert isinstance(best.scale, float)
+    assert best.scale * 255 / 2 == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_range_that_fits_is_left_alone() -> None:
+    values = torch.linspace(-1.0, 1.0, 100_001)
+    own = group(2 / 255, 0)
+    assert _best(own, -1.0, 1.0, histogram(values, torch.ones_like(values), -1.0, 1.0)) is own.params
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_groups_are_what_shares_a_scale(quantizer: str) -> None:
+    pair = clipped_pair(quantizer)
+    groups = groups_in(pair)
+    together = [index for each in groups for index in each.sites]
+    assert len(together) == len(set(together))
+    assert {pair.sites[index].kind for index in together} == {"activation"}
+    for each in groups:
+        assert len({(pair.sites[index].params.scale, pair.sites[index].params.zero_point) for index in each.sites}) == 1
+
+
+def test_fits_to_halves_add_up() -> None:
+    pair = clipped_pair()
+    data = Halves.of(pair, batches(), None)
+    assert data.distinct == 4
+    assert sorted(half for half, _ in data) == [0, 0, 1, 1]
+    whole = Ranges.look(pair, data)
+    first = Ranges.look(pair, Halves.of(pair, batches()[::2], None))
+    for number in whole.spans:
+        assert math.isclose(
+            float(whole.histograms[0][number].sum()),
+            sum(float(first.histograms[half][number].sum()) for half in (0, 1)),
+            rel_tol=1e-6,
+        )

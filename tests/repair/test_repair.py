@@ -1,0 +1,142 @@
+"""``pt2qa.repair``: better numbers in the same ops, only where data that they were not fitted to shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pt2qa
+from pt2qa._repair.guard import guarded
+from pt2qa._repair.halves import Halves
+from pt2qa._repair.ranges import FittedRanges, Ranges
+from tests.flows import direct_sqnr, quantized_pair
+from tests.models import Linears
+from tests.repair.nets import Clipped, batches, clipped_pair
+
+HELD_OUT = batches(seed=9)
+
+
+def measured(pair: pt2qa.QuantizedPair, data: list[Tensor]) -> float:
+    reference, quantized = ([graph(x) for x in data] for graph in (pair.float_graph, pair.quantized))
+    return direct_sqnr(torch.cat(reference), torch.cat(quantized))
+
+
+@pytest.fixture(scope="module", params=["xnnpack", "x86"])
+def repaired(request: pytest.FixtureRequest) -> pt2qa.Reconfiguration:
+    return pt2qa.repair(clipped_pair(request.param), HELD_OUT, progress=False)
+
+
+def test_other_data_gains(repaired: pt2qa.Reconfiguration) -> None:
+    pair = clipped_pair(repaired.quantizer)
+    before, after = measured(pair, HELD_OUT), measured(repaired.pair, HELD_OUT)
+    assert repaired.met
+    assert after > before + (10.0 if repaired.quantizer == "xnnpack" else 0.5)
+    stages = {stage.name: stage.quality for stage in repaired.stages}
+    assert stages["before"] == pytest.approx(before, abs=1e-3)
+    assert stages["converted"] == pytest.approx(after, abs=1e-3)
+    assert stages["converted, calibration"] == pytest.approx(measured(repaired.pair, batches()), abs=1e-3)
+    assert "labels kept" in repaired.verdict
+
+
+def test_ops_are_the_same_and_the_reference_is_the_users_model(repaired: pt2qa.Reconfiguration) -> None:
+    pair = clipped_pair(repaired.quantizer)
+
+    def ops(each: pt2qa.QuantizedPair) -> Counter[Any]:
+        return Counter(str(node.target) for node in each.quantized.graph.nodes if node.op == "call_function")
+
+    assert ops(repaired.pair) == ops(pair)
+    assert pair.float_graph is not None
+    for x in HELD_OUT:
+        assert torch.equal(repaired.pair.reference(x), pair.reference(x))
+
+
+def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
+    assert {edit.kind for edit in repaired.plan.edits} == {"range"}
+    assert repaired.code_verified == "equal"
+    plan = pt2qa.OverridePlan.from_json(repaired.plan_json)
+    pair = clipped_pair(repaired.quantizer)
+    assert pair.capture is not None
+    again = pt2qa.quantize(pair.capture, pair.quantizer, batches(), overrides=plan, progress=False)
+    for x in HELD_OUT:
+        assert torch.equal(again.quantized(x), repaired.pair.quantized(x))
+
+
+def test_repaired_again_it_is_left_alone(repaired: pt2qa.Reconfiguration) -> None:
+    again = pt2qa.repair(repaired.pair, HELD_OUT, verify_code=False, progress=False)
+    assert not again.met
+    assert again.pair is repaired.pair
+    assert again.verdict.startswith("Nothing to repair: ")
+
+
+def test_one_batch_repeated_is_refused() -> None:
+    pair, [batch] = clipped_pair(), batches(1)
+    report = pt2qa.repair(pair, HELD_OUT, calibration=[batch] * 6, verify_code=False, progress=False)
+    assert report.pair is pair
+    assert report.plan.edits == ()
+    assert "ranges not repaired: calibration has one distinct batch" in report.notes[-1]
+
+
+def test_what_loses_on_the_other_half_is_refused() -> None:
+    class Overfitted(Ranges):
+        """Clamps everything of the half that it was not fitted to."""
+
+        def fit(self, halves: Collection[int]) -> FittedRanges:
+            scale = 1.0 if len(halves) == 2 else 0.01
+            return FittedRanges(
+                {each: replace(each.params, scale=float(each.params.scale) * scale) for each in self.groups}  # type: ignore[arg-type]
+            )
+
+    pair = clipped_pair()
+    found = guarded(Overfitted, pair, Halves.of(pair, batches(), None))
+    assert found.fit is None
+    assert found.gain < 0
+    assert "on data that it was not fitted to, it would change -" in found.refused
+
+
+def test_what_cannot_be_repaired_is_said() -> None:
+    data = [torch.randn(4, 16) for _ in range(2)]
+    pair = quantized_pair(Linears(), data[0], "xnnpack:mode=dynamic", batches=data)
+    report = pt2qa.repair(pair, data, verify_code=False, progress=False)
+    assert "ranges not repaired: no activation has a range that calibration chose" in report.notes[-1]
+    with pytest.raises(pt2qa.SelectionError, match=r"methods: got .'scales'., expected a list of ranges"):
+        pt2qa.repair(clipped_pair(), HELD_OUT, methods=["scales"])
+    trained = quantized_pair(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), batches()[0], "xnnpack", qat=True)
+    with pytest.raises(pt2qa.SelectionError, match="was trained"):
+        pt2qa.repair(trained, HELD_OUT)
+
+
+def test_reconfigure_repairs_before_it_takes_anything_out_of_int8() -> None:
+    pair = clipped_pair()
+    target = measured(pair, HELD_OUT) + 6
+    fixed = pt2qa.reconfigure(pair, HELD_OUT, target=target, fuse=False, verify_code=False, progress=False)
+    assert fixed.met
+    assert {edit.kind for edit in fixed.plan.edits} == {"range"}
+    paid = pt2qa.reconfigure(pair, HELD_OUT, target=target, fuse=False, repairs=(), verify_code=False, progress=False)
+    assert "float" in {edit.kind for edit in paid.plan.edits}
+    with pytest.raises(pt2qa.SelectionError, match="repairs: got 'ranges', expected a list"):
+        pt2qa.reconfigure(pair, HELD_OUT, target=target, repairs="ranges")
+
+
+def test_outputs_count_relative_to_their_size() -> None:
+    """The range is that which serves the worst output, not the largest."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Clipped()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            found = self.net(x)
+            return found, found * 1e6
+
+    torch.manual_seed(0)
+    pair = quantized_pair(Two(), batches()[0], "xnnpack", batches=batches())
+    data = Halves.of(pair, batches(), None)
+    weights = Ranges.look(pair, data).histograms[0]
+    assert all(0 < float(each.sum()) < 1e6 for each in weights.values())
