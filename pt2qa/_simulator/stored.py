@@ -87,10 +87,12 @@ def dequantized(integers: Tensor, scale: Any, zero_point: Any, axis: int | None)
     if integers.dtype not in _EXACT or not integers.is_contiguous() or not integers.dim():
         return None
     if axis is not None:
-        if not (isinstance(scale, Tensor) and scale.dtype == torch.float32 and isinstance(zero_point, Tensor)):
+        # Along another axis, the ops may return other strides.
+        if axis != 0 or not (
+            isinstance(scale, Tensor) and scale.dtype == torch.float32 and isinstance(zero_point, Tensor)
+        ):
             return None
-        shape = [1] * integers.dim()
-        shape[axis] = -1
+        shape = (-1, *[1] * (integers.dim() - 1))
         scale, zero_point = scale.reshape(shape), zero_point.reshape(shape).float()
     elif not (isinstance(scale, float) and isinstance(zero_point, int)):
         return None

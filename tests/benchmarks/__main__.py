@@ -23,6 +23,7 @@ from tests.benchmarks.processes import measure_processes
 from tests.benchmarks.quantizing import measure_quantizing
 from tests.benchmarks.sensitivity import measure_sensitivity
 from tests.benchmarks.startup import measure_startup
+from tests.benchmarks.weights import measure_weights
 
 
 def main() -> int:
@@ -41,9 +42,11 @@ def main() -> int:
             "processes",
             "quantize",
             "checking",
+            "weights",
         ],
         help="one part of it",
     )
+    parser.add_argument("--size", type=float, default=1.0, help="GB of weights of the model of `weights`")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     results: list[Result] = []
@@ -68,6 +71,8 @@ def main() -> int:
         results += measure_quantizing(max(1, arguments.rounds // 5))
     if arguments.only in (None, "checking"):
         results += measure_checking(max(2, arguments.rounds // 5))
+    if arguments.only in (None, "weights"):
+        results += measure_weights(arguments.size)
     rows = [(r.what, r.shown, r.bar_shown, "" if r.met is None else "yes" if r.met else "NO") for r in results]
     print(tabulate(rows, headers=["what", "measured", "bar", "met"], tablefmt="github"))
     missed = [result.what for result in results if result.met is False]
