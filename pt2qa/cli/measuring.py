@@ -1,4 +1,4 @@
-"""Commands that measure a flow's model: ``profile``, ``sensitivity``, ``compare`` and ``compare-graphs``."""
+"""Commands that measure a flow's model: ``profile``, ``sensitivity``, ``repair``, ``compare``, ``compare-graphs``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from pt2qa.cli.group import (
     InputFile,
+    OutputFile,
     file_option,
     flow_argument,
     main,
@@ -19,6 +20,7 @@ from pt2qa.cli.group import (
     quantizers_of,
     quantizers_option,
     say,
+    say_wrote,
 )
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import FlowError, ReportError
@@ -82,6 +84,65 @@ def profile(
     batches = given.evaluation if spec is None else measured_on(given)
     report = pt2qa.profile(subject, batches, side=side, histograms=histograms, program=program, backend=backend)
     printing.deliver(report, file)
+
+
+@main.command()
+@flow_argument
+@quantizer_option
+@click.option("--method", "methods", multiple=True, metavar="NAME", help="ranges; repeatable.  [default: all]")
+@overrides_option
+@file_option
+@click.option(
+    "--plan",
+    metavar="FILE",
+    type=OutputFile(path_type=Path),
+    help="Write the edits, for --overrides of other commands.",
+)
+@click.option(
+    "--code", metavar="FILE", type=OutputFile(path_type=Path), help="Write a Python module that quantizes so."
+)
+@prints_report
+def repair(
+    flow: str,
+    spec: str,
+    methods: Sequence[str],
+    overrides: Path | None,
+    file: Path | None,
+    plan: Path | None,
+    code: Path | None,
+    printing: Printing,
+) -> None:
+    """Improve a quantized model at no cost at run time: the same ops and kernels, with better ranges.
+
+    The function is the same as for pt2qa analyze. Repairs are fitted to the batches that calibrate, two or more, and
+    measured on the evaluation batches; what does not help on data that it was not fitted to is not applied.
+
+    \b
+      pt2qa repair flow.py:flow -q xnnpack
+      pt2qa repair flow.py:flow -q xnnpack --plan plan.json --code quantizer.py
+      pt2qa analyze flow.py:flow -q xnnpack --overrides plan.json -o reports
+
+    The exit code is 1 if nothing helps; the notes say why.
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import pt2qa
+    from pt2qa.cli.flow import load_flow
+    from pt2qa.overrides import OverridePlan
+    from pt2qa.plugins import resolve
+
+    resolve(spec)
+    before = None if overrides is None else OverridePlan.load(overrides)
+    given = load_flow(flow)
+    pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=before)
+    report = pt2qa.repair(pair, measured_on(given), methods=methods or None)
+    if plan is not None:
+        report.plan.save(plan)
+        say_wrote(plan)
+    if code is not None:
+        report.save_code(code)
+        say_wrote(code)
+    printing.deliver(report, file)
+    if not report.met:
+        raise click.exceptions.Exit(1)
 
 
 @main.command()

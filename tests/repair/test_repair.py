@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._repair.guard import guarded
 from pt2qa._repair.halves import Halves
 from pt2qa._repair.ranges import FittedRanges, Ranges
+from pt2qa.cli import main
 from tests.flows import direct_sqnr, quantized_pair
 from tests.models import Linears
 from tests.repair.nets import Clipped, batches, clipped_pair
@@ -140,3 +143,30 @@ def test_outputs_count_relative_to_their_size() -> None:
     data = Halves.of(pair, batches(), None)
     weights = Ranges.look(pair, data).histograms[0]
     assert all(0 < float(each.sum()) < 1e6 for each in weights.values())
+
+
+FLOW = """
+import torch
+from tests.repair.nets import Clipped, batches, clipped_pair
+def flow():
+    data = batches()
+    return dict(model=clipped_pair().capture.module(), example_inputs=data[0], batches=data, evaluation=batches(2, 9))
+def once():
+    return flow() | {"batches": batches(1)}
+"""
+
+
+def test_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("flow.py").write_text(FLOW, encoding="utf-8")
+    files = ("-o", "r.safetensors", "--plan", "plan.json", "--code", "quantizer.py")
+    result = CliRunner().invoke(main, ["repair", "flow.py:flow", "-q", "xnnpack", *files])
+    assert result.exit_code == 0, result.output
+    report = pt2qa.load("r.safetensors")
+    assert isinstance(report, pt2qa.Reconfiguration)
+    assert report.plan == pt2qa.OverridePlan.load("plan.json")
+    assert Path("quantizer.py").read_text(encoding="utf-8") == report.code
+    assert "Repaired at no cost at run time" in result.stdout
+    result = CliRunner().invoke(main, ["repair", "flow.py:once", "-q", "xnnpack"])
+    assert result.exit_code == 1
+    assert "calibration has one distinct batch" in result.stdout
