@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pt2qa._ranks import Ranks
+    from pt2qa.cli.flow import Flow
+
+
+@contextmanager
+def own_part(where: str) -> Iterator[tuple[Flow, bool]]:
+    """A flow with this process's part of its data, and whether this is the process that writes."""
+    from pt2qa.cli.flow import load_flow, part_of
+
+    with launched() as ranks:
+        given = load_flow(where)
+        yield (given, True) if ranks is None else (part_of(given, ranks.rank, ranks.size), ranks.rank == 0)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from pt2qa.cli.group import (
     say,
     say_wrote,
 )
+from pt2qa.cli.launched import own_part
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import FlowError, ReportError
 
@@ -70,20 +71,20 @@ def profile(
       pt2qa profile flow.py:flow -q xnnpack --side deployed --program lowered -o deployed.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
-    from pt2qa.cli.flow import load_flow
 
     if side is not None and spec is None:
         raise click.UsageError("--side chooses a graph of a quantized model: give -q too")
     for option, value in (("--program", program), ("--backend", backend)):
         if value is not None and side != "deployed":
             raise click.UsageError(f"{option} is that of --side deployed")
-    given = load_flow(flow)
-    subject: Any = given.capture()
-    if spec is not None:
-        subject = pt2qa.quantize(subject, spec, given.batches)
-    batches = given.evaluation if spec is None else measured_on(given)
-    report = pt2qa.profile(subject, batches, side=side, histograms=histograms, program=program, backend=backend)
-    printing.deliver(report, file)
+    with own_part(flow) as (given, writes):
+        subject: Any = given.capture()
+        if spec is not None:
+            subject = pt2qa.quantize(subject, spec, given.batches)
+        batches = given.evaluation if spec is None else measured_on(given)
+        report = pt2qa.profile(subject, batches, side=side, histograms=histograms, program=program, backend=backend)
+    if writes:
+        printing.deliver(report, file)
 
 
 @main.command()
@@ -162,11 +163,12 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
       pt2qa compare flow.py:flow -q xnnpack -q xnnpack:per_channel=false -q x86:mode=dynamic
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
-    from pt2qa.cli.flow import load_flow
 
     chosen = quantizers_of(specs)
-    given = load_flow(flow)
-    report = pt2qa.compare_quantizers(given.capture(), chosen, given.batches, measured_on(given))
+    with own_part(flow) as (given, writes):
+        report = pt2qa.compare_quantizers(given.capture(), chosen, given.batches, measured_on(given))
+    if not writes:
+        return
     printing.deliver(report, file)
     if report.best is None:
         say(f"no candidate has an SQNR: {report.summary().splitlines()[0]}")
@@ -225,7 +227,6 @@ def sensitivity(
     After Ctrl-C, exit code 130, the report covers what was finished, and --resume goes on from it.
     """
     import pt2qa
-    from pt2qa.cli.flow import load_flow
     from pt2qa.overrides import OverridePlan
     from pt2qa.plugins import resolve
 
@@ -234,18 +235,19 @@ def sensitivity(
     before = None if resume is None else pt2qa.load(resume)
     if before is not None and not isinstance(before, pt2qa.SensitivityReport):
         raise ReportError(f"{resume}: --resume goes on from a sensitivity report, not from a {type(before).__name__}")
-    given = load_flow(flow)
-    pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=plan)
-    report = pt2qa.sensitivity(
-        pair,
-        measured_on(given),
-        method=method,
-        metric=metric,
-        group=group,
-        projections=projections,
-        resume=before,
-    )
-    printing.deliver(report, file)
+    with own_part(flow) as (given, writes):
+        pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=plan)
+        report = pt2qa.sensitivity(
+            pair,
+            measured_on(given),
+            method=method,
+            metric=metric,
+            group=group,
+            projections=projections,
+            resume=before,
+        )
+    if writes:
+        printing.deliver(report, file)
 
 
 @main.command()

@@ -17,7 +17,7 @@ import pt2qa
 from tests.benchmarks.bars import Result
 from tests.benchmarks.sensitivity import PACKAGES, make_pair
 
-REPEATS = 4
+REPEATS = 2
 """How often the two batches of eight pictures are in the data."""
 
 

@@ -296,17 +296,24 @@ def flow():
 """
 
 
+def torchrun(*arguments: str) -> str:
+    """What the first of two processes prints."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pt2qa", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_torchrun(tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(FLOW)
-    command = ["-m", "pt2qa", "analyze", f"{tmp_path}/flow.py:flow", "-q", "xnnpack", "-o", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *command],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Diagnosis of Sequential") == 1
-    report = pt2qa.load(tmp_path / "out" / "xnnpack-layers.safetensors")
+    flow, out = f"{tmp_path}/flow.py:flow", tmp_path / "out"
+    printed = torchrun("analyze", flow, "-q", "xnnpack", "--sensitivity", "-o", str(out))
+    assert printed.count("Diagnosis of Sequential") == 1
+    report = pt2qa.load(out / "xnnpack-layers.safetensors")
     assert report.batches == 5
     assert any(note.startswith("calibrated by 2 processes") for note in report.notes)
+
+    before, again = out / "xnnpack-sensitivity.safetensors", tmp_path / "again.safetensors"
+    torchrun("sensitivity", flow, "-q", "xnnpack", "--resume", str(before), "-o", str(again))
+    assert pt2qa.load(again).batches == 5
+    assert same(pt2qa.load(again), pt2qa.load(before)) == []
