@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
@@ -220,7 +221,7 @@ def _weigh(
             found.append((number, _weighted(value, weights, *spans[number])))
 
     # What counts is the error of each output relative to its own size.
-    sizes = [float(leaf.double().square().sum()) for leaf in float_leaves(started.reference)]
+    sizes = [float(float64(leaf).square().sum()) for leaf in float_leaves(started.reference)]
     with torch.no_grad():
         started.backward(VECTORS, visit, [1 / math.sqrt(size) if size > 0 else 0.0 for size in sizes])
     return iter(found)
@@ -235,8 +236,8 @@ def _weighted(value: Tensor, weights: Tensor, low: float, high: float) -> Tensor
     """The sums of weights by bin: float64 of shape (BINS + 3,)."""
     start, width = _grid(low, high)
     bins = value.reshape(-1).mul(1 / width).round_().sub_(start).clamp_(0, BINS + 2).nan_to_num_(0.0).to(torch.int64)
-    weights = weights.reshape(-1).double().nan_to_num_(0.0, 0.0, 0.0)
-    return torch.bincount(bins, weights=weights, minlength=BINS + 3)
+    weights = float64(weights).reshape(-1).nan_to_num_(0.0, 0.0, 0.0)
+    return torch.bincount(bins.to(weights.device), weights=weights, minlength=BINS + 3).cpu()
 
 
 def _best(group: RangeGroup, low: float, high: float, histogram: Histogram) -> QuantParams:
