@@ -43,7 +43,8 @@ class CaseMetric:
         name: its name in reports.
         function: takes the reference's and the quantized model's value of one output for a whole batch.  Returns a 1-d
             tensor with one number for each sample, or one number for the whole batch.  If the output has no batch axis,
-            the worst number of a 1-d tensor counts for the batch.
+            the worst number of a 1-d tensor counts for the batch.  With a mask it is called for each sample, with the
+            positions that count: shape (1, positions, ...).
         worst: which numbers are bad.
 
     >>> import torch
@@ -77,7 +78,13 @@ class CaseMetric:
         return Scores(output.places, numbers, ["the metric is nan" if math.isnan(n) else "" for n in numbers])
 
     def _numbers(self, output: OutputPair) -> list[float]:
-        result = self.function(output.reference, output.quantized)
+        if output.layout is None:
+            return self._returned(output, output.reference, output.quantized)
+        counted = ([x.unsqueeze(0) for x in output.counted(place)] for place in output.places)
+        return [number for both in counted for number in self._returned(output, *both)]
+
+    def _returned(self, output: OutputPair, reference: Any, quantized: Any) -> list[float]:
+        result = self.function(reference, quantized)
         if isinstance(result, Tensor) and result.dim() <= 1:
             return float64(result.detach()).reshape(-1).tolist()
         if isinstance(result, Tensor):
@@ -126,12 +133,20 @@ class KlMetric:
         problem = _problem(output) or _logits_problem(output)
         if problem:
             return Scores(problem=problem)
-        reference, quantized = (float64(rows).log_softmax(-1) for rows in output.rows)
-        # Where the reference's probability is zero the term is zero, though its logarithm is not finite.
-        terms = torch.where(reference == -math.inf, 0.0, reference.exp() * (reference - quantized))
-        # Rounding may leave -1e-17 for equal distributions.
-        numbers = terms.sum(-1).clamp(min=0.0).reshape(len(output.places), -1).mean(1).tolist()
+        if output.layout is None:
+            numbers = _divergence(*output.rows).reshape(len(output.places), -1).mean(1).tolist()
+        else:
+            numbers = [float(_divergence(*output.counted(place)).mean()) for place in output.places]
         return Scores(output.places, numbers, ["NaN or infinite logits" if math.isnan(n) else "" for n in numbers])
+
+
+def _divergence(*logits: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence of each row, from the logits of the reference and of the quantized model."""
+    reference, quantized = (float64(rows).log_softmax(-1) for rows in logits)
+    # Where the reference's probability is zero the term is zero, though its logarithm is not finite.
+    terms = torch.where(reference == -math.inf, 0.0, reference.exp() * (reference - quantized))
+    # Rounding may leave -1e-17 for equal distributions.
+    return terms.sum(-1).clamp(min=0.0)
 
 
 BUILT_IN: Final[dict[str, SumsMetric | KlMetric]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import ErrorSums, error_sums, float64
 from pt2qa._simulator.outputs import leaf_names
+from pt2qa._simulator.positions import LEADING, Layout
 
 LARGE = 1 << 14
 """Elements in a sample above which one reduction per sample costs less than float64 copies of the whole batch."""
@@ -29,6 +30,7 @@ class OutputPair:
         quantized: the quantized model's.
         axis: the axis of the samples; None if the value belongs to the batch as a whole.
         problem: why they cannot be compared.
+        layout, keep: where the value has the axes of a mask, and which positions count; None if all elements do.
     """
 
     name: str
@@ -36,11 +38,52 @@ class OutputPair:
     quantized: Any
     axis: int | None
     problem: str = ""
+    layout: Layout | None = None
+    keep: Tensor | None = None
 
     @property
     def places(self) -> list[int]:
         """Numbers of the samples; -1 for a batch as a whole."""
         return [-1] if self.axis is None else list(range(self.reference.shape[self.axis]))
+
+    def counted(self, place: int) -> tuple[Tensor, Tensor]:
+        """Both values of one sample, as far as they count: of shape (positions, ...) with a mask."""
+        both = self.reference, self.quantized
+        if self.axis is not None:
+            both = self.reference.narrow(self.axis, place, 1), self.quantized.narrow(self.axis, place, 1)
+        if self.layout is None or self.keep is None:
+            return both
+        keep = self.keep if self.axis is None else self.keep.narrow(0, place, 1)
+        return self.layout.counted(both[0], keep), self.layout.counted(both[1], keep)
+
+    @functools.cached_property
+    def positions(self) -> list[tuple[int, int]]:
+        """Of each sample, the first position where another class or token wins, and that with the lowest SQNR.
+
+        -1 where there is none, or the value has no positions.
+        """
+        keep, both = self.keep, (self.reference, self.quantized)
+        if not self._leads or keep is None or self.axis != 0 or both[0].shape != both[1].shape:
+            return [(-1, -1)] * len(self.places)
+        reference, quantized = (float64(x).reshape(*keep.shape, -1) for x in both)
+        others = both[0] != both[1] if both[0].dim() == 2 else self._other_winners()
+        signal, noise = reference.square().sum(-1), (reference - quantized).square().sum(-1)
+        ratio = torch.where(noise > 0, noise / signal, 0.0).masked_fill(~keep, 0.0).nan_to_num(nan=math.inf)
+        first = torch.where(others & keep, 1, 0)
+        return [
+            (int(wrong.argmax()) if bool(wrong.any()) else -1, int(noisy.argmax()) if bool(noisy.any()) else -1)
+            for wrong, noisy in zip(first, ratio, strict=True)
+        ]
+
+    @property
+    def _leads(self) -> bool:
+        """Whether the value has the shape (samples, positions, ...)."""
+        return self.layout in (LEADING, replace(LEADING, batch=None))
+
+    def _other_winners(self) -> Tensor:
+        """At which samples and positions the largest value is another one, on the last axis."""
+        others: Tensor = self.reference.argmax(-1) != self.quantized.argmax(-1)
+        return others.flatten(2).any(-1) if others.dim() > 2 else others
 
     @functools.cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
@@ -52,6 +95,8 @@ class OutputPair:
     @functools.cached_property
     def sums(self) -> list[ErrorSums]:
         """The error sums of each sample, equal to those of ``compare_layers`` for that sample alone."""
+        if self.layout is not None:
+            return [error_sums(*self.counted(place)) for place in self.places]
         reference, quantized = self.rows
         size = reference[0].numel() if len(reference) else 0
         if reference.is_complex() or quantized.is_complex() or size >= LARGE or not size:
@@ -66,26 +111,31 @@ class OutputPair:
         """Whether the quantized model returns NaN or an infinity where the reference is finite."""
         if self.problem or self.reference.shape != self.quantized.shape:
             return False
-        reference, quantized = self.reference, self.quantized
-        if self.axis is not None and place >= 0:
-            reference, quantized = (x.select(self.axis, place) for x in (reference, quantized))
+        whole = self.axis is not None and place < 0
+        reference, quantized = (self.reference, self.quantized) if whole else self.counted(place)
         return bool((reference.isfinite() & ~quantized.isfinite()).any())
 
 
-def output_pairs(reference: Any, quantized: Any, axis: int | None, size: int) -> Iterator[OutputPair]:
-    """The outputs of both models on a batch of this size, leaf by leaf; without a batch axis, each as a whole."""
+def output_pairs(
+    reference: Any, quantized: Any, axis: int | None, size: int, layouts: Sequence[Layout | None], keep: Tensor | None
+) -> Iterator[OutputPair]:
+    """The outputs of both models on a batch of this size, leaf by leaf; without a batch axis, each as a whole.
+
+    ``layouts`` are those of the leaves for the mask ``keep``, none if there is no mask.
+    """
     names, left = leaf_names(reference), pytree.tree_leaves(reference)
     if leaf_names(quantized) != names:
         for name, ref in zip(names, left, strict=True):
             yield OutputPair(name, ref, None, None, "reference and quantized results are nested differently")
         return
-    for name, ref, quant in zip(names, left, pytree.tree_leaves(quantized), strict=True):
+    every = layouts or [None] * len(left)
+    for name, ref, quant, layout in zip(names, left, pytree.tree_leaves(quantized), every, strict=True):
         ref, quant = _as_tensor(ref), _as_tensor(quant)
         if not isinstance(ref, Tensor) or not isinstance(quant, Tensor):
             yield OutputPair(name, ref, quant, None, f"{type(ref).__name__} is not a tensor")
         else:
             both = axis is not None and all(x.dim() > axis and x.shape[axis] == size for x in (ref, quant))
-            yield OutputPair(name, ref, quant, axis if both else None)
+            yield OutputPair(name, ref, quant, axis if both else None, layout=layout, keep=keep)
 
 
 def _as_tensor(value: Any) -> Any:

@@ -9,6 +9,10 @@ from pt2qa._report.columns import column
 from pt2qa._report.formats import index
 
 
+def _position(value: int) -> str:
+    return str(value) if value >= 0 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class CaseRow:
     """One bad case in one ranking.
@@ -23,9 +27,14 @@ class CaseRow:
         sample: number of the sample in its batch, from 0; -1 if the whole batch was ranked.
         index: running number of the sample in the loader, from 0; for a whole batch, that of its first sample.
         note: why the value is nan.
+        first_wrong: with a mask, the first position that counts where the quantized model's largest value is another
+            than the reference's (the token that goes wrong first), from 0 in the padded batch; -1 if there is none.
+        worst_position: with a mask, the position with the lowest SQNR; -1 if there is none.
     """
 
-    shown: ClassVar = ("metric", "output", "rank", "value", "batch", "sample", "index", "note")
+    shown: ClassVar = (
+        "metric", "output", "rank", "value", "batch", "sample", "index", "first_wrong", "worst_position", "note",
+    )  # fmt: skip
 
     metric: Annotated[str, column(key=True, importance=0)]
     output: Annotated[str, column(key=True, importance=8, shrinks_to=12)]
@@ -35,6 +44,12 @@ class CaseRow:
     sample: Annotated[int, column("sample\nin batch", show=index, importance=5)]
     index: Annotated[int, column(key=True, importance=7)]
     note: Annotated[str, column(importance=1, shrinks_to=16, optional=True, extended=True)] = ""
+    first_wrong: Annotated[
+        int, column("first wrong\nposition", show=_position, importance=4, optional=True, extended=True, since=5)
+    ] = -1
+    worst_position: Annotated[
+        int, column("worst\nposition", show=_position, importance=3, optional=True, extended=True, since=5)
+    ] = -1
 
 
 @dataclass(frozen=True, slots=True)

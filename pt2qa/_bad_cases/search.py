@@ -28,8 +28,10 @@ from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_batches
+from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
-from pt2qa._simulator.outputs import output_names, structured
+from pt2qa._simulator.outputs import output_names, plain, structured
+from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, simulated
 from pt2qa.errors import BatchError, SelectionError
 
@@ -46,6 +48,7 @@ def find_bad_cases(
     post_process: Callable[[Any], Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     targets_of: Callable[[Any], Any] | None = None,
+    mask: Mask | None = None,
     feedback: Mapping[str, str] | None = None,
     batch_axis: int | None = 0,
     progress: bool | None = None,
@@ -71,6 +74,9 @@ def find_bad_cases(
         inputs_of: returns the batch in an item of ``batches``, for loaders that yield ``(input, target)``.
         targets_of: returns an item's integer class targets.  If given, labels that flip are counted, and a ranking
             ``flips`` has the samples that lose the most right labels.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`; the others are in no number and no label.  The
+            rows then say at which position of a sample the largest value (the token) is another one first, and which
+            position has the lowest SQNR.
         feedback: for stateful models, input name → output name, such as ``{"h": "output[1]"}``.  If an item omits such
             an input (or gives None), it is that output of the previous step, separately for each model.  An item that
             gives the input starts a new sequence, so the first one must.
@@ -91,7 +97,10 @@ def find_bad_cases(
         if number is not None and number < least:
             raise SelectionError(f"{name} is {number}; expected {least} or more.")
     metrics = chosen_metrics(metric, with_targets=targets_of is not None)
-    search = _Search(pair, metrics, k, post_process, Feedback.of(pair.quantized, feedback or {}), batch_axis)
+    if mask is not None and batch_axis not in (0, None):
+        raise SelectionError(f"batch_axis is {batch_axis}; with a mask expected 0, or None to rank batches whole.")
+    state = Feedback.of(pair.quantized, feedback or {})
+    search = _Search(pair, metrics, k, post_process, state, batch_axis, mask)
     items = itertools.islice(read_batches(batches, lambda item: item), num_steps)
     steps = search.steps(_read(items, inputs_of, targets_of))
     notes = accumulate(search, steps, title="find bad cases", purpose="search", inputs_of=None, progress=progress)
@@ -146,7 +155,9 @@ class _Search:
         post_process: Callable[[Any], Any] | None,
         feedback: Feedback,
         axis: int | None,
+        mask: Mask | None,
     ) -> None:
+        self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.pair, self.metrics, self.k, self.post_process = pair, metrics, k, post_process
         self.feedback, self.axis = feedback, axis
         self.check = Verification(pair.graphs)
@@ -199,21 +210,29 @@ class _Search:
             empty = empty_batch(self.found.steps)
             self.found = replace(self.found, steps=self.found.steps + 1, set_apart=(*self.found.set_apart, empty))
             return
-        apart = self._not_finite(step, samples, reference, quantized)
+        counted = None if self.positions is None else self.positions.of(step.batch, step.reference)
+        apart = self._not_finite(step, samples, outputs, counted)
         states = self.feedback.state(reference), self.feedback.state(quantized)
         if self.post_process is not None:
             with torch.no_grad():
                 reference, quantized = self.post_process(reference), self.post_process(quantized)
-        pairs = list(output_pairs(reference, quantized, self.axis, size))
+        layouts, keep = [], None
+        if counted is not None:
+            keep, processed = counted.keep, self.post_process is not None
+            layouts = counted.leading(reference) if processed else counted.layouts_of_outputs()
+        pairs = list(output_pairs(reference, quantized, self.axis, size, layouts, keep))
         standings, counts = dict(self.found.standings), dict(self.found.labels)
         for output in pairs:
             for metric in self.metrics:
                 standing = self._standing(standings, metric.name, output.name, metric.worst)
                 standings[metric.name, output.name] = standing.update(
-                    metric.scores(output), output.nonfinite, self.found.steps, self.found.samples
+                    metric.scores(output), output, self.found.steps, self.found.samples
                 )
         if step.targets is not None:
-            self._add_labels(pairs, step.targets, standings, counts)
+            targets = step.targets
+            if keep is not None and targets.shape[:2] == keep.shape:
+                targets = targets.masked_fill(~keep.reshape(*keep.shape, *[1] * (targets.dim() - 2)), -1)
+            self._add_labels(pairs, targets, standings, counts)
         found = _Found(
             standings,
             counts,
@@ -224,13 +243,15 @@ class _Search:
         found = replace(found, cases=self._cases(found, step, size))
         self.found, self.states = found, states
 
-    def _not_finite(self, step: _Step, samples: int, reference: Any, quantized: Any) -> Iterator[SetApart]:
+    def _not_finite(self, step: _Step, samples: int, outputs: Outputs, counted: Counted | None) -> Iterator[SetApart]:
         """What is wrong with a batch on which an output is NaN, or infinite in only one model.
 
         Post-processing, such as argmax, may hide it, so the outputs before it are looked at.
         """
-        pairs = zip(pytree.tree_leaves(reference), pytree.tree_leaves(quantized), strict=True)
-        names = output_names(self.pair.quantized, len(pytree.tree_leaves(reference)))
+        runs = outputs.reference, outputs.quantized
+        leaves = [pytree.tree_leaves(plain(run)) if counted is None else counted.outputs(run) for run in runs]
+        pairs = list(zip(*leaves, strict=True))
+        names = output_names(self.pair.quantized, len(pairs))
         wrong = [(name, culprit) for name, both in zip(names, pairs, strict=True) if (culprit := unlike(*both))]
         if not wrong:
             return
@@ -264,7 +285,7 @@ class _Search:
             counts[output.name] = labels.merged(counts[output.name], own) if output.name in counts else own
             standing = self._standing(standings, FLIPS, output.name, "largest")
             standings[FLIPS, output.name] = standing.update(
-                scores, output.nonfinite, self.found.steps, self.found.samples, only_positive=True
+                scores, output, self.found.steps, self.found.samples, only_positive=True
             )
         if not answered:
             shapes = ", ".join(f"{o.name} {tuple(getattr(o.reference, 'shape', ()))}" for o in pairs)
@@ -312,6 +333,10 @@ class _Search:
             "k": str(self.k),
             "feedback": ", ".join(self.feedback.sources),
         }
+        if self.positions is not None:
+            settings["mask"] = self.positions.name
+            if self.post_process is None:
+                notes = [*notes, *self.positions.note(slots_in(self.pair.program.outputs), "outputs")]
         return BadCases(
             **ranked(standings, cases, notes, settings),
             labels=tuple(self.found.labels.values()),

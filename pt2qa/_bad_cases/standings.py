@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from pt2qa._bad_cases.case_metrics import Scores
+from pt2qa._bad_cases.output_pairs import OutputPair
 from pt2qa._bad_cases.rows import CaseRow, Ranking
 
 CaseKey = tuple[int, int]
@@ -26,6 +27,7 @@ class Entry:
         index: running number of the sample.
         value: the number.
         note: why it is nan.
+        first_wrong, worst_position: as in :class:`pt2qa._bad_cases.rows.CaseRow`.
     """
 
     tier: int = 0
@@ -34,6 +36,8 @@ class Entry:
     index: int = 0
     value: float = 0.0
     note: str = ""
+    first_wrong: int = -1
+    worst_position: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +65,21 @@ class Standing:
     reason: str = ""
 
     def update(
-        self, scores: Scores, nonfinite: Callable[[int], bool], batch: int, first: int, *, only_positive: bool = False
+        self, scores: Scores, output: OutputPair, batch: int, first: int, *, only_positive: bool = False
     ) -> Standing:
         """The standing after one more batch, whose first sample has the running number ``first``.
 
-        ``nonfinite`` tells whether the sample at a place is NaN or infinite in the quantized model only; with
-        ``only_positive`` no sample is kept whose number is zero.
+        With ``only_positive`` no sample is kept whose number is zero.
         """
         if scores.problem:
             return replace(self, without_number=self.without_number + 1, reason=self.reason or scores.problem)
         sign = -1.0 if self.worst == "smallest" else 1.0
         new = []
         for place, value, note in zip(scores.places, scores.numbers, scores.notes, strict=True):
-            tier = 1 if not math.isnan(value) else 0 if nonfinite(place) else 2
+            tier = 1 if not math.isnan(value) else 0 if output.nonfinite(place) else 2
             badness = sign * value if tier == 1 else 0.0
-            new.append(Entry(tier, badness, (batch, place), first + max(place, 0), value, note))
+            where = (-1, -1) if place < 0 or output.layout is None else output.positions[place]
+            new.append(Entry(tier, badness, (batch, place), first + max(place, 0), value, note, *where))
         numbers = [entry.value for entry in new if entry.tier == 1]
         finite = [number for number in numbers if math.isfinite(number)]
         nameless = [entry for entry in new if entry.tier == 2]
@@ -119,7 +123,8 @@ class Standing:
         """The entries for the report."""
         for rank, entry in enumerate(self.entries, 1):
             note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
-            yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note)
+            where = entry.first_wrong, entry.worst_position
+            yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note, *where)
 
     def notes(self) -> Iterator[str]:
         """How many samples have no number, and where they are ranked."""

@@ -65,7 +65,7 @@ def table(columns: Sequence[Column], rows: Sequence[Any], by: str | None, limit:
     if limit is not None and limit < 0:
         raise ReportError(f"limit: got {limit}, expected 0 or more rows, or None for all")
     shown = rows[:limit]
-    used = [each for each in columns if not each.optional or any(_says(cell(row, each.name)) for row in rows)]
+    used = [each for each in columns if not each.optional or any(_says(each, cell(row, each.name)) for row in rows)]
     drawing, hidden = draw(used, shown, width)
     lines = [drawing]
     if left := len(rows) - len(shown):
@@ -111,8 +111,10 @@ def with_column(columns: Sequence[Column], column: Column) -> tuple[Column, ...]
     return (replace(name, importance=0), chosen, *(each for each in others if each.name != column.name))
 
 
-def _says(value: Any) -> bool:
-    """Whether a cell has content: not empty, zero, or nan."""
+def _says(column: Column, value: Any) -> bool:
+    """Whether a cell has content: not empty, zero, or nan; a zero is content in a column where only -1 is none."""
+    if isinstance(value, int) and not column.show(-1):
+        return value >= 0
     return bool(value) and not (isinstance(value, float) and isnan(value))
 
 

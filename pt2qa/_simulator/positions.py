@@ -21,11 +21,10 @@ from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_expression
 from pt2qa._report.prose import few
 from pt2qa._simulator.batches import Batch, input_names
-from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.lockstep import Event, Visit
 from pt2qa._simulator.outputs import plain
 from pt2qa._simulator.products import PRODUCTS
-from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.program import Program, Slot, Step
 from pt2qa.errors import BatchError, SelectionError
 
 Mask: TypeAlias = str | Callable[[Batch], Tensor]
@@ -194,11 +193,23 @@ class Counted:
 
     def outputs(self, outputs: Any) -> list[Any]:
         """The leaves of what the graph returned, as far as they count."""
-        leaves = pytree.tree_leaves(plain(outputs))
-        slots = slots_in(self.program.outputs)
-        if len(slots) != len(leaves):
-            return leaves
-        return [self.of(slot, leaf) for slot, leaf in zip(slots, leaves, strict=True)]
+        leaves, layouts = pytree.tree_leaves(plain(outputs)), self.layouts_of_outputs()
+        return [
+            leaf if layout is None or not isinstance(leaf, Tensor) else layout.counted(leaf, self.keep)
+            for leaf, layout in zip(leaves, layouts, strict=True)
+        ]
+
+    def layouts_of_outputs(self) -> list[Layout | None]:
+        """Of each leaf of what the graph returns; None where it has no certain axes."""
+        leaves = pytree.tree_leaves(plain(self.program.outputs))
+        return [self.layouts.get(leaf.number) if isinstance(leaf, Slot) else None for leaf in leaves]
+
+    def leading(self, result: Any) -> list[Layout | None]:
+        """Of each leaf of what a user's function made of the outputs: of those that begin with the mask's axes."""
+        return [
+            LEADING if isinstance(leaf, Tensor) and leaf.shape[:2] == self.keep.shape else None
+            for leaf in pytree.tree_leaves(result)
+        ]
 
 
 class _Layouts:

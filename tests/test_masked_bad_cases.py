@@ -1,0 +1,97 @@
+"""``find_bad_cases(mask=)``: prompts are ranked by the positions that count, and rows say where they go wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pt2qa
+from tests.padded_prompts import Running, padded, prompts, quantized
+
+METRICS = ["sqnr", "cosine", "l1", "atol", "kl"]
+
+
+@pytest.fixture(scope="module")
+def pair() -> pt2qa.QuantizedPair:
+    torch.manual_seed(0)
+    return quantized(Running(), "xnnpack")
+
+
+def _found(report: pt2qa.BadCases) -> list[tuple[str, int, float, int, int]]:
+    return [(row.metric, row.index, row.value, row.first_wrong, row.worst_position) for row in report.rows]
+
+
+def test_a_padded_batch_ranks_as_its_prompts_one_by_one(pair: pt2qa.QuantizedPair) -> None:
+    masked = pt2qa.find_bad_cases(pair, [padded(prompts())], metric=METRICS, k=4, mask="attention_mask")
+    ones = [padded([prompt]) for prompt in prompts()]
+    alone = pt2qa.find_bad_cases(pair, ones, metric=METRICS, k=4, mask="attention_mask")
+    for left, right in zip(_found(masked), _found(alone), strict=True):
+        assert left[:2] == right[:2]
+        assert left[3:] == right[3:]
+        assert left[2] == pytest.approx(right[2], abs=1e-9)
+    plain = pt2qa.find_bad_cases(pair, ones, metric=METRICS, k=4)
+    assert [row[:3] for row in _found(alone)] == [pytest.approx(row[:3], abs=1e-9) for row in _found(plain)]
+
+
+def test_the_token_that_goes_wrong_first_and_the_worst_one(pair: pt2qa.QuantizedPair) -> None:
+    batch = padded(prompts())
+    report = pt2qa.find_bad_cases(pair, [batch], k=4, mask="attention_mask")
+    values = pair.values(batch)
+    reference, quantized = (pair.simulator.run(values, on=on)[0].double() for on in (False, True))
+    for row in report.rows:
+        length = len(prompts()[row.sample])
+        ref, quant = reference[row.sample, :length], quantized[row.sample, :length]
+        others = (ref.argmax(-1) != quant.argmax(-1)).nonzero().flatten().tolist()
+        assert row.first_wrong == (others[0] if others else -1)
+        assert row.worst_position == int(((ref - quant).square().sum(-1) / ref.square().sum(-1)).argmax())
+    assert "worst\nposition" not in report.text()
+    assert "worst" in report.table(limit=None)
+    assert "position" in report.table(limit=None)
+
+
+def test_without_a_mask_the_table_has_no_positions(pair: pt2qa.QuantizedPair) -> None:
+    assert "position" not in pt2qa.find_bad_cases(pair, [padded(prompts())]).table(limit=None)
+
+
+def test_labels_of_padding_do_not_count(pair: pt2qa.QuantizedPair) -> None:
+    batch = padded(prompts())
+    report = pt2qa.find_bad_cases(
+        pair, [batch], mask="attention_mask", targets_of=lambda batch: batch["input_ids"], metric="flips"
+    )
+    assert report.labels[0].targets == sum(map(len, prompts()))
+
+
+def test_a_custom_metric_receives_the_positions_that_count(pair: pt2qa.QuantizedPair) -> None:
+    seen = []
+
+    def largest(reference: torch.Tensor, quantized: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(reference.shape[:2]))
+        return (reference - quantized).abs().amax((1, 2))
+
+    metric = pt2qa.CaseMetric("largest", largest)
+    own = pt2qa.find_bad_cases(pair, [padded(prompts())], k=4, mask="attention_mask", metric=[metric, "atol"])
+    assert seen == [(1, len(prompt)) for prompt in prompts()]
+    assert [row.value for row in own.worst("largest")] == pytest.approx([row.value for row in own.worst("atol")])
+
+
+def test_positions_survive_a_file_and_a_merge(pair: pt2qa.QuantizedPair, tmp_path: object) -> None:
+    batches = [padded(prompts()), padded(prompts((6, 8)))]
+    whole = pt2qa.find_bad_cases(pair, batches, k=3, mask="attention_mask")
+    parts = [pt2qa.find_bad_cases(pair, [batch], k=3, mask="attention_mask") for batch in batches]
+    assert _found(pt2qa.merge(parts)) == _found(whole)
+    whole.save(f"{tmp_path}/cases.safetensors")
+    assert _found(pt2qa.load(f"{tmp_path}/cases.safetensors")) == _found(whole)  # type: ignore[arg-type]
+
+
+def test_an_argmax_of_ones_own_is_masked_too(pair: pt2qa.QuantizedPair) -> None:
+    report = pt2qa.find_bad_cases(
+        pair,
+        [padded(prompts())],
+        k=4,
+        metric="l1",
+        mask="attention_mask",
+        post_process=lambda out: out["logits"].argmax(-1),
+    )
+    logits = pt2qa.find_bad_cases(pair, [padded(prompts())], k=4, mask="attention_mask")
+    first = {row.index: row.first_wrong for row in logits.rows}
+    assert {row.index: row.first_wrong for row in report.rows} == first
