@@ -18,6 +18,7 @@ from tests.benchmarks.bars import Result
 from tests.benchmarks.checking import measure_checking
 from tests.benchmarks.deployed import measure_deployed
 from tests.benchmarks.diagnose import measure_diagnose
+from tests.benchmarks.language_models import measure_language_models
 from tests.benchmarks.layers import measure_memory, measure_times
 from tests.benchmarks.processes import measure_processes
 from tests.benchmarks.quantizing import measure_quantizing
@@ -43,6 +44,7 @@ def main() -> int:
             "quantize",
             "checking",
             "weights",
+            "language_models",
         ],
         help="one part of it",
     )
@@ -73,6 +75,8 @@ def main() -> int:
         results += measure_checking(max(2, arguments.rounds // 5))
     if arguments.only in (None, "weights"):
         results += measure_weights(arguments.size)
+    if arguments.only == "language_models":
+        results += measure_language_models()
     rows = [(r.what, r.shown, r.bar_shown, "" if r.met is None else "yes" if r.met else "NO") for r in results]
     print(tabulate(rows, headers=["what", "measured", "bar", "met"], tablefmt="github"))
     missed = [result.what for result in results if result.met is False]
