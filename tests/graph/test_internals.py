@@ -516,3 +516,13 @@ def test_ops_of_an_edge_program_wrap_ops_of_torch_and_a_delegate_is_known_by_nam
     assert aten_op(operator.getitem) is operator.getitem
     assert is_delegate(executorch_call_delegate)
     assert not any(is_delegate(target) for target in targets)
+
+
+def test_export_still_names_no_module_for_the_sizes_that_it_asks_for() -> None:
+    class Halved(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(2 * x.shape[0], -1)
+
+    program = torch.export.export(Halved(), (torch.ones(3, 4),), dynamic_shapes=({0: Dim("rows", min=2)},))
+    (size,) = calls(program.graph, ATEN.sym_size.int)
+    assert [clean_path(path) for path, _ in module_stack(size).values()] == [""]

@@ -34,7 +34,8 @@ ANNOTATION: Final = "quantization_annotation"
 
 _ORIGIN: Final = (MODULE_STACK, STACK_TRACE, "torch_fn")
 _GUARDS: Final = "_guards_fn"
-_ROOTS: Final = ("L['self']", "L__self__", "_export_root")
+_ROOTS: Final = ("L['self']", "L__self__", "_export_root", "_empty_nn_module_stack_from_metadata_hook")
+"""How paths begin that torch writes for the model itself; the last is that of ops that no module called."""
 
 
 def calls_guards(node: Node) -> bool:
