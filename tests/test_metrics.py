@@ -68,7 +68,7 @@ def test_the_functions_agree_with_numpy_and_with_torch(size: tuple[int, ...]) ->
         "l1": functional.l1_loss(quantized, reference),
         "cosine": functional.cosine_similarity(reference.flatten(), quantized.flatten(), dim=0),
     }
-    for name in metrics.__all__:
+    for name in ("atol", "cosine", "l1", "mse", "sqnr"):
         value = getattr(metrics, name)(reference, quantized)
         assert value == pytest.approx(by_numpy(reference, quantized)[name], rel=1e-9), name
         assert value == pytest.approx(float(by_torch.get(name, value)), rel=1e-9), name
