@@ -19,6 +19,9 @@ from pt2qa import metrics
 from pt2qa._decibels import decibels
 from pt2qa._metrics import ErrorSums, NoiseSums, error_sums, noise_sums, sums_of_row
 
+OF_TENSORS = ("atol", "cosine", "l1", "mse", "sqnr")
+"""The metrics of two tensors, in the order of ``metrics.__all__``."""
+
 
 def quantized_like(reference: Tensor, step: float = 1 / 31) -> Tensor:
     return (reference + 0.01 * torch.randn_like(reference)).div(step).round().mul(step)
@@ -68,7 +71,7 @@ def test_the_functions_agree_with_numpy_and_with_torch(size: tuple[int, ...]) ->
         "l1": functional.l1_loss(quantized, reference),
         "cosine": functional.cosine_similarity(reference.flatten(), quantized.flatten(), dim=0),
     }
-    for name in ("atol", "cosine", "l1", "mse", "sqnr"):
+    for name in OF_TENSORS:
         value = getattr(metrics, name)(reference, quantized)
         assert value == pytest.approx(by_numpy(reference, quantized)[name], rel=1e-9), name
         assert value == pytest.approx(float(by_torch.get(name, value)), rel=1e-9), name
@@ -87,12 +90,12 @@ def test_the_functions_take_what_numpy_reads_as_float64() -> None:
 
 def test_the_functions_on_degenerate_tensors() -> None:
     ones, zeros = torch.ones(3, requires_grad=True), torch.zeros(3)
-    assert [getattr(metrics, name)(ones, ones) for name in metrics.__all__] == [0.0, 1.0, 0.0, 0.0, math.inf]
+    assert [getattr(metrics, name)(ones, ones) for name in OF_TENSORS] == [0.0, 1.0, 0.0, 0.0, math.inf]
     assert metrics.sqnr(zeros, zeros) == math.inf
     assert math.isnan(metrics.sqnr(zeros, ones))
     assert math.isnan(metrics.cosine(zeros, ones))
-    assert all(math.isnan(getattr(metrics, name)([], [])) for name in metrics.__all__)
-    assert all(math.isnan(getattr(metrics, name)([1.0, 2.0], [1.0, math.inf])) for name in metrics.__all__)
+    assert all(math.isnan(getattr(metrics, name)([], [])) for name in OF_TENSORS)
+    assert all(math.isnan(getattr(metrics, name)([1.0, 2.0], [1.0, math.inf])) for name in OF_TENSORS)
 
 
 def test_float32_sums_of_millions_of_values_keep_seven_digits() -> None:
