@@ -33,6 +33,8 @@ from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import BatchError, SelectionError
 
@@ -56,6 +58,7 @@ def sensitivity(
     projections: int | None = None,
     resume: SensitivityReport | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> SensitivityReport:
     """Ranks all activations and weights by the output error that quantizing each one alone causes.
@@ -81,6 +84,8 @@ def sensitivity(
             :func:`pt2qa.distributed`, a rank knows its batches in it by their content, so the data may be divided
             otherwise now; one rank that has the report will do.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`: only the outputs there have errors.  A function
+            as ``metric`` receives them, of shape (positions, ...).
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
@@ -129,6 +134,7 @@ def sensitivity(
             ledger=earlier if alone else Ledger(),
             verification=Verification(pair.graphs),
             bar=bar,
+            positions=None if mask is None else Positions(pair.quantized, pair.program, mask),
             earlier=Ledger() if alone else earlier,
         )
         items = read_batches(batches, inputs_of)
@@ -177,6 +183,8 @@ class _Analysis:
     verification: Verification
     earlier: Ledger = field(default_factory=Ledger)
     taken: int = 0
+    positions: Positions | None = None
+    counted: Counted | None = None
     seen: Survey | None = None
     costs: Costs | None = None
     projection: Projection | None = None
@@ -232,6 +240,7 @@ class _Analysis:
         if not known.samples:
             self._set_apart(number, known, empty_batch(number))
             return
+        self.counted = None if self.positions is None else self.positions.of(batch, values)
         missing = [place for place in range(len(self.places)) if not self.ledger.has(place, number)]
         if self.seen is None:
             self.notes += [*self.pair.notes, *self.pair.program.notes]
@@ -245,7 +254,9 @@ class _Analysis:
         repeats = sum(batch.fingerprint == known.fingerprint for batch in self.ledger.data[:number])
         seed = int(known.fingerprint[:12], 16) + repeats
         try:
-            self._projected(number, values, known, missing, self.projection.start(values, seed, self.seen))
+            self._projected(
+                number, values, known, missing, self.projection.start(values, seed, self.seen, self.counted)
+            )
         except (PostProcessWithoutGradient, WithoutGradient) as error:
             if self.method != "auto" or self.ledger.parts:
                 raise
@@ -307,15 +318,15 @@ class _Analysis:
         returned = self.verification.run(
             lambda: Outputs(started.returned, self.pair.simulator.run(values, on=True)), values
         )
-        quantized = self._finished(returned.quantized)
-        if not self._counts(number, values, known, started.reference, quantized):
+        quantized, reference = self._finished(returned.quantized), self._selected(started.reference)
+        if not self._counts(number, values, known, reference, quantized):
             return
         found = self._rounds(started, missing)
         if found is None:
             self._exact(number, values, known, missing)
             return
         self.reached |= started.reached
-        self._whole(number, replace(known, projections=started.projections), started.reference, quantized)
+        self._whole(number, replace(known, projections=started.projections), reference, quantized)
         for place, (noise, variance) in found.items():
             self.ledger.add(SensitivityPart(place, number, noise, variance))
         self.bar.update()
@@ -369,13 +380,23 @@ class _Analysis:
             )
 
     def _finished(self, outputs: Any) -> Any:
-        return finished(self.pair, outputs, self.post_process)
+        return self._selected(finished(self.pair, outputs, self.post_process))
+
+    def _selected(self, result: Any) -> Any:
+        """The outputs at the positions that count."""
+        processed = self.post_process is not None
+        return result if self.counted is None else self.counted.selected(result, processed=processed)
 
     def report(self, group: str) -> SensitivityReport:
         """The report of the ledger's contents."""
         seen = self.seen
         flops = {} if seen is None else {step: count / seen.samples for step, count in seen.flops.items()}
         places = [place.place(flops) for place in self.places]
+        settings = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
+        if self.positions is not None:
+            settings["mask"] = self.positions.name
+            if self.post_process is None:
+                self.notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
         return SensitivityReport(
             **results(places, self.ledger, self.metric),
             outputs=self.outputs,
@@ -387,9 +408,7 @@ class _Analysis:
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
-            sums=packed(
-                places, self.metric, {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
-            ),
+            sums=packed(places, self.metric, settings),
         )
 
     def _method_notes(self) -> list[str]:

@@ -35,6 +35,7 @@ from pt2qa._sensitivity.survey import Survey, is_independent, marks
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import bind
 from pt2qa.errors import SelectionError
@@ -68,9 +69,9 @@ class Projection:
     dependent: tuple[str, ...] = ()
     cleaned: dict[str, None] = field(default_factory=dict)
 
-    def start(self, values: Sequence[Any], seed: int, seen: Survey) -> ProjectedBatch:
-        """The reference's forward on a batch; ``seed`` is that of its random vectors."""
-        started = ProjectedBatch(self, values, seed)
+    def start(self, values: Sequence[Any], seed: int, seen: Survey, counted: Counted | None = None) -> ProjectedBatch:
+        """The reference's forward on a batch; ``seed`` is that of its random vectors, ``counted`` what has errors."""
+        started = ProjectedBatch(self, values, seed, counted)
         if self.independent is None:
             self._compare_samples(started, seen)
         return started
@@ -91,7 +92,7 @@ class Projection:
         samples, env = started.samples, started.run.env
         ends = {path.end.out for path in self.paths} if samples > 1 else set()
         with torch.no_grad():
-            others = float_leaves(finished(self.pair, seen.outputs, self.post_process))
+            others = float_leaves(started.silenced(finished(self.pair, seen.outputs, self.post_process)))
         own = float_leaves(started.reference)
         same = len(own) == len(others) and all(
             is_independent(marks(leaf, samples), marks(other, samples)) for leaf, other in zip(own, others, strict=True)
@@ -112,8 +113,10 @@ class ProjectedBatch:
     the user sees it, and ``projections`` the number of vectors so far.
     """
 
-    def __init__(self, projection: Projection, values: Sequence[Any], seed: int) -> None:
-        self.projection, self.values, self.seed = projection, values, seed
+    def __init__(
+        self, projection: Projection, values: Sequence[Any], seed: int, counted: Counted | None = None
+    ) -> None:
+        self.projection, self.values, self.seed, self.counted = projection, values, seed, counted
         self.samples = count_samples(list(values))
         self.projections = 0
         self._dots: dict[Key, list[Tensor]] = defaultdict(list)
@@ -133,9 +136,14 @@ class ProjectedBatch:
                 self._leaves[slot] = float_tensors(own[slot])
                 # Copies, so that post_process may write to them.
                 own[slot] = pytree.tree_map_only(Tensor, Tensor.clone, own[slot])
-            result = self._finished(bind(pair.program.outputs, own))
+            result = self.silenced(self._finished(bind(pair.program.outputs, own)))
         self._counted = float_leaves(result)
         self.reference = pytree.tree_map_only(Tensor, Tensor.detach, result)
+
+    def silenced(self, result: Any) -> Any:
+        """The outputs with zeros where they do not count, which then have no error."""
+        processed = self.projection.post_process is not None
+        return result if self.counted is None else self.counted.silenced(result, processed=processed)
 
     def _finished(self, outputs: Any) -> Any:
         try:

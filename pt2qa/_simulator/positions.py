@@ -49,16 +49,27 @@ class Layout:
 
     def counted(self, value: Tensor, keep: Tensor) -> Tensor:
         """The elements of a value that count, of shape (positions, ...); ``keep`` is bool (samples, positions)."""
+        view, index = self._indexed(value, keep)
+        return view[index]
+
+    def silenced(self, value: Tensor, keep: Tensor) -> Tensor:
+        """The value with zeros in place of the elements that do not count."""
+        inside = torch.zeros_like(value, dtype=torch.bool)
+        view, index = self._indexed(inside, keep)
+        view[index] = True
+        return value.masked_fill(~inside, 0)
+
+    def _indexed(self, value: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """A view of a value with the axes of the mask first, and which of its entries count."""
         if self.merged:
-            flat = (keep if self.merged == "samples first" else keep.T).flatten()
-            return value.movedim(self.tokens[0], 0)[flat]
+            return value.movedim(self.tokens[0], 0), (keep if self.merged == "samples first" else keep.T).flatten()
         rows = keep.repeat_interleave(self.repeats, 0)
         mask = rows.reshape(*rows.shape, *[1] * (len(self.tokens) - 1))
         for number in range(1, len(self.tokens)):
             mask = mask & rows.reshape(len(rows), *(-1 if n == number else 1 for n in range(len(self.tokens))))
         axes = self.tokens if self.batch is None else (self.batch, *self.tokens)
         rest = [axis for axis in range(value.dim()) if axis not in axes]
-        return value.permute(*axes, *rest)[mask[0] if self.batch is None else mask]
+        return value.permute(*axes, *rest), mask[0] if self.batch is None else mask
 
 
 LEADING = Layout(0, (1,))
@@ -198,6 +209,20 @@ class Counted:
             leaf if layout is None or not isinstance(leaf, Tensor) else layout.counted(leaf, self.keep)
             for leaf, layout in zip(leaves, layouts, strict=True)
         ]
+
+    def selected(self, result: Any, *, processed: bool) -> Any:
+        """The outputs as the user sees them, as far as they count; ``processed`` by a function of the user's."""
+        return self._each(Layout.counted, result, processed)
+
+    def silenced(self, result: Any, *, processed: bool) -> Any:
+        """The same in its own shape, with zeros for what does not count."""
+        return self._each(Layout.silenced, result, processed)
+
+    def _each(self, change: Callable[[Layout, Tensor, Tensor], Tensor], result: Any, processed: bool) -> Any:
+        leaves, spec = pytree.tree_flatten(result)
+        layouts = self.leading(result) if processed else self.layouts_of_outputs()
+        pairs = zip(leaves, layouts, strict=True)
+        return pytree.tree_unflatten([leaf if at is None else change(at, leaf, self.keep) for leaf, at in pairs], spec)
 
     def layouts_of_outputs(self) -> list[Layout | None]:
         """Of each leaf of what the graph returns; None where it has no certain axes."""
