@@ -28,6 +28,7 @@ from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.plan import OBSERVERS, Edit
@@ -48,6 +49,7 @@ def reconfigure(
     sensitivity: SensitivityReport | None = None,
     calibration: Iterable[Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     verify_code: bool = True,
     progress: bool | None = None,
 ) -> Reconfiguration:
@@ -73,6 +75,8 @@ def reconfigure(
         sensitivity: an ungrouped report of :func:`pt2qa.sensitivity` for this pair; used if there is no free edit.
         calibration: batches for recalibration; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
+        mask: which positions count for the SQNR, as in :func:`pt2qa.compare_layers`; a function as the target's metric
+            leaves out its own.
         verify_code: whether to execute the code of the result, ``report.code``, in an export flow of its own and to
             compare its outputs: an export, prepare, calibration and convert, a few times where capture rewrote what
             the quantizer needs.
@@ -114,7 +118,7 @@ def reconfigure(
         inputs_of=recipe.inputs_of if calibration is None else inputs_of,
         progress=progress,
     )
-    reference = Reference(pair, batches, inputs_of)
+    reference = Reference(pair, batches, inputs_of, mask)
     tally = Tally(progress)
     scorer = Scorer(pair, reference, aim, tally)
     first = reference.first

@@ -65,7 +65,7 @@ def figures_of(reference: Reference, run: Callable[[Item], Any], metric: Callabl
     """
     own = _Sums([NoiseSums() for _ in reference.names])
     for item in reference:
-        own.add(item, reference.floating(run(item)))
+        own.add(item, reference.floating(run(item), item.batch, item.values))
     whole, *others = everywhere(own)
     for other in others:
         whole.extend(other)

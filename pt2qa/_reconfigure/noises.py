@@ -44,6 +44,7 @@ def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | 
                 pair,
                 reference,
                 inputs_of=operator.attrgetter("batch"),
+                mask=reference.mask,
                 post_process=None if position is None else functools.partial(_leaf, position),
                 progress=progress,
             )

@@ -12,7 +12,8 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
 from pt2qa._simulator.batches import Batch, read_batches
-from pt2qa._simulator.outputs import output_names
+from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.positions import Mask, Positions
 from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import BatchError
 
@@ -37,8 +38,15 @@ class Reference:
     flattened model outputs; ``runs`` is how often the float model ran.
     """
 
-    def __init__(self, pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> None:
-        self.pair = pair
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        batches: Iterable[Any],
+        inputs_of: Callable[[Any], Batch] | None,
+        mask: Mask | None = None,
+    ) -> None:
+        self.pair, self.mask = pair, mask
+        self._positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.names = tuple[str, ...]()
         self.positions = tuple[int, ...]()
         self.aside = tuple[str, ...]()
@@ -49,8 +57,8 @@ class Reference:
         self._free = KEPT_BYTES
         usable = 0
         first = batches_before(lambda: sum(1 for _ in self._read()))
-        for number, (_, values, key) in enumerate(self._read(), first):
-            outputs = self._outputs(key, values)
+        for number, (batch, values, key) in enumerate(self._read(), first):
+            outputs = self._outputs(key, batch, values)
             broken = [name for name, leaf in zip(self.names, outputs, strict=True) if bool(leaf.isnan().any())]
             if broken:
                 self._skipped.add(key)
@@ -73,12 +81,12 @@ class Reference:
         """The batches that were not set aside."""
         for batch, values, key in self._read():
             if key not in self._skipped:
-                yield Item(batch, values, self._outputs(key, values))
+                yield Item(batch, values, self._outputs(key, batch, values))
 
     def of(self, pair: QuantizedPair) -> Reference:
         """The same for another pair: this one, unless training changed the other pair's float model."""
         trained = pair.recipe is not None and pair.recipe.qat
-        return Reference(pair, self._batches, self._inputs_of) if trained and pair is not self.pair else self
+        return Reference(pair, self._batches, self._inputs_of, self.mask) if trained and pair is not self.pair else self
 
     @property
     def first(self) -> Item:
@@ -87,9 +95,11 @@ class Reference:
         assert found is not None, "at least one batch is usable"
         return found
 
-    def floating(self, outputs: Any) -> tuple[Tensor, ...]:
-        """The compared outputs among those that a graph returned."""
-        leaves = pytree.tree_leaves(outputs)
+    def floating(self, outputs: Any, batch: Batch, values: list[Any]) -> tuple[Tensor, ...]:
+        """The compared outputs among those that a graph returned for a batch, at the positions that count."""
+        leaves = pytree.tree_leaves(plain(outputs))
+        if self._positions is not None:
+            leaves = self._positions.of(batch, values).outputs(outputs)
         return tuple(leaves[position] for position in self.positions)
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
@@ -98,7 +108,7 @@ class Reference:
             values = self.pair.values(batch)
             yield batch, values, digest_of(values)
 
-    def _outputs(self, key: str, values: list[Any]) -> tuple[Tensor, ...]:
+    def _outputs(self, key: str, batch: Batch, values: list[Any]) -> tuple[Tensor, ...]:
         known = self._kept.get(key)
         if known is not None:
             return known
@@ -111,7 +121,7 @@ class Reference:
             self.names = tuple(names[position] for position in self.positions)
         self.runs += 1
         # Clones: an output may be a view of an input, or of a larger value that would be kept alive.
-        found = tuple(leaf.clone() for leaf in self.floating(outputs))
+        found = tuple(leaf.clone() for leaf in self.floating(outputs, batch, values))
         size = sum(leaf.numel() * leaf.element_size() for leaf in found)
         if size <= self._free:
             self._free -= size

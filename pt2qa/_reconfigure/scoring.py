@@ -102,7 +102,7 @@ class Scorer:
         names = self.reference.names
         sums = [ErrorSums() for _ in names]
         for item in self.reference:
-            outputs = self.reference.floating(run(item))
+            outputs = self.reference.floating(run(item), item.batch, item.values)
             sums = [
                 total.update(ref, _of_shape(name, ref, quant))
                 for name, total, ref, quant in zip(names, sums, item.outputs, outputs, strict=True)
