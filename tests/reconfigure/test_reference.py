@@ -40,7 +40,8 @@ def test_the_float_model_is_not_run_again_for_each_configuration(float_runs: lis
 
 def test_what_does_not_fit_into_the_memory_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = detector_pair("x86")
-    size = sum(leaf.numel() * 4 for leaf in Reference(pair, data()[:1], None)._outputs("", pair.values(data()[0])))
+    batch = data()[0]
+    size = sum(leaf.numel() * 4 for leaf in Reference(pair, [batch], None)._outputs("", batch, pair.values(batch)))
     monkeypatch.setattr(reference, "KEPT_BYTES", size)  # one of the two batches
     kept = Reference(pair, data(), None)
     assert kept.runs == 2
