@@ -204,7 +204,7 @@ def test_show_prints_every_kind_of_report(run, tmp_path):
     CASES.save(tmp_path / "cases.safetensors")
     result = run("show", tmp_path / "cases.safetensors", "--sort", "value", "--csv", tmp_path / "cases.csv")
     assert result.stdout == CASES.text(sort="value", width=100) + "\n"
-    assert (tmp_path / "cases.csv").read_text().splitlines()[1] == "sqnr,output,1,8.25,0,1,1,"
+    assert (tmp_path / "cases.csv").read_text().splitlines()[1] == "sqnr,output,1,8.25,0,1,1,,-1,-1"
 
 
 def test_show_prints_the_code_of_a_reconfiguration_alone(run, report, tmp_path):

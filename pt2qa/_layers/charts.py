@@ -89,7 +89,7 @@ def _output(profile: Any, name: str) -> Any:
 
 def _chart(title: str, sides: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
     low, high = min(row.min for _, _, row in sides), max(row.max for _, _, row in sides)
-    grid = next((found for _, _, row in sides if (found := _grid(row)) is not None), None)
+    grid = next((found for _, _, row in sides if (found := _grid(row, max(-low, high))) is not None), None)
     edges = _equal_edges(low, high) if grid is None else _grid_edges(low, high, grid)
     series = [
         {"side": side, "counts": [round(float(count), 3) for count in profile.histogram(row, edges.tolist())[1]]}
@@ -105,9 +105,11 @@ def _chart(title: str, sides: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
     }
 
 
-def _grid(row: Any) -> dict[str, Any] | None:
-    """The integer grid that a value is rounded to; None if there is none, or it is not uniform."""
+def _grid(row: Any, largest: float) -> dict[str, Any] | None:
+    """The integer grid that a value is rounded to; None if there is none, it is not uniform, or too fine for values."""
     if not row.dtype.startswith(("int", "uint")) or not isfinite(row.scale) or not isfinite(row.zero_point):
+        return None
+    if row.scale <= 0 or not isfinite(largest / row.scale):
         return None
     try:
         limits = np.iinfo(row.dtype)

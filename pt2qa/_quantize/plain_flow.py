@@ -77,7 +77,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     Raises:
         SelectionError: the pair was not made by :func:`pt2qa.quantize`.
 
-    >>> import pt2qa
+    >>> import torch, pt2qa
     >>> batch = torch.randn(4, 8)
     >>> capture = pt2qa.capture(torch.nn.Linear(8, 2).eval(), batch)
     >>> pair = pt2qa.quantize(capture, "xnnpack", [batch], progress=False)

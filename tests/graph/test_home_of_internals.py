@@ -68,8 +68,9 @@ def _reaches_inside(node: ast.Attribute) -> bool:
 
 
 def _is_private(name: str) -> bool:
-    # NamedTuple's methods are public; the underscore keeps them apart from fields.
-    return name.startswith("_") and not name.startswith("__") and name not in ("_asdict", "_fields", "_replace")
+    # NamedTuple's methods are public; the underscore keeps them apart from fields.  So is os._exit.
+    public = ("_asdict", "_fields", "_replace", "_exit")
+    return name.startswith("_") and not name.startswith("__") and name not in public
 
 
 def _reads_metadata(node: ast.Subscript | ast.Call) -> bool:
