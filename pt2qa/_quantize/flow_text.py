@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
+from pt2qa._quantize.biases import has_biases, source_of
 from pt2qa._quantize.pairing import Recipe
 from pt2qa._quantize.rewriting import IMPORTS, PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
@@ -23,6 +24,8 @@ from pt2qa.plugins.code import needed, needed_imports
 from pt2qa.plugins.code_template import OPS_BY_NAME
 
 _TORCHAO: Final = (
+    "import base64",
+    "import struct",
     "import torch",
     "from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train",
     "from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e",
@@ -44,7 +47,8 @@ class FlowText:
 
 def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[str]) -> FlowText:
     """The flow without pt2qa, with the part of capture's rewriting that ``rules`` name."""
-    code = quantizer_code(recipe.plugin, OverridePlan(recipe.edits), capture.module(), qat=recipe.qat)
+    edits = tuple(edit for edit in recipe.edits if edit.kind != "bias")
+    code = quantizer_code(recipe.plugin, OverridePlan(edits), capture.module(), qat=recipe.qat)
     lines, parts = code.splitlines(), ast.parse(code).body
     imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
     defined = [part for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef)]
@@ -57,7 +61,8 @@ def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[s
     return _text(
         about,
         imports=[*IMPORTS, *map(ast.unparse, imports)],
-        definitions=f"{rewriting}\n{OPS_BY_NAME}\n" + _lines_of(defined, lines),
+        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{source_of(recipe.edits)}\n" + _lines_of(defined, lines),
+        adds=has_biases(recipe.edits),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
         export=[export, *(["rewrite(graph_module)"] if rewriting else [])],
         needs="It needs torch and the quantizer, and runs without pt2qa",
@@ -70,12 +75,13 @@ def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[s
 def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
     """The flow with pt2qa, which captures the model and applies the plan."""
     made, qat = _plugin_code(recipe.plugin), ", qat=True" if recipe.qat else ""
-    edits = "".join(f"    pt2qa.{edit!r},\n" for edit in recipe.edits)
+    edits = "".join(f"    pt2qa.{edit!r},\n" for edit in recipe.edits if edit.kind != "bias")
     decompose = f", decompose={capture.decompose!r}" if capture.decompose else ""
     return _text(
         about,
         imports=["import pt2qa"],
-        definitions=f"EDITS = (\n{edits})\n",
+        definitions=f"EDITS = (\n{edits})\n{OPS_BY_NAME}\n{source_of(recipe.edits)}",
+        adds=has_biases(recipe.edits),
         making=[f"return pt2qa.OverridePlan(EDITS).apply_to({made or 'quantizer'}{qat})"],
         export=[f"graph_module = pt2qa.capture({{call}}, strict={capture.strict}{decompose}).module()"],
         needs="It needs torch, the quantizer and pt2qa",
@@ -96,6 +102,7 @@ def _text(
     capture: Capture,
     qat: bool,
     asks: bool,
+    adds: bool,
 ) -> FlowText:
     inputs = "args, kwargs" if capture.kwargs else "args"
     extra = [*(["train=None"] if qat else []), *(["quantizer"] if asks else [])]
@@ -118,6 +125,7 @@ def _text(
         "with torch.no_grad():",
         f"    for {batch} in calibration:",
         f"        {run}",
+        *(["add_to_biases(prepared)"] if adds else []),
         "return convert_pt2e(prepared)",
     ]
     source = (

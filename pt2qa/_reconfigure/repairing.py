@@ -42,6 +42,7 @@ def repair(
 
     Methods:
         ``ranges``: of each activation, or group of activations that share one, the range that costs the output least.
+        ``biases``: of the mean error of each convolution and linear, the share that the output is better without.
 
     A method is fitted to one half of the calibration batches and measured on the other, and the other way round; it is
     applied, fitted to all of them, if it gains there, and also on ``batches``.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pt2qa._repair.biases import Biases
 from pt2qa._repair.guard import Method
 from pt2qa._repair.ranges import Ranges
 from pt2qa.errors import SelectionError
 
-METHODS: Final[Mapping[str, type[Method]]] = {each.name: each for each in (Ranges,)}
+METHODS: Final[Mapping[str, type[Method]]] = {each.name: each for each in (Ranges, Biases)}
 
 
 def methods_named(names: Sequence[str] | None, argument: str) -> list[type[Method]]:

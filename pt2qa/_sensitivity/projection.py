@@ -188,12 +188,17 @@ class ProjectedBatch:
         """The sites that a gradient reached."""
         return {site for site, _ in self._dots}
 
+    def signs(self, count: int, scales: Sequence[float] | None = None) -> list[list[Tensor]]:
+        """The next vectors, for each output that is measured."""
+        signs = random_signs(self._counted, self.samples, count, self.seed, self.projections)
+        if scales is None:
+            return signs
+        return [[each * scale for each in own] for own, scale in zip(signs, scales, strict=True)]
+
     def _vectors(self, count: int, scales: Sequence[float] | None) -> dict[int, Gradients]:
         """The gradients of v·output at the slots of the graph's outputs."""
         inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
-        signs = random_signs(self._counted, self.samples, count, self.seed, self.projections)
-        if scales is not None:
-            signs = [[each * scale for each in own] for own, scale in zip(signs, scales, strict=True)]
+        signs = self.signs(count, scales)
         found = iter(gradients_of(self._counted, inputs, signs))
         by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}
         return {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in self.run.tracked}

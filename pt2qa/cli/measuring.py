@@ -90,7 +90,9 @@ def profile(
 @main.command()
 @flow_argument
 @quantizer_option
-@click.option("--method", "methods", multiple=True, metavar="NAME", help="ranges; repeatable.  [default: all]")
+@click.option(
+    "--method", "methods", multiple=True, metavar="NAME", help="ranges or biases; repeatable.  [default: all]"
+)
 @overrides_option
 @file_option
 @click.option(
@@ -113,7 +115,7 @@ def repair(
     code: Path | None,
     printing: Printing,
 ) -> None:
-    """Improve a quantized model at no cost at run time: the same ops and kernels, with better ranges.
+    """Improve a quantized model at no cost at run time: the same ops and kernels, with better ranges and biases.
 
     The function is the same as for pt2qa analyze. Repairs are fitted to the batches that calibrate, two or more, and
     measured on the evaluation batches; what does not help on data that it was not fitted to is not applied.

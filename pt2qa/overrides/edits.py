@@ -52,6 +52,9 @@ def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, ground: Grou
         raise QuantizeError(
             f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, because training has its own observers"
         )
+    if edit.kind == "bias":
+        # It is added after calibration, by pt2qa.quantize; annotations stay as they are.
+        return dict(specs)
     if edit.kind == "fuse":
         first, second = (found[-1] for found in keys)
         after = _fuse(edit, first, second, specs, ground)

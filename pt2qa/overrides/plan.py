@@ -6,10 +6,12 @@ plan still fits after the model is exported again.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import math
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,7 +23,7 @@ from pt2qa.errors import QuantizeError, ReportError
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range"]
+EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias"]
 KINDS: tuple[str, ...] = get_args(EditKind)
 OBSERVERS = {
     "minmax": "MinMaxObserver",
@@ -34,6 +36,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(KINDS, ()),
     "observer": ("observer",),
     "range": ("scale", "zero_point"),
+    "bias": ("values",),
 }
 """What an edit has by its kind, besides the ops."""
 
@@ -49,12 +52,14 @@ class Edit:
         kind: ``"float"``: the ops are not quantized. ``"fuse"``: two ops are quantized as one, without rounding between
             them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
             ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
-            ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.
+            ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
+            ``values`` are added to the bias of one op, after calibration.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
             ``"range"``, those of inputs, too.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
         scale: for ``"range"``: positive; it is rounded to float32, as observers have it.
         zero_point: for ``"range"``: the integer for 0.
+        values: for ``"bias"``: one float32 for each output channel, as little-endian bytes in base64.
 
     Raises:
         QuantizeError: a field has an invalid value.
@@ -68,6 +73,7 @@ class Edit:
     observer: str = ""
     scale: float = 0.0
     zero_point: int = 0
+    values: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -85,6 +91,25 @@ class Edit:
             self._check_range()
         elif self.scale or self.zero_point:
             raise QuantizeError(f"edit {self.kind!r}: only kind 'range' takes a scale and a zero point")
+        if self.kind == "bias":
+            self._check_bias()
+        elif self.values:
+            raise QuantizeError(f"edit {self.kind!r}: only kind 'bias' takes values")
+
+    def _check_bias(self) -> None:
+        if len(self.ops) != 1:
+            raise QuantizeError(f"edit 'bias': ops: got {self.ops!r}, expected the name of one op")
+        try:
+            found = self.added
+        except (ValueError, TypeError, struct.error) as error:
+            raise QuantizeError(f"edit 'bias': values: {error}; expected float32 numbers in base64") from error
+        if not found or not all(map(math.isfinite, found)):
+            raise QuantizeError("edit 'bias': values: expected finite numbers, one for each output channel")
+
+    @property
+    def added(self) -> tuple[float, ...]:
+        """The values of kind ``"bias"`` as numbers."""
+        return tuple(value for (value,) in struct.iter_unpack("<f", base64.b64decode(self.values, validate=True)))
 
     def _check_range(self) -> None:
         scale, zero_point = self.scale, self.zero_point
@@ -103,7 +128,11 @@ class Edit:
 
     def __str__(self) -> str:
         joined = " + ".join(self.ops) if self.kind == "fuse" else ", ".join(self.ops)
-        extra = f" {self.scale:.6g}, {self.zero_point}" if self.kind == "range" else f" {self.observer}".rstrip()
+        extra = f" {self.observer}".rstrip()
+        if self.kind == "range":
+            extra = f" {self.scale:.6g}, {self.zero_point}"
+        elif self.kind == "bias":
+            extra = f" of {len(self.added)} channels"
         return f"{self.kind}{extra}: {joined}"
 
 
@@ -160,12 +189,18 @@ class OverridePlan:
 
         Raises:
             PluginError: there is no such quantizer.
+            QuantizeError: the plan has ``bias`` edits.
 
         >>> plan = OverridePlan((Edit("float", ("fc/linear",)),))
         >>> quantizer = plan.apply_to("xnnpack")
         """
         from pt2qa.overrides.applied import PlannedQuantizer
 
+        if any(edit.kind == "bias" for edit in self.edits):
+            raise QuantizeError(
+                "the plan has bias edits, which are made after calibration, where no quantizer is. Pass the plan to "
+                "pt2qa.quantize, or use the code of the report that has it."
+            )
         return PlannedQuantizer(quantizer, self.edits, qat=qat)
 
     def to_json(self) -> str:

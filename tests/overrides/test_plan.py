@@ -18,6 +18,7 @@ PLAN = OverridePlan(
         Edit("fuse", ("stem.0/conv2d", "stem.2/hardtanh")),
         Edit("observer", ("fc/linear",), "minmax"),
         Edit("range", ("x",), scale=0.1, zero_point=-3),
+        Edit("bias", ("fc/linear",), values="AACAPwAAAMA="),
     ),
     quantizer="xnnpack:per_channel=false",
     model="ResNet",
@@ -36,13 +37,18 @@ def test_a_file_gives_the_plan_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_what_a_bias_edit_adds() -> None:
+    assert PLAN.edits[-1].added == (1.0, -2.0)
+
+
 def test_a_plan_reads_as_text() -> None:
     assert str(PLAN).splitlines() == [
-        "4 edits for ResNet on xnnpack:per_channel=false",
+        "5 edits for ResNet on xnnpack:per_channel=false",
         "  float: layer1.0.conv1/conv2d, layer1.0.relu/relu",
         "  fuse: stem.0/conv2d + stem.2/hardtanh",
         "  observer minmax: fc/linear",
         "  range 0.1, -3: x",
+        "  bias of 2 channels: fc/linear",
     ]
 
 
@@ -54,7 +60,7 @@ def test_plans_need_no_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("flot", ("a",)), "kind: got 'flot', expected one of float, fuse, dynamic, int16, observer, range"),
+        (("flot", ("a",)), "kind: got 'flot', expected one of float, fuse, dynamic, int16, observer, range, bias"),
         (("float", "a"), "ops: got 'a', expected a tuple of op names"),
         (("float", ("a", 3)), r"ops: got \('a', 3\), expected a tuple of op names"),
         (("float", ()), "expected the name of at least one op"),
@@ -68,6 +74,12 @@ def test_plans_need_no_torch() -> None:
         (("range", ("a",), "", 1.0, 0.5), "zero_point: got 0.5, expected an integer"),
         (("range", ("a",), "", "1"), "scale: got '1', expected a positive number"),
         (("float", ("a",), "", 1.0), "only kind 'range' takes a scale"),
+        (("float", ("a",), "", 0.0, 0, "AACAPw=="), "only kind 'bias' takes values"),
+        (("bias", ("a", "b"), "", 0.0, 0, "AACAPw=="), "expected the name of one op"),
+        (("bias", ("a",)), "expected finite numbers, one for each output channel"),
+        (("bias", ("a",), "", 0.0, 0, "AADAfw=="), "expected finite numbers"),
+        (("bias", ("a",), "", 0.0, 0, "AACAP"), "expected float32 numbers in base64"),
+        (("bias", ("a",), "", 0.0, 0, "AAA="), "expected float32 numbers in base64"),
     ],
 )
 def test_an_edit_checks_its_fields(arguments: tuple[Any, ...], message: str) -> None:

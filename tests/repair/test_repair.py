@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa._repair.guard import guarded
 from pt2qa._repair.halves import Halves
+from pt2qa._repair.methods import METHODS
 from pt2qa._repair.ranges import FittedRanges, Ranges
 from pt2qa.cli import main
 from tests.flows import direct_sqnr, quantized_pair
@@ -60,7 +61,7 @@ def test_ops_are_the_same_and_the_reference_is_the_users_model(repaired: pt2qa.R
 
 
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
-    assert {edit.kind for edit in repaired.plan.edits} == {"range"}
+    assert {edit.kind for edit in repaired.plan.edits} == {"range", "bias"}
     assert repaired.code_verified == "equal"
     plan = pt2qa.OverridePlan.from_json(repaired.plan_json)
     pair = clipped_pair(repaired.quantizer)
@@ -82,7 +83,8 @@ def test_one_batch_repeated_is_refused() -> None:
     report = pt2qa.repair(pair, HELD_OUT, calibration=[batch] * 6, verify_code=False, progress=False)
     assert report.pair is pair
     assert report.plan.edits == ()
-    assert "ranges not repaired: calibration has one distinct batch" in report.notes[-1]
+    for method, note in zip(METHODS, report.notes[-2:], strict=True):
+        assert note.startswith(f"{method} not repaired: calibration has one distinct batch")
 
 
 def test_what_loses_on_the_other_half_is_refused() -> None:
@@ -106,8 +108,8 @@ def test_what_cannot_be_repaired_is_said() -> None:
     data = [torch.randn(4, 16) for _ in range(2)]
     pair = quantized_pair(Linears(), data[0], "xnnpack:mode=dynamic", batches=data)
     report = pt2qa.repair(pair, data, verify_code=False, progress=False)
-    assert "ranges not repaired: no activation has a range that calibration chose" in report.notes[-1]
-    with pytest.raises(pt2qa.SelectionError, match=r"methods: got .'scales'., expected a list of ranges"):
+    assert "ranges not repaired: no activation has a range that calibration chose" in report.notes
+    with pytest.raises(pt2qa.SelectionError, match=r"methods: got .'scales'., expected a list of ranges, biases"):
         pt2qa.repair(clipped_pair(), HELD_OUT, methods=["scales"])
     trained = quantized_pair(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), batches()[0], "xnnpack", qat=True)
     with pytest.raises(pt2qa.SelectionError, match="was trained"):
@@ -119,7 +121,7 @@ def test_reconfigure_repairs_before_it_takes_anything_out_of_int8() -> None:
     target = measured(pair, HELD_OUT) + 6
     fixed = pt2qa.reconfigure(pair, HELD_OUT, target=target, fuse=False, verify_code=False, progress=False)
     assert fixed.met
-    assert {edit.kind for edit in fixed.plan.edits} == {"range"}
+    assert {edit.kind for edit in fixed.plan.edits} <= {"range", "bias"}
     paid = pt2qa.reconfigure(pair, HELD_OUT, target=target, fuse=False, repairs=(), verify_code=False, progress=False)
     assert "float" in {edit.kind for edit in paid.plan.edits}
     with pytest.raises(pt2qa.SelectionError, match="repairs: got 'ranges', expected a list"):

@@ -1,0 +1,270 @@
+"""Biases that take back the mean error of an op, as far as that helps the output.
+
+Rounding inputs and weights of a convolution or a linear changes the mean of each output channel; its opposite, added
+to the bias, costs nothing.  But the errors of successive ops cancel or add up, so taking back all of each may hurt.
+With d the mean change of an op's output by channel, J its derivative of the output and e the error of the output, the
+shares of d that are taken back minimise, for random vectors v, summed over samples::
+
+    (v·e - sum(share * v·(J d) for each op))**2 + RIDGE * sum((share * v·(J d))**2 for each op),   0 <= share <= 1
+
+One unknown for each op; one forward, and one forward and backward pass of each batch.
+
+Source:
+    bias correction by the mean error is in "Data-Free Quantization Through Weight Equalization and Bias Correction"
+    (Nagel et al., 2019); there it is applied op by op, in full.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere
+from pt2qa._repair.halves import Halves
+from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
+from pt2qa._sensitivity.outputs import finished, float_leaves
+from pt2qa._sensitivity.projection import ProjectedBatch, Projection
+from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.program import Constant, Step
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.verification import digest_of
+from pt2qa.errors import SelectionError
+from pt2qa.overrides.plan import Edit
+
+VECTORS = 16
+"""Random projections of each batch."""
+
+RIDGE = 0.1
+"""How much the own projections of each op weigh against its share."""
+
+ROUNDS = 100
+"""Rounds of coordinate descent."""
+
+CHANNELS = {"conv1d": 1, "conv2d": 1, "conv3d": 1, "linear": -1}
+"""The axis of the output channels."""
+
+PARTS = ((0,), (1,), (0, 1))
+"""The halves of the data that are fitted to."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedBiases:
+    """What is added to biases: by the name of the op, the slot in the program and float32 of shape (channels,)."""
+
+    added: Mapping[str, tuple[int, Tensor]]
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits that add it."""
+        return tuple(Edit("bias", (name,), values=_in_base64(values)) for name, (_, values) in self.added.items())
+
+    def simulator(self, pair: QuantizedPair) -> Simulator:
+        """The simulator of the pair with them."""
+        added = dict(self.added.values())
+        constants = tuple(
+            replace(each, stored=(each.reference.float() + added[each.slot]).to(each.reference.dtype))
+            if each.slot in added
+            else each
+            for each in pair.program.constants
+        )
+        return Simulator(replace(pair.program, constants=constants), fused=pair.simulator.fused)
+
+    def __bool__(self) -> bool:
+        return bool(self.added)
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """What one look at the data tells about ops with a bias: for each part of it, means and normal equations.
+
+    ``means`` are the mean errors d of each op, of shape (channels,); ``grams`` and ``rights`` the products of v·(J d)
+    with each other, of shape (ops, ops), and with v·e, of shape (ops,).
+    """
+
+    name: ClassVar = "biases"
+
+    ops: tuple[tuple[Step, Constant], ...]
+    means: Mapping[tuple[int, ...], Sequence[Tensor]]
+    grams: Mapping[tuple[int, ...], Tensor]
+    rights: Mapping[tuple[int, ...], Tensor]
+
+    @classmethod
+    def look(cls, pair: QuantizedPair, data: Halves) -> Biases:
+        """Runs the float model on the data, and again forward and backward.
+
+        Raises:
+            SelectionError: an op has no gradient, or none has a bias that may change.
+        """
+        ops = tuple(_ops_in(pair))
+        if not ops:
+            raise SelectionError("no convolution or linear with rounded weights has a float bias of its own")
+        means = _means(pair, ops, data)
+        grams = {part: torch.zeros(len(ops), len(ops), dtype=torch.float64) for part in PARTS}
+        rights = {part: torch.zeros(len(ops), dtype=torch.float64) for part in PARTS}
+        reason = ""
+        try:
+            for half, values in data:
+                parts = [part for part in PARTS if half in part]
+                found, errors = _project(pair, values, ops, [means[part] for part in parts])
+                for part, columns in zip(parts, found, strict=True):
+                    grams[part] += columns.T @ columns
+                    rights[part] += columns.T @ errors
+        except WithoutGradient as error:
+            reason = error.reason
+        every = [each for each, _ in _agreed(((grams, rights), reason))]
+        return cls(
+            ops,
+            means,
+            {part: torch.stack([own[part] for own, _ in every]).sum(0) for part in PARTS},
+            {part: torch.stack([own[part] for _, own in every]).sum(0) for part in PARTS},
+        )
+
+    def fit(self, halves: Collection[int]) -> FittedBiases:
+        """What to add, by what fits some halves of the data best."""
+        part = tuple(sorted(halves))
+        shares = _shares(self.grams[part], self.rights[part])
+        return FittedBiases(
+            {
+                step.name: (bias.slot, (-share * mean).float())
+                for (step, bias), mean, share in zip(self.ops, self.means[part], shares.tolist(), strict=True)
+                if share > 0 and bool(mean.any())
+            }
+        )
+
+
+def _agreed(own: tuple[Any, str]) -> list[tuple[Any, str]]:
+    """What every rank found, unless one of them has a reason that it could not; then that is the error of all."""
+    found = everywhere(own)
+    for _, reason in found:
+        if reason:
+            raise SelectionError(reason)
+    return found
+
+
+def _in_base64(values: Tensor) -> str:
+    numbers = values.tolist()
+    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode("ascii")
+
+
+def _shares(gram: Tensor, right: Tensor) -> Tensor:
+    """Coordinate descent of the least squares in the module's docstring."""
+    diagonal = gram.diagonal() * (1 + RIDGE)
+    shares = torch.zeros_like(right)
+    for _ in range(ROUNDS):
+        for number in range(len(shares)):
+            if diagonal[number] > 0:
+                rest = right[number] - gram[number] @ shares + gram[number, number] * shares[number]
+                shares[number] = (rest / diagonal[number]).clamp(0, 1)
+    return shares
+
+
+def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
+    """The ops with rounded weights and a float bias that no other op reads."""
+    program = pair.program
+    constants = {each.slot: each for each in program.constants}
+    readers = Counter(slot for step in program.steps for slot in step.constants)
+    names = Counter(step.name for step in program.steps if step.site is None)
+    for step in program.steps:
+        own = [constants[slot] for slot in step.constants]
+        bias = [each for each in own if each.argument == 2 and each.site is None and readers[each.slot] == 1]
+        rounded = any(each.site is not None for each in own)
+        if step.site is None and step.op in CHANNELS and bias and rounded and names[step.name] == 1:
+            yield step, bias[0]
+
+
+def _means(
+    pair: QuantizedPair, ops: Sequence[tuple[Step, Constant]], data: Halves
+) -> dict[tuple[int, ...], list[Tensor]]:
+    """For each part of the data, the mean change of each op's output, less where it varies from sample to sample."""
+    sums: dict[tuple[int, int], list[Tensor]] = {}
+    reason = ""
+    try:
+        for half, values in data:
+            run = GradientRun(pair.simulator, values)
+            samples = count_samples(list(values))
+            with torch.no_grad():
+                for number, (step, _) in enumerate(ops):
+                    error = _by_sample(step, _isolated(pair.simulator, run, step), samples, torch.mean)
+                    found = [torch.tensor(float(len(error))), error.sum(0), error.square().sum(0)]
+                    known = sums.get((half, number))
+                    sums[half, number] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
+    except WithoutGradient as error:
+        reason = error.reason
+    parts = [each for each, _ in _agreed((sums, reason))]
+    means: dict[tuple[int, ...], list[Tensor]] = {}
+    for part in PARTS:
+        means[part] = []
+        for number in range(len(ops)):
+            own = [each[half, number] for each in parts for half in part if (half, number) in each]
+            count, total, squares = (torch.stack([each[place] for each in own]).sum(0) for place in range(3))
+            mean = total / count
+            deviation = (squares / count - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)
+            means[part].append(mean * (1 - deviation / mean.square().clamp(min=1e-30)).clamp(min=0))
+    return means
+
+
+def _isolated(simulator: Simulator, run: GradientRun, step: Step) -> Tensor:
+    """The change of an op's output if its inputs and weights are rounded, on the reference's values."""
+    program, env = simulator.program, run.env
+    own = {slot: simulator.on[slot] for slot in step.constants}
+    for slot in step.reads:
+        producer = program.steps[program.producers[slot]] if slot in program.producers else None
+        rounded = producer is not None and producer.site is not None
+        own[slot] = simulator.site_function(producer)(env[slot], out=None) if rounded and producer else env[slot]
+    changed: Tensor = simulator.call(step, own, False)
+    plain: Tensor = simulator.call(step, {slot: env[slot] for slot in (*step.reads, *step.constants)}, False)
+    return changed - plain
+
+
+def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tensor]) -> Tensor:
+    """The mean or sum over positions: float64 of shape (samples, channels); one row if there is no axis of samples."""
+    axis = CHANNELS[step.op] % value.dim()
+    rows = value.shape[0] == samples and axis > 0
+    others = [each for each in range(int(rows), value.dim()) if each != axis]
+    value = value.double()
+    value = how(value, others) if others else value
+    return value if rows else value.unsqueeze(0)
+
+
+def _project(
+    pair: QuantizedPair, values: Sequence[Any], ops: Sequence[tuple[Step, Constant]], means: Sequence[Sequence[Tensor]]
+) -> tuple[list[Tensor], Tensor]:
+    """For each list of means v·(J d): (vectors × samples, ops); and v·e: (vectors × samples,)."""
+    samples = count_samples(list(values))
+    started = ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
+    numbers = {step.index: number for number, (step, _) in enumerate(ops)}
+    columns = [torch.zeros(VECTORS, samples, len(ops), dtype=torch.float64) for _ in means]
+
+    def visit(step: Step, gradients: Gradients) -> None:
+        number = numbers.get(step.index)
+        if number is None or gradients[0] is None:
+            return
+        for vector, gradient in enumerate(gradients[0]):
+            own = _by_sample(step, gradient, samples, torch.sum)
+            for column, each in zip(columns, means, strict=True):
+                found = own @ each[number]
+                column[vector, :, number] = found if len(found) == samples else found / samples
+
+    reference = [leaf.detach() for leaf in float_leaves(started.reference)]
+    quantized = float_leaves(finished(pair, pair.simulator.run(values, on=True), None))
+    sizes = [float(leaf.double().square().sum()) for leaf in reference]
+    scales = [size**-0.5 if size > 0 else 0.0 for size in sizes]
+    signs = started.signs(VECTORS, scales)
+    with torch.no_grad():
+        started.backward(VECTORS, visit, scales)
+    errors = torch.zeros(VECTORS, samples, dtype=torch.float64)
+    for vectors, ref, quant in zip(signs, reference, quantized, strict=True):
+        error = (quant - ref).double()
+        rows = error.dim() > 0 and error.shape[0] == samples
+        for number, each in enumerate(vectors):
+            product = each.double() * error
+            errors[number] += product.reshape(samples, -1).sum(1) if rows else product.sum() / samples
+    return [column.reshape(-1, len(ops)) for column in columns], errors.flatten()

@@ -1,0 +1,86 @@
+"""What is added to biases, and how much of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pt2qa
+from pt2qa import Edit, OverridePlan
+from pt2qa._repair.biases import Biases, _in_base64, _shares
+from pt2qa._repair.halves import Halves
+from tests.flows import quantized_pair
+from tests.repair.nets import batches, clipped_pair
+
+
+def test_shares_minimise_the_error_within_0_and_1() -> None:
+    columns = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    target = torch.tensor([1.1, 5.0, -3.0], dtype=torch.float64)
+    shares = _shares(columns.T @ columns, columns.T @ target)
+    # The first by its ridge; the others would be more than all, and less than nothing.
+    assert shares.tolist() == pytest.approx([2.2 / 4.4, 1.0, 0.0])
+
+
+def test_an_op_alone_gets_its_mean_error_back() -> None:
+    """With one op, v·e and v·(J d) are of the same error, so as much is taken back as the ridge lets."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8))
+    data = [torch.rand(64, 16) for _ in range(4)]
+    pair = quantized_pair(model, data[0], "xnnpack", batches=data)
+    fit = Biases.look(pair, Halves.of(pair, data, None)).fit((0, 1))
+    [(_, added)] = fit.added.values()
+    inputs = torch.cat(data)
+    rounded = {site.kind: site for site in pair.sites}
+    assert {"activation", "weight"} <= set(rounded)
+    with torch.no_grad():
+        error = torch.cat([pair.quantized(x) - pair.reference(x) for x in data]).mean(0)
+        left = torch.cat([fit.simulator(pair).run(pair.values((x,)), on=True)[0] - pair.reference(x) for x in data])
+    assert inputs.shape == (256, 16)
+    assert float((error * added).sum()) < 0
+    assert float(left.mean(0).square().sum()) < float(error.square().sum())
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None:
+    pair = clipped_pair(quantizer)
+    fit = Biases.look(pair, Halves.of(pair, batches(), None)).fit((0, 1))
+    assert pair.capture is not None
+    new = pt2qa.quantize(pair.capture, quantizer, batches(), overrides=OverridePlan(fit.edits), progress=False)
+    assert fit.edits
+    for x in batches(seed=3):
+        played = fit.simulator(pair).run(pair.values((x,)), on=True)
+        assert torch.equal(played[0], new.quantized(x))
+        assert torch.equal(new.reference(x), pair.reference(x))
+    new.verify(batches()[0])
+
+
+def test_edits_of_one_bias_add_up() -> None:
+    pair = clipped_pair()
+    assert pair.capture is not None
+
+    def quantized(*values: float) -> Tensor:
+        edits = tuple(Edit("bias", ("fc/linear",), values=_in_base64(torch.full((10,), value))) for value in values)
+        plan = OverridePlan(edits) if edits else None
+        made = pt2qa.quantize(pair.capture, "xnnpack", batches(), overrides=plan, progress=False)  # type: ignore[arg-type]
+        bias: Tensor = next(each.stored for each in made.program.constants if each.attribute == "fc.bias")
+        return bias
+
+    assert torch.allclose(quantized(0.5, 0.25) - quantized(), torch.full((10,), 0.75))
+
+
+def test_what_cannot_be_changed_is_said() -> None:
+    pair = clipped_pair()
+    assert pair.capture is not None
+    for op, count, message in (
+        ("mean", 3, "bias of 3 channels: mean: it has no bias of its own"),
+        ("fc/linear", 3, r"bias of 3 channels: fc/linear: the bias has the shape \(10,\)"),
+    ):
+        plan = OverridePlan((Edit("bias", (op,), values=_in_base64(torch.ones(count))),))
+        with pytest.raises(pt2qa.QuantizeError, match=message):
+            pt2qa.quantize(pair.capture, "xnnpack", batches(), overrides=plan, progress=False)
+    with pytest.raises(pt2qa.QuantizeError, match="made after calibration"):
+        plan.apply_to("xnnpack")
+    without = quantized_pair(nn.Linear(16, 8, bias=False), torch.rand(4, 16))
+    with pytest.raises(pt2qa.SelectionError, match="has a float bias of its own"):
+        Biases.look(without, Halves.of(without, [torch.rand(4, 16)], None))
