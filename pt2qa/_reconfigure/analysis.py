@@ -180,7 +180,7 @@ def reconfigure(
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(result.edits, 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     return Reconfiguration(
-        rows=(*free_rows(pair, base), *edit_rows(final.chosen, search)),
+        rows=(*free_rows(pair, base, edits_of(final.chosen)[0]), *edit_rows(final.chosen, search)),
         curve=tuple(curve(base, found, search)),
         stages=(
             *stages("before", before, costs.float_macs, len(pair.sites), names),

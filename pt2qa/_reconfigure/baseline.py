@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
@@ -35,7 +35,13 @@ class Baseline:
 
     def plan(self, recipe: Recipe, edits: Sequence[Edit] = ()) -> OverridePlan:
         """The plan of the original pair, plus the free edits and some more."""
-        return OverridePlan((*recipe.edits, *self.edits, *edits), describe(recipe.plugin), self.pair.model)
+        kept = self.kept_with(edits)
+        return OverridePlan((*recipe.edits, *kept, *edits), describe(recipe.plugin), self.pair.model)
+
+    def kept_with(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
+        """The free edits that still hold after some more: what was fitted to an op in int8 does not fit it in float."""
+        left = {op for edit in edits if edit.kind == "float" for op in edit.ops}
+        return tuple(edit for edit in self.edits if edit.kind != "bias" or edit.ops[0] not in left)
 
 
 def with_free_edits(

@@ -15,14 +15,15 @@ from pt2qa._reconfigure.scoring import Quality
 from pt2qa._reconfigure.search import Search, SearchResult, Selection
 from pt2qa._reconfigure.target import Budget, Target
 from pt2qa._report.prose import counted
+from pt2qa.overrides.plan import Edit
 
 
-def free_rows(pair: QuantizedPair, base: Baseline) -> Iterator[EditRow]:
-    """The free edits, with the measured gain of all of them together on the worst output."""
+def free_rows(pair: QuantizedPair, base: Baseline, more: Sequence[Edit] = ()) -> Iterator[EditRow]:
+    """The free edits that hold after some more, with the measured gain of all of them together on the worst output."""
     known = base.scorer.target.metric is None
     before, after = (power(-quality.value) for quality in (base.before, base.quality))
     gain = 1 - after / before if known and before > 0 else math.nan
-    for edit in base.edits:
+    for edit in base.kept_with(more):
         yield EditRow(edit.ops[0], edit.kind, 0.0, gain, len(pair.sites) - len(base.pair.sites), ", ".join(edit.ops))
 
 
@@ -63,7 +64,7 @@ def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[Curve
         predicted = search.predicted(taken) if base.scorer.target.metric is None else math.inf
         yield CurvePoint(
             name=search.candidates[taken[-1]].edit.ops[0] if taken else last,
-            edits=len(base.edits) + len(taken),
+            edits=len(base.kept_with(search.candidates[number].edit for number in taken)) + len(taken),
             macs=search.float_macs(taken),
             bytes=search.float_bytes(taken),
             predicted=predicted if math.isfinite(predicted) else math.nan,

@@ -138,7 +138,7 @@ class _Lowering:
             inputs=tuple(slot for slot, _, _ in self.inputs),
             input_names=tuple(name for _, name, _ in self.inputs),
             input_handles=tuple(handle for _, _, handle in self.inputs),
-            constants=tuple(self.constants),
+            constants=tuple(self._beside_weights()),
             steps=tuple(self.steps),
             sites=tuple(self._with_readers()),
             regions=tuple(regions),
@@ -493,6 +493,20 @@ class _Lowering:
     def _append(self, step: Step) -> None:
         self.steps.append(step)
         self.producers[step.out] = step.index
+
+    def _beside_weights(self) -> list[Constant]:
+        weights = {each.slot: each.site for each in self.constants if each.site is not None}
+        beside = {
+            slot: weights[own]
+            for step in self.steps
+            for slot in step.constants
+            for own in step.constants
+            if own in weights
+        }
+        return [
+            each if each.site is not None else replace(each, weight_site=beside.get(each.slot))
+            for each in self.constants
+        ]
 
     def _with_readers(self) -> list[Site]:
         readers: dict[int, list[str]] = defaultdict(list)

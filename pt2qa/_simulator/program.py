@@ -105,6 +105,8 @@ class Constant:
         is_parameter: whether it is a Parameter of the float model, not a buffer or a literal.
         reader: name of the op that reads it first; empty if none does.
         site: index of its site; None if it stays in float.
+        weight_site: for one that stays in float, the site of the weight that its reader has: with that it is the
+            quantized model's, which may be another, such as a repaired bias.
         mutated: whether the graph writes to it; every run then starts from the captured value.
     """
 
@@ -118,6 +120,7 @@ class Constant:
     handle: int = -1
     argument: int = -1
     site: int | None = None
+    weight_site: int | None = None
     mutated: bool = False
 
     @property

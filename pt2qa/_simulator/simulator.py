@@ -89,7 +89,8 @@ class Simulator:
         """The values of all slots before the first step, with these sites on."""
         env = list(self.on if on is True else self.off)
         for constant in self.program.constants:
-            if not isinstance(on, bool) and constant.site is not None and constant.site in on:
+            site = constant.weight_site if constant.site is None else constant.site
+            if not isinstance(on, bool) and site is not None and site in on:
                 env[constant.slot] = constant.stored
             if constant.mutated:
                 env[constant.slot] = copied(read(env[constant.slot]))

@@ -17,7 +17,7 @@ QUANTIZERS = pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
 def test_the_curve_predicts_what_it_measures(quantizer: str) -> None:
     pair = detector_pair(quantizer)
     before = min(measured(pair).values())
-    fixed = pt2qa.reconfigure(pair, data(), target=before + 8, verify_code=False, progress=False)
+    fixed = pt2qa.reconfigure(pair, data(), target=before + 8, repairs=(), verify_code=False, progress=False)
     curve = fixed.to_pandas(part="curve")
     both = curve.dropna()
     assert len(both) >= 2
@@ -57,7 +57,7 @@ def test_noise_is_known_for_each_output_apart() -> None:
 def test_no_subset_of_a_plan_meets_the_target_as_well(quantizer: str, more: float) -> None:
     pair = detector_pair(quantizer)
     target = min(measured(pair).values()) + more
-    fixed = pt2qa.reconfigure(pair, data(), target=target, verify_code=False, progress=False)
+    fixed = pt2qa.reconfigure(pair, data(), target=target, repairs=(), verify_code=False, progress=False)
     assert fixed.met
     assert min(measured(fixed.pair).values()) >= target
     assert pair.capture is not None
@@ -71,5 +71,9 @@ def test_a_sensitivity_report_of_all_outputs_together_ranks_nothing() -> None:
     pair = detector_pair("x86")
     together = pt2qa.sensitivity(pair, data(), progress=False)
     target = min(measured(pair).values()) + 5
-    given = pt2qa.reconfigure(pair, data(), target=target, sensitivity=together, verify_code=False, progress=False)
-    assert given.plan == pt2qa.reconfigure(pair, data(), target=target, verify_code=False, progress=False).plan
+    given = pt2qa.reconfigure(
+        pair, data(), target=target, repairs=(), sensitivity=together, verify_code=False, progress=False
+    )
+    assert (
+        given.plan == pt2qa.reconfigure(pair, data(), target=target, repairs=(), verify_code=False, progress=False).plan
+    )

@@ -84,3 +84,19 @@ def test_what_cannot_be_changed_is_said() -> None:
     without = quantized_pair(nn.Linear(16, 8, bias=False), torch.rand(4, 16))
     with pytest.raises(pt2qa.SelectionError, match="has a float bias of its own"):
         Biases.look(without, Halves.of(without, [torch.rand(4, 16)], None))
+
+
+def test_a_bias_follows_its_op() -> None:
+    """With an op in float, its bias is the reference's; with its weight rounded, the one that was fitted to that."""
+    pair = clipped_pair()
+    assert pair.capture is not None
+    plan = OverridePlan((Edit("bias", ("fc/linear",), values=_in_base64(torch.ones(10))),))
+    new = pt2qa.quantize(pair.capture, "xnnpack", batches(), overrides=plan, progress=False)
+    weight = next(site for site in new.sites if site.kind == "weight" and site.name == "fc/linear")
+    every = frozenset(site.index for site in new.sites)
+    values = new.values((batches()[0],))
+    run = new.simulator.run
+    assert torch.equal(run(values, on=every)[0], run(values, on=True)[0])
+    assert torch.equal(
+        run(values, on=every - {weight.index})[0], pair.simulator.run(values, on=every - {weight.index})[0]
+    )
