@@ -1,0 +1,59 @@
+"""What NNCF makes of a model, with each of its options; run by the Python of an environment that has it.
+
+``python -m tests.benchmarks.nncf_options MODEL QUANTIZER FUSIONS OUT`` quantizes with ``quantize_pt2e`` and the
+quantizer that pt2qa has under that name, with the fusions of FUSIONS (a plan as JSON), and writes the outputs for the
+held-out data to OUT, a tensor for each option.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import nncf  # type: ignore[import-not-found]
+import torch
+from nncf.experimental.torch.fx import quantize_pt2e  # type: ignore[import-not-found]
+from nncf.quantization.range_estimator import RangeEstimatorParametersSet  # type: ignore[import-not-found]
+from safetensors.torch import save_file
+
+from pt2qa import OverridePlan
+from tests.benchmarks.repair_models import setting
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fast bias correction": {},
+    "bias correction": {"fast_bias_correction": False},
+    "no bias correction": {"fast_bias_correction": None},
+    "SmoothQuant": {"smooth_quant": True},
+    "mean min/max": {"activations_range_estimator_params": RangeEstimatorParametersSet.MEAN_MINMAX},
+    "median min/max": {"activations_range_estimator_params": RangeEstimatorParametersSet.MEDIAN_MINMAX},
+    "mean quantiles": {"activations_range_estimator_params": RangeEstimatorParametersSet.MEAN_QUANTILE},
+    "histogram": {"activations_range_estimator_params": RangeEstimatorParametersSet.HISTOGRAM},
+}
+"""Arguments of ``quantize_pt2e``: its bias corrections, its smoothing, and its range estimators."""
+
+
+def main() -> None:
+    name, quantizer, fusions, out = sys.argv[1:]
+    nncf.set_log_level(logging.ERROR)
+    given = setting(name)
+    plan = OverridePlan.from_json(fusions)
+    outputs: dict[str, torch.Tensor] = {}
+    for option, arguments in OPTIONS.items():
+        exported = torch.export.export(given.model, (given.calibration[0],)).module()
+        data = nncf.Dataset(given.calibration)
+        try:
+            made = quantize_pt2e(
+                exported, plan.apply_to(quantizer), data, subset_size=len(given.calibration), **arguments
+            )
+        except Exception as error:  # an option of theirs that fails on a model is a row without it, and is said
+            print(f"NNCF, {option}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        with torch.no_grad():
+            outputs[option] = torch.cat([made(batch) for batch in given.held_out])
+    save_file(outputs, Path(out))
+
+
+if __name__ == "__main__":
+    main()
