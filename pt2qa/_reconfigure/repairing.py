@@ -17,7 +17,7 @@ from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.outcome import free_rows, stages
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
-from pt2qa._reconfigure.scoring import Scorer, Tally
+from pt2qa._reconfigure.scoring import Quality, Scorer, Tally
 from pt2qa._reconfigure.target import Target
 from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
@@ -98,7 +98,8 @@ def repair(
     if final.pair is not pair:
         notes += final.pair.verify(reference.first.batch)
     plan = final.plan(recipe)
-    before, after = (_figures(each.pair, reference) for each in (base, final))
+    before = _played(pair, reference)
+    after = _converted(final.pair, reference)
     said = _verdict(before, after, final)
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
@@ -109,9 +110,9 @@ def repair(
         curve=tuple(_curve(["none", *(method.name for method in chosen)], steps)),
         stages=(
             *stages("before", base.quality, 0.0, sites, names),
-            *stages("converted", scorer.of(final.pair).converted(), 0.0, len(final.pair.sites), names),
-            Stage("before, calibration", _figures(pair, fitted_to).value, 0.0, sites),
-            Stage("converted, calibration", _figures(final.pair, fitted_to).value, 0.0, len(final.pair.sites)),
+            *stages("converted", _quality(after), 0.0, len(final.pair.sites), names),
+            Stage("before, calibration", _played(pair, fitted_to).value, 0.0, sites),
+            Stage("converted, calibration", _converted(final.pair, fitted_to).value, 0.0, len(final.pair.sites)),
         ),
         target="accuracy at no cost at run time",
         met=int(bool(final.edits)),
@@ -127,9 +128,18 @@ def repair(
     ).with_pair(final.pair)
 
 
-def _figures(pair: QuantizedPair, reference: Reference) -> Figures:
-    """The figures of a converted graph."""
+def _played(pair: QuantizedPair, reference: Reference) -> Figures:
+    """The figures of a pair on the simulator."""
+    return figures_of(reference, lambda item: pair.simulator.run(item.values, on=True))
+
+
+def _converted(pair: QuantizedPair, reference: Reference) -> Figures:
+    """The figures of a pair's converted graph."""
     return figures_of(reference, lambda item: graph_outputs(pair.quantized, item.values))
+
+
+def _quality(figures: Figures) -> Quality:
+    return Quality(figures.value, tuple(sqnr for _, sqnr in figures.outputs))
 
 
 def _curve(names: Sequence[str], steps: Sequence[Baseline]) -> Iterator[CurvePoint]:

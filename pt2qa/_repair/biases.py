@@ -229,9 +229,8 @@ def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tenso
     axis = CHANNELS[step.op] % value.dim()
     rows = value.shape[0] == samples and axis > 0
     others = [each for each in range(int(rows), value.dim()) if each != axis]
-    value = value.double()
     value = how(value, others) if others else value
-    return value if rows else value.unsqueeze(0)
+    return value.double() if rows else value.double().unsqueeze(0)
 
 
 def _project(
