@@ -10,14 +10,14 @@ from typing import Any
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._quantize.quantization import quantize
-from pt2qa._ranks import in_step
+from pt2qa._ranks import in_step, same_everywhere
 from pt2qa._reconfigure.analysis import recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
 from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.outcome import free_rows, stages
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
-from pt2qa._reconfigure.scoring import Quality, Scorer, Tally
+from pt2qa._reconfigure.scoring import Quality, Scorer, SimulatedModel, Tally
 from pt2qa._reconfigure.target import Target
 from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
@@ -33,6 +33,7 @@ def repair(
     batches: Iterable[Any],
     *,
     methods: Sequence[str] | None = None,
+    metric: Callable[[Callable[..., Any]], float] | None = None,
     calibration: Iterable[Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     verify_code: bool = True,
@@ -52,6 +53,8 @@ def repair(
         batches: data on which the result is measured, best other data than the calibration batches; a list, or a loader
             that starts over.
         methods: names of methods; None: all.
+        metric: a function of a model, such as accuracy on your own data, to be reported beside the SQNR: of the float
+            model, and before and after the repair.  The model is called like the captured one.
         calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
         verify_code: whether to execute ``report.code`` in an export flow of its own and to compare its outputs.
@@ -113,6 +116,7 @@ def repair(
             *stages("converted", _quality(after), 0.0, len(final.pair.sites), names),
             Stage("before, calibration", _played(pair, fitted_to).value, 0.0, sites),
             Stage("converted, calibration", _converted(final.pair, fitted_to).value, 0.0, len(final.pair.sites)),
+            *_metric_stages(metric, pair, final.pair),
         ),
         target="accuracy at no cost at run time",
         met=int(bool(final.edits)),
@@ -140,6 +144,23 @@ def _converted(pair: QuantizedPair, reference: Reference) -> Figures:
 
 def _quality(figures: Figures) -> Quality:
     return Quality(figures.value, tuple(sqnr for _, sqnr in figures.outputs))
+
+
+def _metric_stages(
+    metric: Callable[[Callable[..., Any]], float] | None, before: QuantizedPair, after: QuantizedPair
+) -> Iterator[Stage]:
+    """What a metric gives for the float model, and for the converted graphs before and after."""
+    if metric is None:
+        return
+    name = Target(-math.inf, metric).name
+    sites = len(before.sites)
+    models = (
+        ("float", SimulatedModel(before, frozenset()), 1.0, 0),
+        ("before", before.quantized, 0.0, sites),
+        ("converted", after.quantized, 0.0, len(after.sites)),
+    )
+    for stage, model, macs, on in models:
+        yield Stage(f"{stage}, {name}", same_everywhere(float(metric(model)), name), macs, on)
 
 
 def _curve(names: Sequence[str], steps: Sequence[Baseline]) -> Iterator[CurvePoint]:

@@ -118,7 +118,8 @@ def repair(
     """Improve a quantized model at no cost at run time: the same ops and kernels, with better ranges and biases.
 
     The function is the same as for pt2qa analyze. Repairs are fitted to the batches that calibrate, two or more, and
-    measured on the evaluation batches; what does not help on data that it was not fitted to is not applied.
+    measured on the evaluation batches, and by the metric of the function, if it has one; what does not help on data
+    that it was not fitted to is not applied.
 
     \b
       pt2qa repair flow.py:flow -q xnnpack
@@ -136,7 +137,7 @@ def repair(
     before = None if overrides is None else OverridePlan.load(overrides)
     given = load_flow(flow)
     pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=before)
-    report = pt2qa.repair(pair, measured_on(given), methods=methods or None)
+    report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric)
     if plan is not None:
         report.plan.save(plan)
         say_wrote(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,19 @@ def test_other_data_gains(repaired: pt2qa.Reconfiguration) -> None:
     assert stages["converted"] == pytest.approx(after, abs=1e-3)
     assert stages["converted, calibration"] == pytest.approx(measured(repaired.pair, batches()), abs=1e-3)
     assert "labels kept" in repaired.verdict
+
+
+def test_a_metric_is_reported_beside_the_sqnr(repaired: pt2qa.Reconfiguration) -> None:
+    def error(model: Callable[..., Any]) -> float:
+        with torch.no_grad():
+            return -float(torch.cat([model(x) for x in HELD_OUT]).square().mean())
+
+    pair = clipped_pair(repaired.quantizer)
+    report = pt2qa.repair(pair, HELD_OUT, metric=error, verify_code=False, progress=False)
+    stages = {stage.name: stage.quality for stage in report.stages}
+    assert stages["float, error"] == pytest.approx(error(pair.reference))
+    assert stages["before, error"] == error(pair.quantized)
+    assert stages["converted, error"] == error(report.pair.quantized) != error(pair.quantized)
 
 
 def test_ops_are_the_same_and_the_reference_is_the_users_model(repaired: pt2qa.Reconfiguration) -> None:
