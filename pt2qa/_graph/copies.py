@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -27,6 +27,13 @@ def copy_without_values(graph_module: GraphModule) -> GraphModule:
     for parameter in graph_module.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
     return copy.deepcopy(graph_module, memo)
+
+
+def set_parameters(graph_module: GraphModule, values: Mapping[str, Tensor]) -> None:
+    """Gives parameters of a graph other values, in place; other graphs that have the same parameters keep theirs."""
+    for target, value in values.items():
+        module, _, name = target.rpartition(".")
+        setattr(graph_module.get_submodule(module), name, nn.Parameter(value, requires_grad=False))
 
 
 def _parameters(given: GraphModule | ExportedProgram) -> Iterable[Any]:

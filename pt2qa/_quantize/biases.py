@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import struct
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2qa._graph.copies import set_parameters
 from pt2qa._graph.handles import OpName, name_of
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides import Edit
+from pt2qa.overrides.plan import in_base64
 
 BIAS = 2
 """The number of the argument that is the bias, of convolutions and linears."""
@@ -38,19 +38,12 @@ def add_to_biases(prepared: GraphModule, edits: Iterable[Edit], names: Mapping[i
             raise QuantizeError(f"{edit}: it has no bias of its own that could be changed")
         target = str(source.target)
         bias = prepared.get_parameter(target).detach()
-        added = torch.tensor(edit.added, dtype=torch.float32, device=bias.device)
+        added = torch.tensor(edit.numbers, dtype=torch.float32, device=bias.device)
         if bias.shape != added.shape:
             raise QuantizeError(f"{edit}: the bias has the shape {tuple(bias.shape)}")
         before.setdefault(target, bias)
         set_parameters(prepared, {target: (bias.float() + added).to(bias.dtype)})
     return before
-
-
-def set_parameters(graph_module: GraphModule, values: Mapping[str, Tensor]) -> None:
-    """Gives parameters of a graph other values, in place; other graphs that have the same parameters keep theirs."""
-    for target, value in values.items():
-        module, _, name = target.rpartition(".")
-        setattr(graph_module.get_submodule(module), name, nn.Parameter(value, requires_grad=False))
 
 
 def _source(node: Node) -> Node | None:
@@ -103,5 +96,4 @@ def _together(edits: list[Edit]) -> str:
     """The sum of what edits add; with one edit, its very text."""
     if len(edits) == 1:
         return edits[0].values
-    total = torch.stack([torch.tensor(edit.added) for edit in edits]).sum(0).tolist()
-    return base64.b64encode(struct.pack(f"<{len(total)}f", *total)).decode("ascii")
+    return in_base64(torch.stack([torch.tensor(edit.numbers) for edit in edits]).sum(0).tolist())

@@ -17,6 +17,7 @@ from pt2qa._quantize.pairing import Recipe
 from pt2qa._quantize.rewriting import IMPORTS, PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
 from pt2qa.errors import PluginError
+from pt2qa.overrides import smoothing
 from pt2qa.overrides.plan import OverridePlan
 from pt2qa.plugins import quantizer
 from pt2qa.plugins.abilities import quantizer_code
@@ -47,7 +48,7 @@ class FlowText:
 
 def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[str]) -> FlowText:
     """The flow without pt2qa, with the part of capture's rewriting that ``rules`` name."""
-    edits = tuple(edit for edit in recipe.edits if edit.kind != "bias")
+    edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "smooth"))
     code = quantizer_code(recipe.plugin, OverridePlan(edits), capture.module(), qat=recipe.qat)
     lines, parts = code.splitlines(), ast.parse(code).body
     imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
@@ -61,10 +62,15 @@ def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[s
     return _text(
         about,
         imports=[*IMPORTS, *map(ast.unparse, imports)],
-        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{source_of(recipe.edits)}\n" + _lines_of(defined, lines),
+        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{smoothing.source_of(recipe.edits)}\n{source_of(recipe.edits)}\n"
+        + _lines_of(defined, lines),
         adds=has_biases(recipe.edits),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
-        export=[export, *(["rewrite(graph_module)"] if rewriting else [])],
+        export=[
+            export,
+            *(["rewrite(graph_module)"] if rewriting else []),
+            *(["smooth(graph_module)"] if any(edit.kind == "smooth" for edit in recipe.edits) else []),
+        ],
         needs="It needs torch and the quantizer, and runs without pt2qa",
         capture=capture,
         qat=recipe.qat,

@@ -13,12 +13,12 @@ from torch.fx import GraphModule, Node
 from pt2qa._capture.devices import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.copies import copy_to_edit
+from pt2qa._graph.copies import copy_to_edit, set_parameters
 from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights
-from pt2qa._quantize.biases import add_to_biases, set_parameters
+from pt2qa._quantize.biases import add_to_biases
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
 from pt2qa._quantize.deployed import difference_note, sliced_inputs

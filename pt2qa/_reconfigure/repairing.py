@@ -42,6 +42,7 @@ def repair(
     """Improves a quantized model without making it slower: the same ops and kernels, with better numbers in them.
 
     Methods:
+        ``smoothing``: of each norm that only linears read, the outliers that cost less in the weights of these.
         ``ranges``: of each activation, or group of activations that share one, the range that costs the output least.
         ``biases``: of the mean error of each convolution and linear, the share that the output is better without.
 

@@ -1,1 +1,1 @@
-"""Accuracy at no cost at run time: ranges and biases chosen by what they do to the output."""
+"""Accuracy at no cost at run time: numbers of the same ops, chosen by what they do to the output."""

@@ -16,8 +16,6 @@ Source:
 
 from __future__ import annotations
 
-import base64
-import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +35,7 @@ from pt2qa._simulator.program import Constant, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import SelectionError
-from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.plan import Edit, in_base64
 
 VECTORS = 16
 """Random projections of each batch."""
@@ -64,7 +62,9 @@ class FittedBiases:
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The edits that add it."""
-        return tuple(Edit("bias", (name,), values=_in_base64(values)) for name, (_, values) in self.added.items())
+        return tuple(
+            Edit("bias", (name,), values=in_base64(values.tolist())) for name, (_, values) in self.added.items()
+        )
 
     def simulator(self, pair: QuantizedPair) -> Simulator:
         """The simulator of the pair with them."""
@@ -147,11 +147,6 @@ def _agreed(own: tuple[Any, str]) -> list[tuple[Any, str]]:
         if reason:
             raise SelectionError(reason)
     return found
-
-
-def _in_base64(values: Tensor) -> str:
-    numbers = values.tolist()
-    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode("ascii")
 
 
 def _shares(gram: Tensor, right: Tensor) -> Tensor:

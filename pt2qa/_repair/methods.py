@@ -8,9 +8,10 @@ from typing import Final
 from pt2qa._repair.biases import Biases
 from pt2qa._repair.guard import Method
 from pt2qa._repair.ranges import Ranges
+from pt2qa._repair.smoothing import Smoothing
 from pt2qa.errors import SelectionError
 
-METHODS: Final[Mapping[str, type[Method]]] = {each.name: each for each in (Ranges, Biases)}
+METHODS: Final[Mapping[str, type[Method]]] = {each.name: each for each in (Smoothing, Ranges, Biases)}
 
 
 def methods_named(names: Sequence[str] | None, argument: str) -> list[type[Method]]:

@@ -91,7 +91,11 @@ def profile(
 @flow_argument
 @quantizer_option
 @click.option(
-    "--method", "methods", multiple=True, metavar="NAME", help="ranges or biases; repeatable.  [default: all]"
+    "--method",
+    "methods",
+    multiple=True,
+    metavar="NAME",
+    help="smoothing, ranges or biases; repeatable.  [default: all]",
 )
 @overrides_option
 @file_option
@@ -115,7 +119,7 @@ def repair(
     code: Path | None,
     printing: Printing,
 ) -> None:
-    """Improve a quantized model at no cost at run time: the same ops and kernels, with better ranges and biases.
+    """Improve a quantized model at no cost at run time: the same ops and kernels, with better numbers in them.
 
     The function is the same as for pt2qa analyze. Repairs are fitted to the batches that calibrate, two or more, and
     measured on the evaluation batches, and by the metric of the function, if it has one; what does not help on data

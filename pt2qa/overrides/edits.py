@@ -52,8 +52,8 @@ def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, ground: Grou
         raise QuantizeError(
             f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, because training has its own observers"
         )
-    if edit.kind == "bias":
-        # It is added after calibration, by pt2qa.quantize; annotations stay as they are.
+    if edit.kind in ("bias", "smooth"):
+        # They change parameters; annotations stay as they are.
         return dict(specs)
     if edit.kind == "fuse":
         first, second = (found[-1] for found in keys)

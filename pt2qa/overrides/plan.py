@@ -12,7 +12,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -23,7 +23,7 @@ from pt2qa.errors import QuantizeError, ReportError
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias"]
+EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias", "smooth"]
 KINDS: tuple[str, ...] = get_args(EditKind)
 OBSERVERS = {
     "minmax": "MinMaxObserver",
@@ -37,6 +37,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "observer": ("observer",),
     "range": ("scale", "zero_point"),
     "bias": ("values",),
+    "smooth": ("values",),
 }
 """What an edit has by its kind, besides the ops."""
 
@@ -53,13 +54,15 @@ class Edit:
             them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
             ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
-            ``values`` are added to the bias of one op, after calibration.
+            ``values`` are added to the bias of one op, after calibration. ``"smooth"``: the parameters of a norm are
+            divided by ``values``, and the columns of the linears' weights, which alone read it, multiplied.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
-            ``"range"``, those of inputs, too.
+            ``"range"``, those of inputs, too; for ``"smooth"``, the norm and all linears that read it.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
         scale: for ``"range"``: positive; it is rounded to float32, as observers have it.
         zero_point: for ``"range"``: the integer for 0.
-        values: for ``"bias"``: one float32 for each output channel, as little-endian bytes in base64.
+        values: for ``"bias"``: one float32 for each output channel, as little-endian bytes in base64; for ``"smooth"``:
+            such a power of two for each channel of the norm, by which floats are multiplied without rounding.
 
     Raises:
         QuantizeError: a field has an invalid value.
@@ -91,24 +94,28 @@ class Edit:
             self._check_range()
         elif self.scale or self.zero_point:
             raise QuantizeError(f"edit {self.kind!r}: only kind 'range' takes a scale and a zero point")
-        if self.kind == "bias":
-            self._check_bias()
+        if self.kind in ("bias", "smooth"):
+            self._check_values()
         elif self.values:
-            raise QuantizeError(f"edit {self.kind!r}: only kind 'bias' takes values")
+            raise QuantizeError(f"edit {self.kind!r}: only kinds 'bias' and 'smooth' take values")
 
-    def _check_bias(self) -> None:
-        if len(self.ops) != 1:
+    def _check_values(self) -> None:
+        if self.kind == "bias" and len(self.ops) != 1:
             raise QuantizeError(f"edit 'bias': ops: got {self.ops!r}, expected the name of one op")
+        if self.kind == "smooth" and len(self.ops) < 2:
+            raise QuantizeError(f"edit 'smooth': ops: got {self.ops!r}, expected a norm and the linears that read it")
         try:
-            found = self.added
+            found = self.numbers
         except (ValueError, TypeError, struct.error) as error:
-            raise QuantizeError(f"edit 'bias': values: {error}; expected float32 numbers in base64") from error
+            raise QuantizeError(f"edit {self.kind!r}: values: {error}; expected float32 numbers in base64") from error
         if not found or not all(map(math.isfinite, found)):
-            raise QuantizeError("edit 'bias': values: expected finite numbers, one for each output channel")
+            raise QuantizeError(f"edit {self.kind!r}: values: expected finite numbers, one for each channel")
+        if self.kind == "smooth" and any(math.frexp(value)[0] != 0.5 for value in found):
+            raise QuantizeError("edit 'smooth': values: expected powers of two")
 
     @property
-    def added(self) -> tuple[float, ...]:
-        """The values of kind ``"bias"`` as numbers."""
+    def numbers(self) -> tuple[float, ...]:
+        """The values of kind ``"bias"`` or ``"smooth"`` as numbers."""
         return tuple(value for (value,) in struct.iter_unpack("<f", base64.b64decode(self.values, validate=True)))
 
     def _check_range(self) -> None:
@@ -131,8 +138,8 @@ class Edit:
         extra = f" {self.observer}".rstrip()
         if self.kind == "range":
             extra = f" {self.scale:.6g}, {self.zero_point}"
-        elif self.kind == "bias":
-            extra = f" of {len(self.added)} channels"
+        elif self.values:
+            extra = f" of {len(self.numbers)} channels"
         return f"{self.kind}{extra}: {joined}"
 
 
@@ -263,6 +270,11 @@ class OverridePlan:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ReportError(f"cannot read {path}: {reason or error}; expected an override plan") from error
         return cls.from_json(text, source=str(path))
+
+
+def in_base64(numbers: Sequence[float]) -> str:
+    """Numbers as the ``values`` of an edit."""
+    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode("ascii")
 
 
 def _edit(value: Any, where: str, source: str) -> Edit:

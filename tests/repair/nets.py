@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
@@ -41,3 +42,41 @@ def clipped_pair(quantizer: str = "xnnpack") -> pt2qa.QuantizedPair:
         model.first.weight[:, 2] *= 1e-4
         model.second.weight.mul_(12.0)
     return pt2qa.quantize(pt2qa.capture(model, (batches()[0],)), quantizer, batches(), progress=False)
+
+
+class Encoder(nn.Module):
+    """A pre-norm transformer of two layers, and a norm that is an RMSNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+        self.embed, self.norm, self.head = nn.Linear(16, 64), nn.RMSNorm(64), nn.Linear(64, 10)
+        self.layers = nn.Sequential(layer, copy.deepcopy(layer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.norm(self.layers(self.embed(x))))
+        return result
+
+
+def sequences(count: int = 4, seed: int = 0) -> list[Tensor]:
+    """Batches of eight sequences of twelve tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(8, 12, 16, generator=generator) for _ in range(count)]
+
+
+@functools.cache
+def encoder_pair(quantizer: str, planted: float = 1.0) -> pt2qa.QuantizedPair:
+    """The transformer, with outliers in three channels of each norm that the linears behind it take back."""
+    torch.manual_seed(0)
+    model = Encoder().eval()
+    found: list[tuple[nn.Module, Tensor]] = [(model.norm, model.head.weight)]
+    for layer in model.layers:
+        assert isinstance(layer, nn.TransformerEncoderLayer)
+        found += [(layer.norm1, layer.self_attn.in_proj_weight), (layer.norm2, layer.linear1.weight)]
+    with torch.no_grad():
+        for norm, weight in found:
+            norm.get_parameter("weight").uniform_(0.5, 1.5)
+            for parameter in norm.parameters():
+                parameter[[3, 17, 40]] *= planted
+            weight[:, [3, 17, 40]] /= planted
+    return pt2qa.quantize(pt2qa.capture(model, sequences()[0]), quantizer, sequences(), progress=False)

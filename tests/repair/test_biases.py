@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._repair.biases import Biases, _in_base64, _shares
+from pt2qa._repair.biases import Biases, _shares
 from pt2qa._repair.halves import Halves
+from pt2qa.overrides.plan import in_base64
 from tests.flows import quantized_pair
 from tests.repair.nets import batches, clipped_pair
 
@@ -60,7 +61,7 @@ def test_edits_of_one_bias_add_up() -> None:
     assert pair.capture is not None
 
     def quantized(*values: float) -> Tensor:
-        edits = tuple(Edit("bias", ("fc/linear",), values=_in_base64(torch.full((10,), value))) for value in values)
+        edits = tuple(Edit("bias", ("fc/linear",), values=in_base64([value] * 10)) for value in values)
         plan = OverridePlan(edits) if edits else None
         made = pt2qa.quantize(pair.capture, "xnnpack", batches(), overrides=plan, progress=False)  # type: ignore[arg-type]
         bias: Tensor = next(each.stored for each in made.program.constants if each.attribute == "fc.bias")
@@ -76,7 +77,7 @@ def test_what_cannot_be_changed_is_said() -> None:
         ("mean", 3, "bias of 3 channels: mean: it has no bias of its own"),
         ("fc/linear", 3, r"bias of 3 channels: fc/linear: the bias has the shape \(10,\)"),
     ):
-        plan = OverridePlan((Edit("bias", (op,), values=_in_base64(torch.ones(count))),))
+        plan = OverridePlan((Edit("bias", (op,), values=in_base64([1.0] * count)),))
         with pytest.raises(pt2qa.QuantizeError, match=message):
             pt2qa.quantize(pair.capture, "xnnpack", batches(), overrides=plan, progress=False)
     with pytest.raises(pt2qa.QuantizeError, match="made after calibration"):
@@ -90,7 +91,7 @@ def test_a_bias_follows_its_op() -> None:
     """With an op in float, its bias is the reference's; with its weight rounded, the one that was fitted to that."""
     pair = clipped_pair()
     assert pair.capture is not None
-    plan = OverridePlan((Edit("bias", ("fc/linear",), values=_in_base64(torch.ones(10))),))
+    plan = OverridePlan((Edit("bias", ("fc/linear",), values=in_base64([1.0] * 10)),))
     new = pt2qa.quantize(pair.capture, "xnnpack", batches(), overrides=plan, progress=False)
     weight = next(site for site in new.sites if site.kind == "weight" and site.name == "fc/linear")
     every = frozenset(site.index for site in new.sites)

@@ -1,0 +1,320 @@
+"""Outliers of norms moved into the weights of the linears that read them, as far as that helps the output.
+
+A few large channels of an activation make its steps coarse for all others.  With s a factor for each channel, the
+output of the norm is divided by s and the columns of the weights are multiplied by it::
+
+    s = amax(|x|)**alpha / amax(|weight|)**(1 - alpha),   to the nearest power of two, 1 for the median channel
+
+so the float model is the same, bit for bit.  For each norm, alpha, or no change, is what costs the output least, to
+first order, and as if the errors of elements were independent::
+
+    sum(g**2 * (s * rounded(x / s) - x)**2) + sum((gy.T @ x)**2 * (rounded(weight * s) / s - weight)**2)
+
+with g and gy the gradients of a random projection of the output, each output divided by its root mean square, at the
+norm and at each linear's output.
+
+Source:
+    the formula of s is that of "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
+    Models" (Xiao et al., 2023), with one alpha for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.quantization import quantize
+from pt2qa._ranks import everywhere
+from pt2qa._repair.halves import Halves
+from pt2qa._sensitivity.gradients import Gradients, WithoutGradient
+from pt2qa._sensitivity.outputs import float_leaves
+from pt2qa._sensitivity.played import fitted
+from pt2qa._sensitivity.projection import ProjectedBatch, Projection
+from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
+from pt2qa._simulator.program import Constant, Site, Slot, Step
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.verification import digest_of
+from pt2qa.errors import SelectionError
+from pt2qa.overrides import OverridePlan
+from pt2qa.overrides.plan import Edit, in_base64
+from pt2qa.overrides.smoothing import smoothable_in
+
+VECTORS = 2
+"""Random projections of each batch."""
+
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""What is tried for each norm, beside no change."""
+
+LEAST = 0.02
+"""The share of a norm's cost that a change must save."""
+
+LARGEST = 16
+"""The largest exponent of a factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm whose output only linears read: the ops of an edit, the steps, the weights, and the site of the output."""
+
+    ops: tuple[str, ...]
+    step: int
+    linears: Mapping[int, Constant]
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True)
+class FittedFactors:
+    """The factors of some norms, by the ops of the edit: float32 of shape (channels,)."""
+
+    data: Halves
+    factors: Mapping[tuple[str, ...], Tensor]
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits that move them."""
+        return tuple(Edit("smooth", ops, values=in_base64(values.tolist())) for ops, values in self.factors.items())
+
+    def simulator(self, pair: QuantizedPair) -> Simulator:
+        """The simulator of the pair with them, calibrated again."""
+        recipe, capture = pair.recipe, pair.capture
+        assert recipe is not None, "what is repaired is quantized again"
+        assert capture is not None, "ditto"
+        return quantize(
+            capture,
+            recipe.plugin,
+            self.data.batches,
+            overrides=OverridePlan((*recipe.edits, *self.edits)),
+            train=recipe.train,
+            inputs_of=self.data.inputs_of,
+            progress=False,
+        ).simulator
+
+    def __bool__(self) -> bool:
+        return bool(self.factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothing:
+    """What one look at the data tells about norms: their candidates, no change first, and what these cost by half."""
+
+    name: ClassVar = "smoothing"
+
+    data: Halves
+    norms: tuple[Norm, ...]
+    candidates: tuple[tuple[Tensor, ...], ...]
+    costs: tuple[tuple[Tensor, ...], ...]
+
+    @classmethod
+    def look(cls, pair: QuantizedPair, data: Halves) -> Smoothing:
+        """Runs the float model on the data, and again forward and backward.
+
+        Raises:
+            SelectionError: an op has no gradient, or no norm can be smoothed.
+        """
+        norms = tuple(_norms_in(pair))
+        if not norms:
+            raise SelectionError("there is no norm with weights that only quantized linears read")
+        ranges = _ranges(pair, norms, data)
+        candidates = tuple(tuple(_candidates(norm, *found)) for norm, found in zip(norms, ranges, strict=True))
+        meter = _Meter(pair, norms, ranges, candidates)
+        reason = ""
+        try:
+            for half, values in data:
+                meter.add(half, values)
+        except WithoutGradient as error:
+            reason = error.reason
+        parts = everywhere((meter.costs(), reason))
+        for _, why in parts:
+            if why:
+                raise SelectionError(why)
+        costs = tuple(
+            tuple(torch.stack([found[half][number] for found, _ in parts]).sum(0) for number in range(len(norms)))
+            for half in (0, 1)
+        )
+        return cls(data, norms, candidates, costs)
+
+    def fit(self, halves: Collection[int]) -> FittedFactors:
+        """Of some halves of the data, the factors of those norms for which any are better than none."""
+        found = {}
+        for number, norm in enumerate(self.norms):
+            costs = torch.stack([self.costs[half][number] for half in halves]).sum(0)
+            best = int(costs.argmin())
+            if float(costs[best]) < float(costs[0]) * (1 - LEAST):
+                found[norm.ops] = self.candidates[number][best]
+        return FittedFactors(self.data, found)
+
+
+def _norms_in(pair: QuantizedPair) -> Iterator[Norm]:
+    """The norms that an edit can smooth, with a rounded weight behind them."""
+    assert pair.float_graph is not None, "what is repaired was captured"
+    program = pair.program
+    steps = {step.name: step for step in program.steps if step.site is None}
+    times = Counter(step.name for step in program.steps if step.site is None)
+    constants = {each.slot: each for each in program.constants}
+    for found in smoothable_in(pair.float_graph, pair.names):
+        if any(times[name] != 1 for name in found.ops):
+            continue
+        linears = [steps[name] for name in found.linears]
+        weights = {step.index: constants[slot] for step in linears for slot in _slots(step.args[1:2])}
+        sites = [pair.sites[site] for step in linears for site in _sites_before(pair, step)]
+        rounded = any(each.site is not None for each in weights.values())
+        if rounded and len(weights) == len(linears):
+            yield Norm(found.ops, steps[found.norm].index, weights, sites[0] if sites else None)
+
+
+def _slots(args: Sequence[Any]) -> list[int]:
+    return [each.number for each in args if isinstance(each, Slot)]
+
+
+def _sites_before(pair: QuantizedPair, step: Step) -> Iterator[int]:
+    """The site of a linear's input."""
+    program = pair.program
+    for slot in _slots(step.args[:1]):
+        site = program.steps[program.producers[slot]].site if slot in program.producers else None
+        if site is not None:
+            yield site
+
+
+def _ranges(pair: QuantizedPair, norms: Sequence[Norm], data: Halves) -> list[tuple[Tensor, Tensor]]:
+    """The lowest and highest value of each norm's output by channel, over all data."""
+    numbers = {norm.step: number for number, norm in enumerate(norms)}
+    own: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def visit(step: Step, value: Any) -> None:
+        number = numbers.get(step.index)
+        if number is not None and isinstance(value, Tensor):
+            rows = value.reshape(-1, value.shape[-1]).float().nan_to_num(0.0, 0.0, 0.0)
+            low, high = rows.amin(0).cpu(), rows.amax(0).cpu()
+            known = own.get(number, (low, high))
+            own[number] = torch.minimum(low, known[0]), torch.maximum(high, known[1])
+
+    for _, values in data:
+        pair.simulator.run(values, on=False, visit=visit)
+    parts = everywhere(own)
+    return [
+        (
+            torch.stack([each[number][0] for each in parts if number in each]).amin(0),
+            torch.stack([each[number][1] for each in parts if number in each]).amax(0),
+        )
+        for number in range(len(norms))
+    ]
+
+
+def _candidates(norm: Norm, low: Tensor, high: Tensor) -> Iterator[Tensor]:
+    """Factors: ones, and those of each alpha."""
+    activation = torch.maximum(-low, high).double()
+    weights = [constant.reference.detach().abs().amax(0).cpu() for constant in norm.linears.values()]
+    weight = torch.stack(weights).amax(0).double()
+    yield torch.ones(len(activation))
+    both = (activation > 0) & (weight > 0)
+    if not both.any():
+        return
+    for alpha in ALPHAS:
+        exponents = alpha * activation.log2() - (1 - alpha) * weight.log2()
+        exponents = (exponents - exponents[both].median()).round().clamp(-LARGEST, LARGEST)
+        yield torch.where(both, exponents, 0.0).exp2().float()
+
+
+class _Meter:
+    """The costs of candidates, and what those of weights need: sums of the squares of ``gy.T @ x``."""
+
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        norms: Sequence[Norm],
+        ranges: Sequence[tuple[Tensor, Tensor]],
+        candidates: Sequence[Sequence[Tensor]],
+    ) -> None:
+        self.pair, self.norms, self.candidates = pair, norms, candidates
+        self.by_step = {norm.step: number for number, norm in enumerate(norms)}
+        self.linears = {step for norm in norms for step, weight in norm.linears.items() if weight.site is not None}
+        self.roundings = [
+            [_rounding(pair, norm.site, low / factors, high / factors) for factors in own]
+            for norm, (low, high), own in zip(norms, ranges, candidates, strict=True)
+        ]
+        self.activations = tuple([torch.zeros(len(own), dtype=torch.float64) for own in candidates] for _ in (0, 1))
+        self.products: tuple[dict[int, Tensor], ...] = ({}, {})
+
+    def add(self, half: int, values: Sequence[Any]) -> None:
+        """Adds a batch."""
+        started = ProjectedBatch(
+            Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
+        )
+        env = started.run.env
+
+        def visit(step: Step, gradients: Gradients) -> None:
+            if gradients[0] is None:
+                return
+            number = self.by_step.get(step.index)
+            if number is not None and self.norms[number].site is not None:
+                weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
+                self.activations[half][number] += self._costs(number, env[step.out], weights)
+            elif step.index in self.linears:
+                [slot] = _slots(step.args[:1])
+                rows = env[slot].reshape(-1, env[slot].shape[-1])
+                for gradient in gradients[0]:
+                    product = (gradient.reshape(-1, gradient.shape[-1]).T @ rows).square()
+                    known = self.products[half].get(step.index)
+                    self.products[half][step.index] = product if known is None else known.add_(product)
+
+        sizes = [float(leaf.double().square().sum()) for leaf in float_leaves(started.reference)]
+        with torch.no_grad():
+            started.backward(VECTORS, visit, [1 / math.sqrt(size) if size > 0 else 0.0 for size in sizes])
+
+    def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
+        costs = []
+        for factors, rounded in zip(self.candidates[number], self.roundings[number], strict=True):
+            own = factors.to(value)
+            costs.append(((rounded(value / own) * own - value).square() * weights).sum(dtype=torch.float64))
+        return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
+
+    def costs(self) -> tuple[tuple[Tensor, ...], ...]:
+        """By half and norm: float64 of shape (candidates,)."""
+        found = tuple([each.clone() for each in own] for own in self.activations)
+        for number, norm in enumerate(self.norms):
+            for step, weight in norm.linears.items():
+                if weight.site is None:
+                    continue
+                for place, factors in enumerate(self.candidates[number]):
+                    error = self._weight_error(weight, factors).square()
+                    for half in (0, 1):
+                        if step in self.products[half]:
+                            cost = (error * self.products[half][step]).sum(dtype=torch.float64)
+                            found[half][number][place] += cost.nan_to_num(0.0, 0.0, 0.0).cpu()
+        return tuple(map(tuple, found))
+
+    def _weight_error(self, weight: Constant, factors: Tensor) -> Tensor:
+        """The error of a weight with factors, in terms of the one without; its scale follows its largest values."""
+        assert weight.site is not None
+        params, value = self.pair.sites[weight.site].params, weight.reference.detach()
+        own = factors.to(value)
+        scaled = value * own
+        others = [axis for axis in range(value.dim()) if axis != params.axis]
+        growth = (scaled.abs().amax(others) / value.abs().amax(others).clamp(min=1e-30)).float()
+        growth = growth.clamp(min=1e-30) if params.axis is not None else growth
+        scale: Any = params.scale
+        scale = scale * growth if isinstance(scale, Tensor) else scale * float(growth.max())
+        error: Tensor = rounding(replace(params, scale=scale))(scaled) / own - value
+        return error
+
+
+def _rounding(pair: QuantizedPair, site: Site | None, low: Tensor, high: Tensor) -> Rounding:
+    """How the site of a norm's output rounds values of another range; dynamic scales follow by themselves."""
+    if site is None:
+        return lambda value: value
+    if not isinstance(site.params.scale, float):
+        return own_rounding(pair.simulator, site)
+    params = site.params
+    lowest, highest = float(low.min().clamp(max=0.0)), float(high.max().clamp(min=0.0))
+    if params.zero_point == 0 and params.quant_min < 0:  # symmetric, or as good as that
+        highest = max(-lowest, highest)
+        lowest = -highest
+    found = fitted(lowest, highest, params.quant_min, params.quant_max)
+    return rounding(replace(params, scale=found.scale, zero_point=found.zero_point))
