@@ -17,7 +17,6 @@ Source:
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.gradients import Gradients, WithoutGradient, float_tensors
 from pt2qa._sensitivity.outputs import float_leaves
-from pt2qa._sensitivity.played import fitted, with_roundings
+from pt2qa._sensitivity.played import fitted_by_channel, with_roundings
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import rounding
@@ -43,12 +42,6 @@ from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Point
-
-
-def float32(value: float) -> float:
-    """The nearest number that float32 has."""
-    return ctypes.c_float(value).value
-
 
 VECTORS = 2
 """Random projections of each batch."""
@@ -81,14 +74,11 @@ class Histogram:
     width: float
     weights: Tensor
 
-    def cost(self, candidates: Sequence[QuantParams]) -> Tensor:
-        """The cost of each candidate: float64 of shape (candidates,)."""
+    def cost(self, candidates: QuantParams) -> Tensor:
+        """The cost of each scale with its zero point, of shape (candidates,): float64 of that shape."""
         values = (torch.arange(len(self.weights), dtype=torch.float64) + self.start) * self.width
-        scale, zero, low, high = (
-            torch.tensor([getattr(each, name) for each in candidates], dtype=torch.float64)[:, None]
-            for name in ("scale", "zero_point", "quant_min", "quant_max")
-        )
-        steps = torch.round(values / scale).clamp(low - zero, high - zero)
+        scale, zero = (torch.as_tensor(each).double()[:, None] for each in (candidates.scale, candidates.zero_point))
+        steps = torch.round(values / scale).clamp(candidates.quant_min - zero, candidates.quant_max - zero)
         return (steps * scale - values).square() @ self.weights
 
 
@@ -242,27 +232,29 @@ def _weighted(value: Tensor, weights: Tensor, low: float, high: float) -> Tensor
 
 def _best(group: RangeGroup, low: float, high: float, histogram: Histogram) -> QuantParams:
     """The range of the least cost, each end drawn in by itself, in turns."""
+    own = group.params
 
-    def params(left: float, right: float) -> QuantParams | None:
-        if not low * left < high * right or (group.symmetric and not right):
-            return None
-        own = group.params
+    def params(ends: Tensor) -> QuantParams:
+        """Of ranges whose ends are drawn in, of shape (candidates, 2): a scale and a zero point for each."""
+        left, right = ends.unbind(1)
         if group.symmetric:
             scale = 2 * max(-low, high) * right / (own.quant_max - own.quant_min)
-            return replace(own, scale=float32(scale))
-        found = fitted(low * left, high * right, own.quant_min, own.quant_max)
-        assert isinstance(found.scale, float)
-        return replace(own, scale=float32(found.scale), zero_point=found.zero_point)
+            return replace(own, scale=scale.float(), zero_point=torch.full_like(right, int(own.zero_point)))  # type: ignore[arg-type]
+        return fitted_by_channel((low * left).float(), (high * right).float(), None, own.quant_min, own.quant_max)
 
-    ends, best, least = (1.0, 1.0), group.params, float(histogram.cost([group.params])[0]) * (1 - LEAST)
-    turns = ("right",) if group.symmetric else ("right", "left", "right", "left")
-    for turn in turns:
-        tries = [(factor, ends[1]) if turn == "left" else (ends[0], factor) for factor in FACTORS]
-        known = [(each, found) for each in tries if (found := params(*each)) is not None]
-        costs = histogram.cost([found for _, found in known])
+    whole = replace(own, scale=torch.tensor([own.scale]), zero_point=torch.tensor([own.zero_point]))
+    ends, best, least = torch.ones(2, dtype=torch.float64), own, float(histogram.cost(whole)[0]) * (1 - LEAST)
+    for end in (1,) if group.symmetric else (1, 0, 1, 0):
+        tries = ends.repeat(len(FACTORS), 1)
+        tries[:, end] = torch.tensor(FACTORS, dtype=torch.float64)
+        tries = tries[(low * tries[:, 0] < high * tries[:, 1]) & (tries[:, 1] > 0 if group.symmetric else True)]
+        found = params(tries)
+        costs = histogram.cost(found)
         number = int(costs.argmin())
-        if float(costs[number]) < least:
-            (ends, best), least = known[number], float(costs[number])
-        elif best is group.params:
-            ends = known[number][0]
+        better = float(costs[number]) < least
+        if better or best is own:
+            ends = tries[number]
+        if better:
+            scale, zero_point = (torch.as_tensor(each)[number].item() for each in (found.scale, found.zero_point))
+            best, least = replace(own, scale=float(scale), zero_point=int(zero_point)), float(costs[number])
     return best
