@@ -93,10 +93,11 @@ def diagnose(
             "no output is a floating-point tensor, so there is no SQNR. Pass metric=a function of a model."
         )
     trials = Trials(pair, reference, aim, progress)
-    notes = list(pair.verify(reference.first.batch))
+    for on in (True, False):
+        trials.outputs(reference.first.values, on)
+    notes: list[str] = []
     if reference.aside:
         notes.append(f"left out, because the float model returns NaN there: {'; '.join(reference.aside)}")
-    trials.forwards += 2
     now = trials.quality(Treatment())
     case = Case(pair, trials, data, now, progress)
     search = Search(case, _needed(aim, trials))
@@ -146,7 +147,7 @@ def diagnose(
         quantizations=trials.quantizations,
         batches=sum(everywhere(sum(1 for _ in reference))),
         samples=now.samples,
-        notes=tuple(dict.fromkeys((*pair.notes, *notes, *case.notes))),
+        notes=tuple(dict.fromkeys((*pair.notes, *trials.notes, *notes, *case.notes))),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,

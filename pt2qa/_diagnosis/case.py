@@ -161,6 +161,7 @@ class Case:
             self.pair,
             self.data.batches,
             self._variants,
+            quantized=self.trials.outputs if self.pair is self.trials.pair else None,
             inputs_of=self.data.inputs_of,
             progress=self.progress,
         )

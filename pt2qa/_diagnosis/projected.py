@@ -82,6 +82,7 @@ def site_noises(
     *,
     method: Method = "auto",
     projections: int | None = FEWEST,
+    quantized: Callable[[Sequence[Any]], Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     progress: bool | None = None,
 ) -> SiteNoises:
@@ -101,6 +102,7 @@ def site_noises(
             where an op has no gradient.
         projections: random projections per batch; None: 4, and 8 if the sampling error is above a tenth of all noise.
             There is none from as many projections on as the outputs of a sample have elements.
+        quantized: returns what the quantized model returns for flat inputs; None: it is run.
         inputs_of: maps an item of ``batches`` to a batch.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
@@ -122,6 +124,7 @@ def site_noises(
         paths=tuple(path for path in paths if wanted[path.site]),
         method=method,
         projections=projections,
+        quantized=pair.simulator.run if quantized is None else quantized,
         verification=Verification(pair.graphs),
         notes=[*pair.notes, *pair.program.notes],
     )
@@ -173,6 +176,7 @@ class _Noises:
     paths: tuple[Path, ...]
     method: Method
     projections: int | None
+    quantized: Callable[[Sequence[Any]], Any]
     verification: Verification
     notes: list[str]
     seen: Survey | None = None
@@ -217,9 +221,7 @@ class _Noises:
         started = projection.start(values, content + self.content[content], seen)
         self.content[content] += 1
         # Gradients are computed on the reference, in its own memory layouts.
-        returned = self.verification.run(
-            lambda: Outputs(started.returned, self.pair.simulator.run(values, on=True)), values
-        )
+        returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(values)), values)
         quantized = finished(self.pair, returned.quantized, None)
         if self._counts(values, samples, started.reference, quantized):
             started.project(FEWEST if self.projections is None else self.projections)
@@ -232,11 +234,11 @@ class _Noises:
             self._add(samples, started.reference, quantized, found)
 
     def _exact(self, values: Sequence[Any], samples: int) -> None:
-        simulator = self.pair.simulator
-
         def engine() -> Outputs:
-            runs = (detached(simulator.run(values, on=on)) for on in (False, True))
-            return Outputs(*runs)
+            return Outputs(
+                detached(self.pair.simulator.run(values, on=False)),
+                detached(self.quantized(values)),
+            )
 
         returned = self.verification.run(engine, values)
         reference, quantized = (finished(self.pair, each, None) for each in (returned.reference, returned.quantized))

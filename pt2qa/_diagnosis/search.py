@@ -105,9 +105,10 @@ class Search:
         except Pt2qaError as error:
             self.case.notes.append(f"all remedies together cannot be applied: {error}")
             return None, self.quality
-        if state.made_of_edits:
-            return pair, self.case.trials.converted(pair)
-        return pair, self.quality
+        if not state.made_of_edits:
+            return pair, self.quality
+        trials = self.case.trials
+        return pair, trials.converted(pair) if state.floats else trials.confirmed(state)
 
     def so_far(self) -> tuple[QuantizedPair | None, Figures]:
         """The same after Ctrl-C, with the best of the remedies that were measured and not yet taken; runs no model."""

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
 from tqdm import tqdm
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize
+from pt2qa._ranks import everywhere
 from pt2qa._reconfigure.figures import Figures, figures_of
-from pt2qa._reconfigure.reference import Item, Reference
+from pt2qa._reconfigure.reference import KEPT_BYTES, Reference
 from pt2qa._reconfigure.scoring import SimulatedModel
 from pt2qa._reconfigure.target import Target
+from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.verification import graph_outputs
+from pt2qa._simulator.verification import Outputs, Verification, digest_of, graph_outputs
 from pt2qa.errors import Pt2qaError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import annotations_of
@@ -115,6 +119,10 @@ class Trials:
         self._pairs: dict[Any, QuantizedPair] = {(): pair}
         self._annotations: dict[Any, Annotations] = {}
         self._known: dict[Treatment, Figures] = {}
+        self._own: dict[tuple[bool, str], Any] = {}
+        self._returned: dict[tuple[Treatment, str], str] = {}
+        self._free = KEPT_BYTES
+        self.checks = {on: Verification(pair.graphs) for on in (True, False)}
         self._batches = sum(1 for _ in reference)
         hidden = None if progress is None else not progress
         # Measured on MobileNetV2 and EfficientNet-Lite0; what is needed depends on what is found.
@@ -142,12 +150,57 @@ class Trials:
             on = self._sites_on(pair, treatment)
             simulator = _played(pair, treatment)
             model = SimulatedModel(pair, on, simulator)
-            self._known[treatment] = self._measured(pair, model, lambda item: model.run(item.values))
+            run = self.outputs if treatment == Treatment() else self._counted(model.run, treatment)
+            self._known[treatment] = self._measured(pair, model, run)
         return self._known[treatment]
+
+    def outputs(self, values: Sequence[Any], on: bool = True) -> Any:
+        """What the simulator returns for the pair or its reference; each is run once, and verified.
+
+        Raises:
+            SimulationError: the simulator does not compute what the graph computes.
+        """
+        key = (on, digest_of(values))
+        if key in self._own:
+            return self._own[key]
+        simulator = self.pair.simulator
+
+        def engine() -> Outputs:
+            self.forwards += 1
+            found = detached(simulator.run(values, on=on))
+            return Outputs(quantized=found) if on else Outputs(reference=found)
+
+        run = self.checks[on].run(engine, values)
+        found = run.quantized if on else run.reference
+        size = sum(leaf.nbytes for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor))
+        if size <= self._free:
+            self._free -= size
+            self._own[key] = found
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What the verification of the pair's own outputs found."""
+        return [note for check in self.checks.values() for note in check.notes]
+
+    def confirmed(self, treatment: Treatment) -> Figures:
+        """The figures of the converted graph that a treatment gives.
+
+        They are those on the simulator, if both return the same bits for the first batch.
+        """
+        pair = self.pair_with(treatment)
+        item = next(iter(self.reference), None)
+        same = True
+        if item is not None:
+            self.forwards += 1
+            returned = pytree.tree_leaves(graph_outputs(pair.quantized, item.values))
+            same = digest_of(returned) == self._returned.get((treatment, digest_of(item.values)))
+        return self.quality(treatment) if all(everywhere(same)) else self.converted(pair)
 
     def converted(self, pair: QuantizedPair) -> Figures:
         """The figures of a pair's converted graph itself."""
-        return self._measured(pair, pair.quantized, lambda item: graph_outputs(pair.quantized, item.values))
+        run = self._counted(lambda values: graph_outputs(pair.quantized, values))
+        return self._measured(pair, pair.quantized, run)
 
     def of_float(self) -> float:
         """The user's metric of the float model; nan without a metric."""
@@ -232,13 +285,26 @@ class Trials:
             on -= {index for index, place in places_of(pair).items() if place in treatment.exact}
         return frozenset(on)
 
-    def _measured(self, pair: QuantizedPair, model: Callable[..., Any], run: Callable[[Item], Any]) -> Figures:
+    def _counted(
+        self, run: Callable[[list[Any]], Any], treatment: Treatment | None = None
+    ) -> Callable[[list[Any]], Any]:
+        """The same function, whose calls are counted; what it returns is remembered for a new pair."""
+
+        def counted(values: list[Any]) -> Any:
+            self.forwards += 1
+            found = run(values)
+            if treatment is not None and treatment.requantizes and treatment.made_of_edits:
+                self._returned[treatment, digest_of(values)] = digest_of(pytree.tree_leaves(found))
+            return found
+
+        return counted
+
+    def _measured(self, pair: QuantizedPair, model: Callable[..., Any], run: Callable[[list[Any]], Any]) -> Figures:
         metric = None
-        self.forwards += self._batches
         if self.target is not None and self.target.metric is not None:
             metric = functools.partial(self.target.metric, model)
             self.forwards += self._batches
-        return figures_of(self.reference.of(pair), run, metric)
+        return figures_of(self.reference.of(pair), lambda item: run(item.values), metric)
 
 
 def _played(pair: QuantizedPair, treatment: Treatment) -> Simulator:

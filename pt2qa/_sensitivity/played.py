@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,8 @@ def with_roundings(program: Program, roundings: Mapping[int, Rounding]) -> Progr
 
     Args:
         program: what to start from; it is not changed.
-        roundings: by site; of a constant, what rounds its float value.
+        roundings: by site, as :func:`pt2qa._sensitivity.roundings.rounding` makes them; of a constant, any function
+            that rounds its float value.
     """
     steps = tuple(
         replace(step, function=_site_function(roundings[step.site]), converted=None, duplicate_of=None)
@@ -69,8 +70,8 @@ def fitted_weight(value: Tensor, axis: int | None) -> QuantParams:
     return QuantParams("", scale, torch.zeros_like(scale), -127, 127, axis)
 
 
-def _site_function(rounding: Rounding) -> SiteFunction:
+def _site_function(rounding: Callable[..., Tensor]) -> SiteFunction:
     def rounded(x: Tensor, *, out: Tensor | None = None, stats: Any = None) -> Tensor:
-        return rounding(x)
+        return rounding(x, out=out)
 
     return rounded

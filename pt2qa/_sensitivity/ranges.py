@@ -96,19 +96,23 @@ def observe(pair: QuantizedPair, batches: Iterable[Sequence[Any]]) -> dict[int, 
 
 
 def _add(into: Observed, site: Site, value: Tensor) -> None:
-    if not bool(value.isfinite().all()):
-        value = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     axis = into.axis if into.axis is not None else channel_axis(site, value)
-    if axis is None:
-        low, high = value.aminmax()
-        into.lowest.append(float(low))
-        into.highest.append(float(high))
+    low, high = _range(value, axis)
+    if not bool((low.isfinite() & high.isfinite()).all()):
+        _add(into, site, value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
         return
-    others = [each for each in range(value.dim()) if each != axis]
-    low, high = (value.amin(others), value.amax(others)) if others else (value, value)
-    into.add_channels(axis, low, high)
+    if axis is not None:
+        into.add_channels(axis, low, high)
     into.lowest.append(float(low.min()))
     into.highest.append(float(high.max()))
+
+
+def _range(value: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value, by channel if there is an axis; NaN where a value is NaN."""
+    if axis is None:
+        return value.aminmax()
+    others = [each for each in range(value.dim()) if each != axis]
+    return (value.amin(others), value.amax(others)) if others else (value, value)
 
 
 def channel_axis(site: Site, value: Tensor) -> int | None:

@@ -83,16 +83,23 @@ def clamping(params: QuantParams) -> Rounding:
     return clamp
 
 
-def rounding(params: QuantParams) -> Rounding:
-    """Quantize-dequantize with one scale and zero point, or one per channel, as a converted graph does it."""
+def rounding(params: QuantParams) -> Callable[..., Tensor]:
+    """Quantize-dequantize with one scale and zero point, or one per channel, as a converted graph does it.
+
+    The function writes to ``out``, if it is given, which may be the value itself.
+    """
     if params.scale is None or params.zero_point is None:
         raise ValueError("the parameters have no scale or zero point")
 
-    def quantize(value: Tensor) -> Tensor:
+    def quantize(value: Tensor, *, out: Tensor | None = None) -> Tensor:
         scale, low, high = _limits(params, value)
-        steps = value.mul(1.0 / scale).round_()
+        steps = torch.mul(value, 1.0 / scale, out=out).round_()
+        if isinstance(low, Tensor):  # half the time of clamp_ with tensors
+            torch.minimum(torch.maximum(steps, low, out=steps), high, out=steps)
+        else:
+            steps.clamp_(low, high)
         # + 0.0, because integers have no negative zero.
-        return steps.clamp_(low, high).mul_(scale).add_(0.0)
+        return steps.mul_(scale).add_(0.0)
 
     scale, zero_point, low, high = params.scale, params.zero_point, params.quant_min, params.quant_max
     if isinstance(scale, float) and isinstance(zero_point, int) and is_exact(low, high, zero_point):

@@ -29,9 +29,10 @@ def changed(case: Case) -> Iterator[Hypothesis]:
     stages = Stages(case.pair)
     values = case.pair.values(case.first)
     outputs = stages.before(case.first, values)
-    case.trials.forwards += len(outputs) + 2
-    outputs["prepared"] = leaves_of(pytree.tree_leaves(case.pair.simulator.run(values, on=False)))
-    quantized = leaves_of(pytree.tree_leaves(case.pair.simulator.run(values)))
+    case.trials.forwards += len(outputs)
+    outputs["prepared"], quantized = (
+        leaves_of(pytree.tree_leaves(case.trials.outputs(values, on))) for on in (False, True)
+    )
     names = list(outputs)
     for before, after in itertools.pairwise(names):
         apart = _sqnr(outputs[before], outputs[after])
@@ -71,12 +72,16 @@ def constants(case: Case) -> Iterator[Hypothesis]:
         return
     values = case.pair.values(case.first)
     every = frozenset(site.index for site in case.pair.sites)
-    own = case.pair.simulator
     program = with_roundings(case.pair.program, {site: case.fitted_weights[site].value for site in weights})
-    case.trials.forwards += 3
+    simulator = Simulator(program, fused=case.pair.simulator.fused)
+    case.trials.forwards += 1
     reference, quantized, restored = (
-        leaves_of(pytree.tree_leaves(simulator.run(values, on=on)))
-        for simulator, on in ((own, False), (own, True), (Simulator(program, fused=own.fused), every))
+        leaves_of(pytree.tree_leaves(found))
+        for found in (
+            case.trials.outputs(values, on=False),
+            case.trials.outputs(values),
+            simulator.run(values, on=every),
+        )
     )
     name = list(apart)[-1]
     yield Hypothesis(
