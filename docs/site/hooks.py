@@ -1,0 +1,50 @@
+"""What mkdocs calls: adds the pages that are not files in ``docs``, and refuses pages that fetch something."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+
+from reference import pages  # noqa: E402
+
+_FETCHED: Final = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+
+
+def on_files(files: Files, config: MkDocsConfig, **kwargs: Any) -> Files:
+    """Add the front page, which is the README, the other pages of the top folder, and the reference."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "index.md", content=readme.replace("](docs/", "](")))
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"):
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](").replace("](README.md", "](index.md")
+        files.append(File.generated(config, name, content=text))
+    for name, text in pages().items():
+        files.append(File.generated(config, name, content=text))
+    script = HERE / "iframe-worker.js"
+    files.append(File.generated(config, "assets/iframe-worker.js", abs_src_path=str(script)))
+    return files
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Pages of ``docs`` reach the top folder by ``../``; in the site it is the same folder."""
+    return re.sub(r"\]\(\.\./(README|CHANGELOG|CONTRIBUTING)\.md", lambda found: f"]({_SITE[found[1]]}", markdown)
+
+
+_SITE: Final = {"README": "index.md", "CHANGELOG": "CHANGELOG.md", "CONTRIBUTING": "CONTRIBUTING.md"}
+
+
+def on_post_page(output: str, page: Any, **kwargs: Any) -> str:
+    """Refuse a page that fetches a script, a style or a picture from elsewhere."""
+    fetched = [found for found in _FETCHED.findall(output) if 'rel="canonical"' not in found]
+    if fetched:
+        raise PluginError(f"{page.file.src_uri} fetches from elsewhere: {fetched[0]}")
+    return output

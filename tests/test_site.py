@@ -1,0 +1,66 @@
+"""The reference of the site is complete; ``make docs`` builds the site and checks its links."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import pt2qa
+from pt2qa._report.storage import kinds
+from pt2qa.cli import main
+from tests.check.rule_examples import every_rule
+
+SITE = Path(__file__).parents[1] / "docs" / "site"
+
+
+@cache
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_reference", SITE / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def pages() -> dict[str, str]:
+    found: dict[str, str] = reference().pages()
+    return found
+
+
+@pytest.mark.parametrize("module", ["", "report", "metrics", "overrides", "plugins", "testing"])
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    owner: Any = importlib.import_module(f"pt2qa.{module}" if module else "pt2qa")
+    page = pages()[f"reference/{module or 'pt2qa'}.md"]
+    shown = {name.rpartition(".")[2] for name in re.findall(r"^(?:::: |- `)([\w.]+)", page, re.MULTILINE)}
+    assert shown == {name for name in owner.__all__ if name != "__version__"}
+
+
+def test_every_command_and_rule_is_in_the_reference() -> None:
+    assert re.findall(r"^## pt2qa (\S+)", pages()["reference/commands.md"], re.MULTILINE) == sorted(main.commands)
+    assert re.findall(r"^## (\S+)", pages()["reference/rules.md"], re.MULTILINE) == list(every_rule())
+
+
+def test_every_kind_of_report_has_its_columns_and_its_fields() -> None:
+    assert pt2qa.LayerReport.kind == "layers"
+    for page in ("columns", "files"):
+        found = re.findall(r"^## (\S+)", pages()[f"reference/{page}.md"], re.MULTILINE)
+        assert found == sorted(kind.name for kind in kinds())
+
+
+def test_every_column_has_a_meaning() -> None:
+    rows = [line.split(" | ") for line in pages()["reference/columns.md"].splitlines() if line.startswith("| `")]
+    assert len(rows) > 200
+    assert [cells[0] for cells in rows if not cells[-1].removeprefix("*extended*. ").strip(" |")] == []
+
+
+def test_every_field_of_a_file_has_a_type() -> None:
+    rows = [line.split(" | ") for line in pages()["reference/files.md"].splitlines() if line.startswith("| `")]
+    assert [cells[0] for cells in rows if "``" in cells[1] or "Annotated" in cells[1]] == []
