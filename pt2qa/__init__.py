@@ -6,7 +6,7 @@ saved report (``pt2qa show``) needs neither torch nor a quantizer.
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _imported, _, _names = lazy_loader.attach_stub(__name__, __file__)
 __all__ = sorted(["__version__", *_names])

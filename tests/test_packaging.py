@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.metadata import entry_points, requires, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import pt2qa
 
@@ -36,8 +43,19 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert pt2qa.__version__ == version("pt2qa")
 
 
-def test_make_installs_the_torch_that_the_package_needs() -> None:
-    assert made("TORCH") <= pins(None)
+def test_make_installs_a_stack_that_the_package_takes() -> None:
+    made_by_make = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    needed = [Requirement(line) for line in requires("pt2qa") or []]
+    taken = {
+        each.name: each.specifier.contains(made_by_make[each.name]) for each in needed if each.name in made_by_make
+    }
+    assert taken == {"torch": True, "torchao": True, "executorch": True}
+
+
+def test_executorch_is_of_the_extra_xnnpack_alone() -> None:
+    assert [line for line in requires("pt2qa") or [] if line.startswith("executorch")] == [
+        'executorch<1.6,>=1.4.1; extra == "xnnpack"'
+    ]
 
 
 def test_make_installs_the_models_of_the_zoo_extra() -> None:
@@ -69,9 +87,101 @@ def test_the_folder_of_the_plugins_is_no_package() -> None:
     assert not (ROOT / "quantizers" / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("goal", ["demo", "check", "test", "zoo", "conformance", "bench", "all"])
+@pytest.mark.parametrize("goal", ["demo", "check", "test", "zoo", "conformance", "bench", "package", "all"])
 def test_make_knows_its_goals_from_anywhere(goal: str, tmp_path: Path) -> None:
     command = ["make", "--dry-run", "-f", str(ROOT / "Makefile"), f"VENV={tmp_path}", goal]
     steps = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert f'cd "{ROOT}"' in steps
-    assert steps.index("torch==2.13.0") < steps.index(".[dev]")
+    constrained = f'--constraint "{ROOT}/constraints.txt"'
+    assert steps.index(f"{constrained} torch") < steps.index(f'{constrained} --editable ".[dev]"')
+
+
+def test_make_tests_other_releases_in_an_environment_of_their_own() -> None:
+    command = ["make", "--dry-run", "-f", str(ROOT / "Makefile"), "TORCH=2.15.0", "EXECUTORCH=1.5.1", "compat"]
+    steps = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    place = ROOT / "build/python3-torch-2.15.0-torchao-0.18.0-executorch-1.5.1"
+    assert f'torch==2.15.0 torchao==0.18.0 executorch==1.5.1 > "{place}/constraints.txt"' in steps
+    assert f'"{place}/venv/bin/python" -m pytest' in steps
+
+
+# -- the package as it is published ------------------------------------------------------------------------------------
+
+DEMO = """
+import torch, pt2qa
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+batches = [torch.randn(4, 8) for _ in range(2)]
+pair = pt2qa.quantize(pt2qa.capture(model, batches[0]), "xnnpack", batches, progress=False)
+report = pt2qa.compare_layers(pair, batches, progress=False)
+report.save("layers.safetensors")
+pt2qa.write_html([report], "page.html")
+print(pt2qa.__file__)
+"""
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """What ``make package`` makes."""
+
+    sdist: Path
+    wheel: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    # From a copy, since setuptools writes next to the sources.
+    source, built = tmp_path_factory.mktemp("source") / "pt2qa", tmp_path_factory.mktemp("built")
+    left = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__", "reports", "demo-reports")
+    shutil.copytree(ROOT, source, ignore=left)
+    run(sys.executable, "-m", "build", "--no-isolation", f"--outdir={built}", str(source), cwd=built)
+    return Distributions(*(next(built.glob(f"pt2qa-{pt2qa.__version__}{end}")) for end in (".tar.gz", "-*.whl")))
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints; it finds nothing of this checkout."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def installed(distribution: Path, place: Path) -> Path:
+    """The programs of an environment that has this distribution, and by a path file what it depends on."""
+    venv.create(place, symlinks=True)
+    python = place / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip())
+    # Only a path: files that end with .pth there, as of an editable pt2qa, are not read.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps", "--no-index"]
+    run(*pip, "--no-build-isolation", distribution, cwd=place)
+    return python.parent
+
+
+@pytest.mark.parametrize("kind", ["sdist", "wheel"])
+def test_a_distribution_installs_into_an_empty_environment(kind: str, built: Distributions, tmp_path: Path) -> None:
+    programs = installed(getattr(built, kind), tmp_path / "venv")
+    assert run(programs / "pt2qa", "--version", cwd=tmp_path).startswith(f"pt2qa {pt2qa.__version__} (torch ")
+
+
+def test_a_demo_runs_in_an_environment_with_the_wheel(built: Distributions, tmp_path: Path) -> None:
+    programs, here = installed(built.wheel, tmp_path / "venv"), tmp_path / "elsewhere"
+    here.mkdir()
+    where = run(programs / "python", "-W", "ignore", "-c", DEMO, cwd=here).split()[-1]
+    assert Path(where).is_relative_to(tmp_path / "venv")
+    assert "SQNR" in run(programs / "pt2qa", "show", "layers.safetensors", cwd=here)
+
+
+def test_twine_finds_nothing_wrong_with_the_distributions(built: Distributions, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", built.sdist, built.wheel, cwd=tmp_path)
+
+
+def test_an_sdist_holds_what_make_test_needs(built: Distributions, tmp_path: Path) -> None:
+    shutil.unpack_archive(built.sdist, tmp_path, filter="data")
+    unpacked = next(tmp_path.iterdir())
+    tracked = [
+        path for folder in ("tests", "docs", "examples", "quantizers", "pt2qa") for path in (ROOT / folder).rglob("*")
+    ]
+    files = [path.relative_to(ROOT) for path in tracked if path.is_file() and "__pycache__" not in path.parts]
+    assert [path for path in files if not (unpacked / path).exists()] == []
+    assert (unpacked / "Makefile").exists()
+    assert (unpacked / "constraints.txt").exists()

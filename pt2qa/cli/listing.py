@@ -29,11 +29,15 @@ def quantizers(chosen: str | None, width: int | None) -> None:
     from tabulate import tabulate
 
     from pt2qa._report.table import screen_width
-    from pt2qa.plugins import available
+    from pt2qa.plugins import available, unavailable
 
-    found = available()
-    if not found:
+    found, broken = available(), unavailable()
+    if not found and not broken:
         click.echo("no quantizer is installed: no package has an entry point in the group pt2qa.quantizers")
+        return
+    for reason in broken.values():
+        click.echo(reason, err=True)
+    if not found:
         return
     options = {name: _options(plugin) for name, plugin in found.items()}
     taken = max(map(len, found)) + max(len(line) for lines in options.values() for line in lines) + 4

@@ -1,6 +1,14 @@
-"""XNNPACK as a pt2qa quantizer plug-in: int8 on Arm and x86 phones, tablets and laptops, through ExecuTorch."""
+"""XNNPACK as a pt2qa quantizer plug-in: int8 on Arm and x86 phones, tablets and laptops, through ExecuTorch.
+
+Without ExecuTorch, the package cannot be imported, and pt2qa lists the plug-in as unavailable, with the reason.
+"""
 
 from __future__ import annotations
+
+from pt2qa_xnnpack.internals import has_executorch
+
+if not has_executorch():
+    raise ModuleNotFoundError('executorch is not installed: pip install "pt2qa[xnnpack]"', name="executorch")
 
 from pt2qa_xnnpack.plugin import PLUGIN, XNNPACK
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ def handle_of(node: Node) -> int | None:
 
 
 # -- ExecuTorch --------------------------------------------------------------------------------------------------------
+
+
+def has_executorch() -> bool:
+    """Whether ExecuTorch is installed; does not import it, which takes seconds."""
+    try:
+        return find_spec("executorch.exir") is not None
+    except ModuleNotFoundError:  # of the package itself
+        return False
 
 
 def runtime() -> Runtime:

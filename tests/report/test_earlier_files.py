@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import pt2qa
+from pt2qa._report.catalogue import KINDS
 
 FILES = sorted((Path(__file__).parent / "schema1").glob("*.safetensors"))
 
@@ -46,3 +52,29 @@ def test_what_was_renamed_keeps_its_value() -> None:
     assert {row.nonfinite for row in read["bad-cases"].rankings} == {0}
     assert {(row.a_nonfinite, row.b_nonfinite) for row in read["profile-diff"].rows} == {(1, 1)}
     assert read["diff"].of == "kind"
+
+
+V0_1_0 = sorted((Path(__file__).parent / "v0_1_0").glob("*/*.safetensors"))
+"""What the analyses of 0.1.0 wrote of a small model: ``first`` by the first code of that version, ``last`` by the last."""
+
+
+@pytest.mark.parametrize("path", V0_1_0, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_file_of_0_1_0_is_read_with_the_values_that_it_has(path: Path, tmp_path: Path) -> None:
+    report = pt2qa.load(path)
+    assert report.kind == path.stem
+    assert len(str(report).splitlines()) > 3
+    for name, values in load_file(path).items():
+        table, _, column = name.partition("/")
+        if isinstance(rows := getattr(report, table, None), tuple) and rows and hasattr(rows[0], column):
+            read: list[Any] = [getattr(row, column) for row in rows]
+            if values.ndim == 1 and len(read) == len(values) and isinstance(read[0], int | float):
+                np.testing.assert_array_equal(read, values, err_msg=name)
+    pt2qa.write_html([report], tmp_path / "page.html")
+    report.save(tmp_path / "again.safetensors")
+    assert str(pt2qa.load(tmp_path / "again.safetensors")) == str(report)
+
+
+def test_files_of_0_1_0_have_every_kind_and_say_their_version() -> None:
+    text = {path: safe_open(path, "np").metadata() for path in V0_1_0}
+    assert {each["pt2qa.version"] for each in text.values()} == {"0.1.0"}
+    assert {path.stem for path in V0_1_0 if path.parent.name == "last"} == KINDS
