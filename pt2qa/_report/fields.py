@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,10 @@ Array = npt.NDArray[Any]
 _DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.dtype(np.bool_)}
 
 
+CHECKSUM: Final = "pt2qa.checksum"
+"""Files written before checksums existed lack it, and are read unchecked."""
+
+
 @dataclass(slots=True)
 class Source:
     """The contents of a file, read field by field; tracks which entries were read.
@@ -69,7 +73,9 @@ class Source:
 
     def error(self, name: str, problem: str) -> ReportError:
         """The one error of a damaged file: which file, which field, what is wrong, what to do."""
-        return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged, write the report again")
+        # Reports of the first day of 0.1.0 lack the columns part_of and step, under the schema of later ones.
+        early = "" if CHECKSUM in self.text else ", or an early state of pt2qa 0.1.0 wrote it"
+        return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged{early}, write the report again")
 
     def array(self, name: str) -> Array:
         """A tensor by name; an error if there is none."""

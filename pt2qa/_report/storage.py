@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from pt2qa import __version__
-from pt2qa._report.fields import Array, Source, codecs_of, decode, encode
+from pt2qa._report.fields import CHECKSUM, Array, Source, codecs_of, decode, encode
 from pt2qa.errors import ReportError
 
 ReportType = TypeVar("ReportType", bound=type[Any])
@@ -26,8 +26,6 @@ ReportType = TypeVar("ReportType", bound=type[Any])
 KIND: Final = "pt2qa.kind"
 SCHEMA: Final = "pt2qa.schema"
 VERSION: Final = "pt2qa.version"
-CHECKSUM: Final = "pt2qa.checksum"
-"""Files written before checksums existed lack it, and are read unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
