@@ -43,8 +43,8 @@ def handle_of(node: Node) -> int | None:
 def has_executorch() -> bool:
     """Whether ExecuTorch is installed; does not import it, which takes seconds."""
     try:
-        return find_spec("executorch.exir") is not None
-    except ModuleNotFoundError:  # of the package itself
+        return find_spec("executorch") is not None
+    except ImportError:  # a finder may refuse it
         return False
 
 
