@@ -72,11 +72,6 @@ def add_to_biases(prepared):
 """What :func:`add_to_biases` does, for an export flow without pt2qa."""
 
 
-def has_biases(edits: Iterable[Edit]) -> bool:
-    """Whether some edits change biases."""
-    return any(edit.kind == "bias" for edit in edits)
-
-
 def source_of(edits: Iterable[Edit]) -> str:
     """The function of :data:`SOURCE`, and the values of the ``bias`` edits as text; empty if there are none.
 

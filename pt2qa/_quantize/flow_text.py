@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
-from pt2qa._quantize.biases import has_biases, source_of
+from pt2qa._quantize import biases, rounding
 from pt2qa._quantize.pairing import Recipe
 from pt2qa._quantize.rewriting import IMPORTS, PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
@@ -48,7 +48,7 @@ class FlowText:
 
 def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[str]) -> FlowText:
     """The flow without pt2qa, with the part of capture's rewriting that ``rules`` name."""
-    edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "smooth"))
+    edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "round", "smooth"))
     code = quantizer_code(recipe.plugin, OverridePlan(edits), capture.module(), qat=recipe.qat)
     lines, parts = code.splitlines(), ast.parse(code).body
     imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
@@ -62,9 +62,9 @@ def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[s
     return _text(
         about,
         imports=[*IMPORTS, *map(ast.unparse, imports)],
-        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{smoothing.source_of(recipe.edits)}\n{source_of(recipe.edits)}\n"
+        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{smoothing.source_of(recipe.edits)}\n{_sources(recipe)}\n"
         + _lines_of(defined, lines),
-        adds=has_biases(recipe.edits),
+        calibrated=_calibrated(recipe),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
         export=[
             export,
@@ -81,13 +81,13 @@ def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[s
 def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
     """The flow with pt2qa, which captures the model and applies the plan."""
     made, qat = _plugin_code(recipe.plugin), ", qat=True" if recipe.qat else ""
-    edits = "".join(f"    pt2qa.{edit!r},\n" for edit in recipe.edits if edit.kind != "bias")
+    edits = "".join(f"    pt2qa.{edit!r},\n" for edit in recipe.edits if edit.kind not in ("bias", "round"))
     decompose = f", decompose={capture.decompose!r}" if capture.decompose else ""
     return _text(
         about,
         imports=["import pt2qa"],
-        definitions=f"EDITS = (\n{edits})\n{OPS_BY_NAME}\n{source_of(recipe.edits)}",
-        adds=has_biases(recipe.edits),
+        definitions=f"EDITS = (\n{edits})\n{OPS_BY_NAME}\n{_sources(recipe)}",
+        calibrated=_calibrated(recipe),
         making=[f"return pt2qa.OverridePlan(EDITS).apply_to({made or 'quantizer'}{qat})"],
         export=[f"graph_module = pt2qa.capture({{call}}, strict={capture.strict}{decompose}).module()"],
         needs="It needs torch, the quantizer and pt2qa",
@@ -95,6 +95,18 @@ def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
         qat=recipe.qat,
         asks=not made,
     )
+
+
+def _sources(recipe: Recipe) -> str:
+    """The functions that change a calibrated graph."""
+    return f"{biases.source_of(recipe.edits)}\n{rounding.source_of(recipe.edits)}"
+
+
+def _calibrated(recipe: Recipe) -> list[str]:
+    """Their calls."""
+    calls = {"bias": "add_to_biases(prepared)", "round": "set_integers(prepared)"}
+    kinds = {edit.kind for edit in recipe.edits}
+    return [call for kind, call in calls.items() if kind in kinds]
 
 
 def _text(
@@ -108,7 +120,7 @@ def _text(
     capture: Capture,
     qat: bool,
     asks: bool,
-    adds: bool,
+    calibrated: Sequence[str],
 ) -> FlowText:
     inputs = "args, kwargs" if capture.kwargs else "args"
     extra = [*(["train=None"] if qat else []), *(["quantizer"] if asks else [])]
@@ -131,7 +143,7 @@ def _text(
         "with torch.no_grad():",
         f"    for {batch} in calibration:",
         f"        {run}",
-        *(["add_to_biases(prepared)"] if adds else []),
+        *calibrated,
         "return convert_pt2e(prepared)",
     ]
     source = (

@@ -25,6 +25,7 @@ from pt2qa._quantize.deployed import difference_note, sliced_inputs
 from pt2qa._quantize.observers import find_observers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.plain_export import rewriting_note
+from pt2qa._quantize.rounding import set_integers
 from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
@@ -116,9 +117,9 @@ def quantize(
             _switch(prepared, "eval")
         calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
 
-    biases = add_to_biases(prepared, edits, names)
+    before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name)
-    set_parameters(reference, biases)
+    set_parameters(reference, before)
     check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))

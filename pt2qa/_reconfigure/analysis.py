@@ -71,7 +71,7 @@ def reconfigure(
         fuse: whether to fuse what the backend can fuse.
         observers: other observers to try for all activations: ``minmax``, ``histogram``, ``moving_average``; the one
             that measures best is kept.
-        repairs: the methods of :func:`pt2qa.repair` to try if the target is not met without; None: all.
+        repairs: the methods of :func:`pt2qa.repair` to try if the target is not met without; None: its default.
         sensitivity: an ungrouped report of :func:`pt2qa.sensitivity` for this pair; used if there is no free edit.
         calibration: batches for recalibration; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.

@@ -41,7 +41,7 @@ class Baseline:
     def kept_with(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         """The free edits that still hold after some more: what was fitted to an op in int8 does not fit it in float."""
         left = {op for edit in edits if edit.kind == "float" for op in edit.ops}
-        return tuple(edit for edit in self.edits if edit.kind != "bias" or edit.ops[0] not in left)
+        return tuple(edit for edit in self.edits if edit.kind not in ("bias", "round") or edit.ops[0] not in left)
 
 
 def with_free_edits(
@@ -79,13 +79,13 @@ def repaired(base: Baseline, requantize: Requantize, method: type[Method], data:
     """The pair with a repair that helps on data it was not fitted to, and on what is measured; a note says so."""
     found = guarded(method, base.pair, data)
     new = base if found.fit is None else _better(base, found.fit.edits, requantize)
-    gain = f"{found.gain:+.2g} dB on calibration data that they were not fitted to"
+    gain = f"{found.gain:+.2g} dB on calibration data that was left out of the fit"
     if found.fit is None:
         note = f"{method.name} not repaired: {found.refused}"
     elif new is base:
         note = f"{method.name} not repaired: {gain}, but no gain on what is measured"
     else:
-        note = f"{method.name} repaired: {gain}"
+        note = "; ".join(filter(None, (f"{method.name} repaired: {gain}", found.left_out)))
     return replace(new, notes=(*base.notes, note))
 
 

@@ -44,6 +44,7 @@ def repair(
     Methods:
         ``smoothing``: of each norm that only linears read, the outliers that cost less in the weights of these.
         ``ranges``: of each activation, or group of activations that share one, the range that costs the output least.
+        ``rounding``: of each weight, integers that feed the error of a column back into others; only where it is named.
         ``biases``: of the mean error of each convolution and linear, the share that the output is better without.
 
     A method is fitted to one half of the calibration batches and measured on the other, and the other way round; it is
@@ -53,7 +54,7 @@ def repair(
         pair: what :func:`pt2qa.quantize` returned; it is not changed.
         batches: data on which the result is measured, best other data than the calibration batches; a list, or a loader
             that starts over.
-        methods: names of methods; None: all.
+        methods: names of methods; None: all but ``rounding``.
         metric: a function of a model, such as accuracy on your own data, to be reported beside the SQNR: of the float
             model, and before and after the repair.  The model is called like the captured one.
         calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.

@@ -90,6 +90,7 @@ class Biases:
     """
 
     name: ClassVar = "biases"
+    left_out: ClassVar = ""
 
     ops: tuple[tuple[Step, Constant], ...]
     means: Mapping[tuple[int, ...], Sequence[Tensor]]

@@ -40,6 +40,11 @@ class Fit(Protocol):
 class Look(Protocol):
     """What a method learned about a pair from both halves of the data."""
 
+    @property
+    def left_out(self) -> str:
+        """What it cannot change, for a note; empty if there is nothing."""
+        ...
+
     def fit(self, halves: Collection[int]) -> Fit:
         """The repair that fits some halves of the data best."""
         ...
@@ -65,13 +70,14 @@ class Guarded:
     """The fit of a method to all data, if it is to be applied; else ``refused`` says why not.
 
     ``gain`` is that of the worst output in dB, on each half of the data with what was fitted to the other; nan if it
-    was not measured.
+    was not measured.  ``left_out`` is what the method cannot change.
     """
 
     method: str
     fit: Fit | None
     gain: float
     refused: str = ""
+    left_out: str = ""
 
 
 def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
@@ -92,8 +98,10 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
     if not fit:
         return Guarded(method.name, None, math.nan, "nothing that it changes would help")
     if not (gain >= LEAST_GAIN and least >= 0):
-        return Guarded(method.name, None, gain, f"on data that it was not fitted to, it would change {gain:+.2g} dB")
-    return Guarded(method.name, fit, gain)
+        change = f"on data that it was not fitted to, it would change {gain:+.2g} dB"
+        also = f", and {least:+.2g} dB on one half" if gain >= LEAST_GAIN else ""
+        return Guarded(method.name, None, gain, change + also)
+    return Guarded(method.name, fit, gain, left_out=look.left_out)
 
 
 def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Fit]) -> tuple[float, float]:

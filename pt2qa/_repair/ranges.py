@@ -140,6 +140,7 @@ class Ranges:
     """
 
     name: ClassVar = "ranges"
+    left_out: ClassVar = ""
 
     groups: tuple[RangeGroup, ...]
     spans: Mapping[int, tuple[float, float]]

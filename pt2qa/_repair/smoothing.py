@@ -33,6 +33,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
+from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import Gradients, WithoutGradient
 from pt2qa._sensitivity.outputs import float_leaves
 from pt2qa._sensitivity.played import fitted
@@ -106,6 +107,8 @@ class Smoothing:
 
     name: ClassVar = "smoothing"
 
+    left_out: str
+
     data: Halves
     norms: tuple[Norm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
@@ -138,7 +141,10 @@ class Smoothing:
             tuple(torch.stack([found[half][number] for found, _ in parts]).sum(0) for number in range(len(norms)))
             for half in (0, 1)
         )
-        return cls(data, norms, candidates, costs)
+        all_norms = sum(step.op in ("layer_norm", "rms_norm") for step in pair.program.steps)
+        own = sum(pair.program.steps[norm.step].op != "mul" for norm in norms)
+        left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are, which others than linears read"
+        return cls(left_out if all_norms > own else "", data, norms, candidates, costs)
 
     def fit(self, halves: Collection[int]) -> FittedFactors:
         """Of some halves of the data, the factors of those norms for which any are better than none."""

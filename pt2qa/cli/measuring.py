@@ -95,7 +95,7 @@ def profile(
     "methods",
     multiple=True,
     metavar="NAME",
-    help="smoothing, ranges or biases; repeatable.  [default: all]",
+    help="smoothing, ranges, rounding or biases; repeatable.  [default: all but rounding]",
 )
 @overrides_option
 @file_option

@@ -23,7 +23,7 @@ from pt2qa.errors import QuantizeError, ReportError
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias", "smooth"]
+EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias", "smooth", "round"]
 KINDS: tuple[str, ...] = get_args(EditKind)
 OBSERVERS = {
     "minmax": "MinMaxObserver",
@@ -38,6 +38,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "range": ("scale", "zero_point"),
     "bias": ("values",),
     "smooth": ("values",),
+    "round": ("values",),
 }
 """What an edit has by its kind, besides the ops."""
 
@@ -56,13 +57,15 @@ class Edit:
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
             ``values`` are added to the bias of one op, after calibration. ``"smooth"``: the parameters of a norm are
             divided by ``values``, and the columns of the linears' weights, which alone read it, multiplied.
+            ``"round"``: the weight of one op becomes ``values``, times its scale.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
             ``"range"``, those of inputs, too; for ``"smooth"``, the norm and all linears that read it.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
         scale: for ``"range"``: positive; it is rounded to float32, as observers have it.
         zero_point: for ``"range"``: the integer for 0.
         values: for ``"bias"``: one float32 for each output channel, as little-endian bytes in base64; for ``"smooth"``:
-            such a power of two for each channel of the norm, by which floats are multiplied without rounding.
+            such a power of two for each channel of the norm, by which floats are multiplied without rounding; for
+            ``"round"``: the weight as it is stored, one int8 for each element.
 
     Raises:
         QuantizeError: a field has an invalid value.
@@ -94,20 +97,20 @@ class Edit:
             self._check_range()
         elif self.scale or self.zero_point:
             raise QuantizeError(f"edit {self.kind!r}: only kind 'range' takes a scale and a zero point")
-        if self.kind in ("bias", "smooth"):
+        if self.kind in ("bias", "smooth", "round"):
             self._check_values()
         elif self.values:
-            raise QuantizeError(f"edit {self.kind!r}: only kinds 'bias' and 'smooth' take values")
+            raise QuantizeError(f"edit {self.kind!r}: only kinds 'bias', 'smooth' and 'round' take values")
 
     def _check_values(self) -> None:
-        if self.kind == "bias" and len(self.ops) != 1:
-            raise QuantizeError(f"edit 'bias': ops: got {self.ops!r}, expected the name of one op")
+        if self.kind != "smooth" and len(self.ops) != 1:
+            raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected the name of one op")
         if self.kind == "smooth" and len(self.ops) < 2:
             raise QuantizeError(f"edit 'smooth': ops: got {self.ops!r}, expected a norm and the linears that read it")
         try:
             found = self.numbers
         except (ValueError, TypeError, struct.error) as error:
-            raise QuantizeError(f"edit {self.kind!r}: values: {error}; expected float32 numbers in base64") from error
+            raise QuantizeError(f"edit {self.kind!r}: values: {error}; expected numbers in base64") from error
         if not found or not all(map(math.isfinite, found)):
             raise QuantizeError(f"edit {self.kind!r}: values: expected finite numbers, one for each channel")
         if self.kind == "smooth" and any(math.frexp(value)[0] != 0.5 for value in found):
@@ -115,8 +118,9 @@ class Edit:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The values of kind ``"bias"`` or ``"smooth"`` as numbers."""
-        return tuple(value for (value,) in struct.iter_unpack("<f", base64.b64decode(self.values, validate=True)))
+        """The values as numbers."""
+        number = "<b" if self.kind == "round" else "<f"
+        return tuple(value for (value,) in struct.iter_unpack(number, base64.b64decode(self.values, validate=True)))
 
     def _check_range(self) -> None:
         scale, zero_point = self.scale, self.zero_point
@@ -139,7 +143,7 @@ class Edit:
         if self.kind == "range":
             extra = f" {self.scale:.6g}, {self.zero_point}"
         elif self.values:
-            extra = f" of {len(self.numbers)} channels"
+            extra = f" of {len(self.numbers)} {'weights' if self.kind == 'round' else 'channels'}"
         return f"{self.kind}{extra}: {joined}"
 
 
@@ -196,17 +200,18 @@ class OverridePlan:
 
         Raises:
             PluginError: there is no such quantizer.
-            QuantizeError: the plan has ``bias`` edits.
+            QuantizeError: the plan has ``bias`` or ``round`` edits.
 
         >>> plan = OverridePlan((Edit("float", ("fc/linear",)),))
         >>> quantizer = plan.apply_to("xnnpack")
         """
         from pt2qa.overrides.applied import PlannedQuantizer
 
-        if any(edit.kind == "bias" for edit in self.edits):
+        late = sorted({edit.kind for edit in self.edits} & {"bias", "round"})
+        if late:
             raise QuantizeError(
-                "the plan has bias edits, which are made after calibration, where no quantizer is. Pass the plan to "
-                "pt2qa.quantize, or use the code of the report that has it."
+                f"the plan has {' and '.join(late)} edits, which are made after calibration, where no quantizer is. "
+                "Pass the plan to pt2qa.quantize, or use the code of the report that has it."
             )
         return PlannedQuantizer(quantizer, self.edits, qat=qat)
 
@@ -272,9 +277,9 @@ class OverridePlan:
         return cls.from_json(text, source=str(path))
 
 
-def in_base64(numbers: Sequence[float]) -> str:
-    """Numbers as the ``values`` of an edit."""
-    return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode("ascii")
+def in_base64(numbers: Sequence[float], form: Literal["f", "b"] = "f") -> str:
+    """Numbers as the ``values`` of an edit: float32, or int8."""
+    return base64.b64encode(struct.pack(f"<{len(numbers)}{form}", *numbers)).decode("ascii")
 
 
 def _edit(value: Any, where: str, source: str) -> Edit:

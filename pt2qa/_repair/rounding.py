@@ -1,0 +1,213 @@
+"""Rounding of weights with error feedback, so that what an op computes changes less than its weights do.
+
+Each column of a weight is rounded to the scale that it has, and its error is taken back, as far as that is possible, in
+the columns that are not rounded yet.  With x the rounded inputs of the op as rows, ``H = x.T @ x`` with a hundredth of
+its mean diagonal added, and U the upper Cholesky factor of its inverse::
+
+    column j:   q = round(w[:, j]),   w[:, j + 1:] -= (w[:, j] - q) / U[j, j] * U[j, j + 1:]
+
+columns with large inputs first.  One forward of each batch, and (inputs of
+the op)**2 numbers for each half of the data.
+
+Source:
+    "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (Frantar et al., 2022).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.rounding import in_float
+from pt2qa._ranks import everywhere
+from pt2qa._repair.halves import Halves
+from pt2qa._report.prose import counted
+from pt2qa._sensitivity.gradients import GradientRun, WithoutGradient
+from pt2qa._sensitivity.played import with_roundings
+from pt2qa._simulator.program import Constant, QuantParams, Slot, Step
+from pt2qa._simulator.simulator import Simulator
+from pt2qa.errors import SelectionError
+from pt2qa.overrides.plan import Edit, in_base64
+
+DAMPING = 0.01
+"""The share of the mean diagonal that is added to it."""
+
+BLOCK = 128
+"""Columns after which errors go to all others."""
+
+LARGEST = 5000
+"""Inputs of an op up to which it is rounded: a matrix of this size takes 100 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedIntegers:
+    """Weights as int8, by the name of the op that reads them; with it, the site and how it rounds."""
+
+    integers: Mapping[str, tuple[int, QuantParams, Tensor]]
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits that set them."""
+        return tuple(
+            Edit("round", (name,), values=in_base64(values.flatten().tolist(), "b"))
+            for name, (_, _, values) in self.integers.items()
+        )
+
+    def simulator(self, pair: QuantizedPair) -> Simulator:
+        """The simulator of the pair with them."""
+        values = {site: in_float(integers, *_scales(params)) for site, params, integers in self.integers.values()}
+        roundings = {site: lambda weight, site=site: values[site].to(weight) for site in values}
+        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+
+    def __bool__(self) -> bool:
+        return bool(self.integers)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What one look at the data tells about ops with int8 weights: ``x.T @ x`` by half and op."""
+
+    name: ClassVar = "rounding"
+
+    left_out: str
+
+    pair: QuantizedPair
+    ops: tuple[tuple[Step, Constant], ...]
+    grams: tuple[Mapping[int, Tensor], ...]
+
+    @classmethod
+    def look(cls, pair: QuantizedPair, data: Halves) -> Rounding:
+        """Runs the float model on the data.
+
+        Raises:
+            SelectionError: no op has a weight that can be rounded so.
+        """
+        ops = tuple(_ops_in(pair))
+        if not ops:
+            raise SelectionError("no linear or ungrouped convolution has an int8 weight of its own")
+        own: tuple[dict[int, Tensor], ...] = ({}, {})
+        reason = ""
+        try:
+            for half, values in data:
+                run = GradientRun(pair.simulator, values)
+                for number, (step, _) in enumerate(ops):
+                    rows = _rows(step, _input(pair, run, step), pair)
+                    found = rows.T @ rows
+                    own[half][number] = found if number not in own[half] else own[half][number].add_(found)
+        except WithoutGradient as error:
+            reason = error.reason
+        parts = everywhere((own, reason))
+        for _, why in parts:
+            if why:
+                raise SelectionError(why)
+        grams = tuple(
+            {
+                number: torch.stack([found[half][number] for found, _ in parts if number in found[half]]).sum(0)
+                for number in range(len(ops))
+                if any(number in found[half] for found, _ in parts)
+            }
+            for half in (0, 1)
+        )
+        weights = sum(site.kind == "weight" for site in pair.sites)
+        left_out = f"{weights - len(ops)} of {counted(weights, 'rounded weight')} left as they are: "
+        left_out += "of grouped convolutions, shared, very large, or not int8"
+        return cls(left_out if weights > len(ops) else "", pair, ops, grams)
+
+    def fit(self, halves: Collection[int]) -> FittedIntegers:
+        """The weights that serve some halves of the data best."""
+        found = {}
+        for number, (step, weight) in enumerate(self.ops):
+            known = [self.grams[half][number] for half in halves if number in self.grams[half]]
+            if known:
+                assert weight.site is not None
+                params = self.pair.sites[weight.site].params
+                integers = _rounded(weight.reference.detach(), params, torch.stack(known).sum(0))
+                found[step.name] = (weight.site, params, integers)
+        return FittedIntegers(found)
+
+
+def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
+    """The linears and ungrouped convolutions with an int8 weight that no other op reads."""
+    program = pair.program
+    constants = {each.slot: each for each in program.constants}
+    readers = Counter(slot for step in program.steps for slot in step.constants)
+    names = Counter(step.name for step in program.steps if step.site is None)
+    for step in program.steps:
+        if step.site is not None or step.op not in ("linear", "conv1d", "conv2d") or names[step.name] != 1:
+            continue
+        for weight in (constants[slot] for slot in step.constants):
+            if weight.argument != 1 or weight.site is None or readers[weight.slot] != 1:
+                continue
+            params, columns = pair.sites[weight.site].params, weight.reference[0].numel()
+            plain = step.op == "linear" or (step.args[6:] in ((), (1,)) and str not in map(type, step.args))
+            if params.dtype == "int8" and params.axis in (None, 0) and columns <= LARGEST and plain:
+                yield step, weight
+
+
+def _input(pair: QuantizedPair, run: GradientRun, step: Step) -> Tensor:
+    """What an op reads, rounded, on the reference's values."""
+    program = pair.program
+    assert isinstance(step.args[0], Slot)
+    slot = step.args[0].number
+    producer = program.steps[program.producers[slot]] if slot in program.producers else None
+    value: Tensor = run.env[slot]
+    if producer is not None and producer.site is not None:
+        value = pair.simulator.site_function(producer)(value, out=None)
+    return value.detach()
+
+
+def _rows(step: Step, value: Tensor, pair: QuantizedPair) -> Tensor:
+    """The inputs as rows of a product with the weight: float32 of shape (places, inputs)."""
+    value = value.float()
+    if step.op == "linear":
+        return value.reshape(-1, value.shape[-1])
+    [weight] = [each for each in pair.program.constants if each.slot in step.constants and each.argument == 1]
+    sizes = tuple(weight.reference.shape[2:])
+    defaults = ((3, 1), (4, 0), (5, 1))
+    options = [step.args[place] if len(step.args) > place else (default,) for place, default in defaults]
+    stride, padding, dilation = (tuple(each) * (len(sizes) // len(each)) for each in options)
+    if value.dim() == len(sizes) + 1:
+        value = value.unsqueeze(0)
+    if len(sizes) == 1:
+        value, sizes = value.unsqueeze(2), (1, *sizes)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    unfolded = F.unfold(value, sizes, dilation=dilation, padding=padding, stride=stride)
+    return unfolded.transpose(1, 2).reshape(-1, unfolded.shape[1])
+
+
+def _scales(params: QuantParams) -> tuple[Tensor, Tensor]:
+    return torch.as_tensor(params.scale).reshape(-1), torch.as_tensor(params.zero_point).reshape(-1)
+
+
+def _rounded(weight: Tensor, params: QuantParams, gram: Tensor) -> Tensor:
+    """The integers of a weight: int8 of its shape."""
+    scale, zero_point = (each.float().to(weight.device)[:, None] for each in _scales(params))
+    left = weight.float().reshape(len(weight), -1).clone()
+    columns = left.shape[1]
+    order = gram.diagonal().argsort(descending=True)
+    left, gram = left[:, order], gram[order][:, order].double()
+    damping = max(DAMPING * float(gram.diagonal().mean()), 1e-12)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram + damping * torch.eye(columns).to(gram)))
+    upper = torch.linalg.cholesky(inverse, upper=True).float()
+    integers = torch.empty_like(left)
+    for start in range(0, columns, BLOCK):
+        end = min(start + BLOCK, columns)
+        errors = torch.empty_like(left[:, start:end])
+        for column in range(start, end):
+            own = left[:, column : column + 1]
+            steps = (torch.round(own / scale) + zero_point).clamp(params.quant_min, params.quant_max)
+            integers[:, column : column + 1] = steps
+            error = (own - (steps - zero_point) * scale) / upper[column, column]
+            left[:, column:end] -= error * upper[column, column:end]
+            errors[:, column - start : column - start + 1] = error
+        left[:, end:] -= errors @ upper[start:end, end:]
+    result = torch.empty_like(integers)
+    result[:, order] = integers
+    return result.reshape(weight.shape).to(torch.int8)

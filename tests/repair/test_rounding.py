@@ -1,0 +1,133 @@
+"""Weights that are rounded with error feedback."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pt2qa
+from pt2qa import Edit, OverridePlan
+from pt2qa._repair.halves import Halves
+from pt2qa._repair.rounding import Rounding, _rounded
+from pt2qa._simulator.program import QuantParams
+from pt2qa.overrides.plan import in_base64
+from tests.flows import quantized_pair
+
+
+class Convs(nn.Module):
+    """Convolutions of several kinds, one of them grouped, and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.grouped = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.wide = nn.Conv2d(16, 16, (1, 3), dilation=2, bias=False)
+        self.line = nn.Conv1d(16, 8, 3, padding=1)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.wide(self.grouped(self.first(x).relu()).relu()).relu().flatten(2)
+        result: Tensor = self.fc(self.line(x).relu().mean(2))
+        return result
+
+
+def smooth_pictures(count: int = 4, seed: int = 0) -> list[Tensor]:
+    """Pictures without fine detail, so that inputs of an op tell much about each other."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = [torch.randn(8, 3, 6, 6, generator=generator) for _ in range(count)]
+    return [F.interpolate(each, scale_factor=3.0, mode="bilinear") for each in coarse]
+
+
+@functools.cache
+def convs_pair(quantizer: str) -> pt2qa.QuantizedPair:
+    torch.manual_seed(0)
+    batches = smooth_pictures()
+    return quantized_pair(Convs(), batches[0], quantizer, batches=batches)
+
+
+QUANTIZERS = pytest.mark.parametrize("quantizer", ["xnnpack:per_channel=false", "x86"])
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_outputs_change_less_than_with_plain_rounding(axis: int | None) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(400, 8) @ torch.randn(8, 40) + 0.1 * torch.randn(400, 40)
+    weight = torch.randn(24, 40)
+    largest = weight.abs().amax(1) if axis == 0 else weight.abs().max()
+    scale = largest / 7
+    params = QuantParams("int8", scale if axis == 0 else float(scale), 0, -7, 7, axis)
+    steps = scale.reshape(-1, 1)
+    plain = torch.round(weight / steps)
+    fed_back = _rounded(weight, params, rows.T @ rows).float()
+    assert fed_back.abs().max() <= 7
+    errors = [float((rows @ (weight - each * steps).T).square().sum()) for each in (plain, fed_back)]
+    assert errors[1] < errors[0] / 3
+
+
+def test_inputs_that_are_unrelated_change_nothing() -> None:
+    torch.manual_seed(0)
+    weight, params = torch.randn(6, 5), QuantParams("int8", 0.03, 0, -127, 127)
+    assert torch.equal(_rounded(weight, params, torch.eye(5)).float(), torch.round(weight / 0.03))
+
+
+@QUANTIZERS
+def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None:
+    pair = convs_pair(quantizer)
+    look = Rounding.look(pair, Halves.of(pair, smooth_pictures(), None))
+    fit = look.fit((0, 1))
+    assert look.left_out.startswith("1 of 5 rounded weights left as they are")
+    assert pair.capture is not None
+    plan = OverridePlan.from_json(OverridePlan(fit.edits).to_json())
+    new = pt2qa.quantize(pair.capture, quantizer, smooth_pictures(), overrides=plan, progress=False)
+    assert new.quantization == pair.quantization  # the same scales
+    for x in smooth_pictures(seed=3):
+        assert torch.equal(fit.simulator(pair).run(pair.values((x,)), on=True)[0], new.quantized(x))
+        assert not torch.equal(new.quantized(x), pair.quantized(x))
+        assert torch.equal(new.reference(x), pair.reference(x))
+    new.verify(smooth_pictures()[0])
+
+
+def test_the_rows_are_those_of_the_product() -> None:
+    """``x.T @ x`` of a convolution is that of the patches that its weight meets."""
+    pair = convs_pair("x86")
+    look = Rounding.look(pair, Halves.of(pair, smooth_pictures(), None))
+    rounded = {site.name: site for site in pair.sites if site.kind == "weight"}
+    for number, (step, weight) in enumerate(look.ops):
+        rows = look.grams[0][number]
+        assert rows.shape == (weight.reference[0].numel(),) * 2
+        assert step.name in rounded
+    patches = F.unfold(smooth_pictures()[0], 3, padding=1, stride=2).transpose(1, 2).reshape(-1, 27)
+    others = F.unfold(smooth_pictures()[2], 3, padding=1, stride=2).transpose(1, 2).reshape(-1, 27)
+    expected = patches.T @ patches + others.T @ others
+    assert torch.allclose(look.grams[0][0], expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
+
+
+def test_only_on_request_and_with_code_that_gives_the_same() -> None:
+    pair, held_out = convs_pair("x86"), smooth_pictures(seed=9)
+    plain = pt2qa.repair(pair, held_out, verify_code=False, progress=False)
+    assert not any(note.startswith("rounding") for note in plain.notes)
+    report = pt2qa.repair(pair, held_out, methods=["rounding"], progress=False)
+    assert {edit.kind for edit in report.plan.edits} == {"round"}
+    assert report.code_verified.startswith("equal")
+    assert "with pt2qa" not in report.code_verified
+    assert any("1 of 5 rounded weights left as they are" in note for note in report.notes)
+    stages = {stage.name: stage.quality for stage in report.stages}
+    assert stages["converted"] > stages["before"] + 0.5
+
+
+def test_what_cannot_be_set_is_said() -> None:
+    pair = convs_pair("x86")
+    assert pair.capture is not None
+    for op, count, message in (
+        ("mean", 3, "has no such op with an int8 weight"),
+        ("fc/linear", 3, r"the weight has the shape \(10, 8\)"),
+    ):
+        plan = OverridePlan((Edit("round", (op,), values=in_base64([1] * count, "b")),))
+        with pytest.raises(pt2qa.QuantizeError, match=message):
+            pt2qa.quantize(pair.capture, "x86", smooth_pictures(), overrides=plan, progress=False)
+    with pytest.raises(pt2qa.QuantizeError, match="the plan has round edits, which are made after calibration"):
+        plan.apply_to("x86")
