@@ -1,8 +1,7 @@
 """What NNCF makes of a model, with each of its options; run by the Python of an environment that has it.
 
 ``python -m tests.benchmarks.nncf_options MODEL QUANTIZER FUSIONS OUT`` quantizes with ``quantize_pt2e`` and the
-quantizer that pt2qa has under that name, with the fusions of FUSIONS (a plan as JSON), and writes the outputs for the
-held-out data to OUT, a tensor for each option.
+quantizer X
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from nncf.experimental.torch.fx import quantize_pt2e  # type: ignore[import-not-
 from nncf.quantization.range_estimator import RangeEstimatorParametersSet  # type: ignore[import-not-found]
 from safetensors.torch import save_file
 
+import pt2qa
 from pt2qa import OverridePlan
-from tests.benchmarks.repair_models import setting
+from tests.benchmarks.repair_models import rounded_weights, setting
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "fast bias correction": {},
@@ -39,9 +39,11 @@ def main() -> None:
     nncf.set_log_level(logging.ERROR)
     given = setting(name)
     plan = OverridePlan.from_json(fusions)
+    capture = pt2qa.capture(given.model, (given.calibration[0],))
     outputs: dict[str, torch.Tensor] = {}
+    rounded: dict[str, str] = {}
     for option, arguments in OPTIONS.items():
-        exported = torch.export.export(given.model, (given.calibration[0],)).module()
+        exported = capture.module()
         data = nncf.Dataset(given.calibration)
         try:
             made = quantize_pt2e(
@@ -52,7 +54,8 @@ def main() -> None:
             continue
         with torch.no_grad():
             outputs[option] = torch.cat([made(batch) for batch in given.held_out])
-    save_file(outputs, Path(out))
+        rounded[option] = str(rounded_weights(made))
+    save_file(outputs, Path(out), rounded)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 
 from tests.zoo import models
 
@@ -38,3 +39,9 @@ def setting(name: str) -> Setting:
     data = samples()
     calibration, held_out = (list(data[start::2].split(size)) for start in (0, 1))
     return Setting(model(), calibration, held_out)
+
+
+def rounded_weights(graph: GraphModule) -> int:
+    """How many ops of a converted graph have an integer weight."""
+    sources = (node.args[1] for node in graph.graph.nodes if node.op == "call_function" and len(node.args) > 1)
+    return sum(isinstance(each, Node) and "dequantize_per" in str(each.target) for each in sources)

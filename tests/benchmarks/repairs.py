@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from tabulate import tabulate
 from torch import Tensor
 from torch.fx import GraphModule
@@ -30,7 +30,7 @@ from pt2qa import OverridePlan
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.methods import METHODS
 from pt2qa.overrides import fusions
-from tests.benchmarks.repair_models import NAMES, Setting, setting
+from tests.benchmarks.repair_models import NAMES, Setting, rounded_weights, setting
 
 QUANTIZERS = ("xnnpack", "x86")
 LEAST = -0.2
@@ -96,7 +96,7 @@ def measure(model: str, quantizer: str, nncf: str | None) -> list[tuple[Sequence
             assert _ops(report.pair.quantized) == _ops(pair.quantized), f"{model}, {name}: other ops"
             found.append(_errors(report.pair.quantized, given, reference))
         low, high = _interval(plain, found[-1], reference)
-        option, theirs = _nncf(nncf, model, quantizer, plan, reference)
+        option, theirs = _nncf(nncf, model, quantizer, plan, reference, rounded_weights(pair.quantized))
         before, *after = (_decibels(each, reference) for each in (plain, *found))
         gain = f"{low:+.1f} to {high:+.1f}"
         row = (model, name, before, *after, gain, round(cost), theirs, option)
@@ -111,17 +111,29 @@ def _missed(row: str, before: float, after: Sequence[float], cost: float, theirs
     return [*lost, *slow, *([f"{row}: {after[-1]:.1f} dB, NNCF's best {theirs:.1f}"] if theirs > after[-1] else [])]
 
 
-def _nncf(python: str | None, model: str, quantizer: str, plan: OverridePlan, reference: Tensor) -> tuple[str, float]:
-    """The best of NNCF's options on the held-out data, and its SQNR in dB."""
+def _nncf(
+    python: str | None, model: str, quantizer: str, plan: OverridePlan, reference: Tensor, rounded: int
+) -> tuple[str, float]:
+    """The best of NNCF's options on the held-out data, of those with as many integer weights, and its SQNR in dB."""
     if python is None:
         return "not run", math.nan
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "outputs.safetensors"
         command = [python, "-W", "ignore", "-m", "tests.benchmarks.nncf_options", model, quantizer]
         subprocess.run([*command, plan.to_json(), str(out)], check=True, stdout=subprocess.DEVNULL)
-        found = {option: _decibels(_squares(own, reference), reference) for option, own in load_file(out).items()}
-    best = max(found, key=found.__getitem__)
-    return best, found[best]
+        with safe_open(out, "pt") as file:
+            counts = {option: int(count) for option, count in file.metadata().items()}
+            outputs = {option: file.get_tensor(option) for option in file.keys()}  # noqa: SIM118  it is no mapping
+    for option in outputs:
+        if counts[option] != rounded:
+            print(f"NNCF, {option}: {counts[option]} integer weights, not {rounded}: left out", file=sys.stderr)
+    found = {
+        option: _decibels(_squares(own, reference), reference)
+        for option, own in outputs.items()
+        if counts[option] == rounded
+    }
+    best = max(found, key=found.__getitem__, default="none")
+    return best, found.get(best, math.nan)
 
 
 def _errors(graph: GraphModule, given: Setting, reference: Tensor) -> Tensor:
