@@ -143,7 +143,8 @@ class Smoothing:
         )
         all_norms = sum(step.op in ("layer_norm", "rms_norm") for step in pair.program.steps)
         own = sum(pair.program.steps[norm.step].op != "mul" for norm in norms)
-        left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are, which others than linears read"
+        left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are"
+        left_out += ": ops other than quantized linears read them"
         return cls(left_out if all_norms > own else "", data, norms, candidates, costs)
 
     def fit(self, halves: Collection[int]) -> FittedFactors:

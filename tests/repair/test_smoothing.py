@@ -53,6 +53,12 @@ def test_the_reference_is_the_users_model(repaired: pt2qa.Reconfiguration) -> No
     assert ops(repaired.pair) == ops(pair)
 
 
+def test_norms_that_stay_as_they_are_are_counted() -> None:
+    pair = encoder_pair("x86", 50.0)
+    look = Smoothing.look(pair, Halves.of(pair, sequences(), None))
+    assert look.left_out == "2 of 5 norms left as they are: ops other than quantized linears read them"
+
+
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
     # x86's quantizer leaves the projection of an nn.MultiheadAttention in float.
     assert Counter(edit.kind for edit in repaired.plan.edits)["smooth"] == (3 if repaired.quantizer == "x86" else 5)
