@@ -20,6 +20,7 @@ from tests.benchmarks.deployed import measure_deployed
 from tests.benchmarks.diagnose import measure_diagnose
 from tests.benchmarks.language_models import measure_language_models
 from tests.benchmarks.layers import measure_memory, measure_times
+from tests.benchmarks.packaging import measure_wheel
 from tests.benchmarks.processes import measure_processes
 from tests.benchmarks.quantizing import measure_quantizing
 from tests.benchmarks.sensitivity import measure_sensitivity
@@ -36,6 +37,7 @@ def main() -> int:
             "times",
             "memory",
             "startup",
+            "package",
             "cases",
             "sensitivity",
             "deployed",
@@ -54,6 +56,8 @@ def main() -> int:
     results: list[Result] = []
     if arguments.only in (None, "startup"):
         results += measure_startup(arguments.rounds)
+    if arguments.only in (None, "package"):
+        results += measure_wheel()
     if arguments.only in (None, "times"):
         for model in ("resnet50", "mobilenet_v2"):
             results += measure_times(model, arguments.rounds)
