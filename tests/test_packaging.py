@@ -185,3 +185,9 @@ def test_an_sdist_holds_what_make_test_needs(built: Distributions, tmp_path: Pat
     assert [path for path in files if not (unpacked / path).exists()] == []
     assert (unpacked / "Makefile").exists()
     assert (unpacked / "constraints.txt").exists()
+
+
+def test_class_variables_say_their_type_as_python_3_10_wants() -> None:
+    sources = [path for folder in ("pt2qa", "quantizers") for path in sorted((ROOT / folder).rglob("*.py"))]
+    plain = re.compile(r"^\s+\w+: ClassVar( =|$)", re.MULTILINE)
+    assert [str(path) for path in sources if plain.search(path.read_text())] == []

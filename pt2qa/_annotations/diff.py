@@ -32,8 +32,8 @@ class AnnotationDiff(Report):
         environment: versions, and the fingerprint of a's model.
     """
 
-    heading: ClassVar = "Two annotations"
-    ties: ClassVar = "name"
+    heading: ClassVar[str] = "Two annotations"
+    ties: ClassVar[str] = "name"
 
     rows: tuple[AnnotationDiffRow, ...]
     a: str

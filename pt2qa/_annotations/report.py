@@ -70,9 +70,9 @@ class AnnotationReport(Report):
         ReportError: ``basis`` is none of these.
     """
 
-    heading: ClassVar = "Annotations"
-    usual_measures: ClassVar = ("dtype",)
-    ties: ClassVar = "name"
+    heading: ClassVar[str] = "Annotations"
+    usual_measures: ClassVar[tuple[str, ...]] = ("dtype",)
+    ties: ClassVar[str] = "name"
 
     rows: tuple[AnnotationRow, ...]
     modules: tuple[ModuleCalls, ...]

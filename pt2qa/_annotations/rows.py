@@ -57,7 +57,7 @@ class AnnotationRow:
         note: what is special here.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         *("name", "role", "argument", "of", "dtype", "scheme", "axis", "observer", "scale", "zero_point", "annotated"),
     )
 

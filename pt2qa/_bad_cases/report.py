@@ -56,10 +56,10 @@ class BadCases(Report):
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
     """
 
-    heading: ClassVar = "Bad cases"
-    usual_measures: ClassVar = ("value",)
-    served: ClassVar = frozenset({"cases"})
-    one_run: ClassVar = ("model", "quantizer", "batch_axis")
+    heading: ClassVar[str] = "Bad cases"
+    usual_measures: ClassVar[tuple[str, ...]] = ("value",)
+    served: ClassVar[frozenset[str]] = frozenset({"cases"})
+    one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "batch_axis")
 
     rows: tuple[CaseRow, ...]
     rankings: tuple[Ranking, ...]

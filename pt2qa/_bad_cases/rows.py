@@ -32,7 +32,7 @@ class CaseRow:
         worst_position: with a mask, the position with the lowest SQNR; -1 if there is none.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         "metric", "output", "rank", "value", "batch", "sample", "index", "first_wrong", "worst_position", "note",
     )  # fmt: skip
 

@@ -44,10 +44,10 @@ class CandidateReport(Report):
         ReportError: the rows do not have the same candidates.
     """
 
-    heading: ClassVar = "Candidates"
-    usual_measures: ClassVar = ("candidates.sqnr",)
-    ties: ClassVar = "handle"
-    one_run: ClassVar = ("model",)
+    heading: ClassVar[str] = "Candidates"
+    usual_measures: ClassVar[tuple[str, ...]] = ("candidates.sqnr",)
+    ties: ClassVar[str] = "handle"
+    one_run: ClassVar[tuple[str, ...]] = ("model",)
 
     rows: tuple[CandidateRow, ...]
     candidates: tuple[Candidate, ...]

@@ -25,7 +25,7 @@ class CandidateRow:
         custom: cumulative SQNR in dB by candidate; nan if a candidate has no such value.
     """
 
-    shown: ClassVar = ("name", "op")
+    shown: ClassVar[tuple[str, ...]] = ("name", "op")
 
     handle: Annotated[int, column(worse="smaller")]
     name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
@@ -50,7 +50,16 @@ class Candidate:
         note: why it failed; empty if it did not.
     """
 
-    shown: ClassVar = ("name", "quantizer", "sqnr", "quantized_ops", "ops", "activations", "weights", "bytes")
+    shown: ClassVar[tuple[str, ...]] = (
+        "name",
+        "quantizer",
+        "sqnr",
+        "quantized_ops",
+        "ops",
+        "activations",
+        "weights",
+        "bytes",
+    )
 
     name: Annotated[str, column("candidate", key=True, importance=0, shrinks_to=16)]
     quantizer: Annotated[str, column(importance=1, shrinks_to=16)]

@@ -33,7 +33,7 @@ class Finding:
         value: sorts the findings of one rule, the largest first; nan if nothing does.
     """
 
-    shown: ClassVar = ("severity", "rule", "name", "source", "why", "fix")
+    shown: ClassVar[tuple[str, ...]] = ("severity", "rule", "name", "source", "why", "fix")
 
     rule: Annotated[str, column(key=True, importance=0)]
     severity: Annotated[Literal["error", "warning", "note"], column(importance=0)]
@@ -83,9 +83,9 @@ class Findings(Report):
         environment: versions, and the model's fingerprint if it could be captured.
     """
 
-    heading: ClassVar = "Findings"
-    usual_measures: ClassVar = ("severity",)
-    ties: ClassVar = "rule"
+    heading: ClassVar[str] = "Findings"
+    usual_measures: ClassVar[tuple[str, ...]] = ("severity",)
+    ties: ClassVar[str] = "rule"
 
     rows: tuple[Finding, ...]
     rules: tuple[RuleOutcome, ...]

@@ -48,9 +48,9 @@ class ConformanceReport(Report):
         properties: ditto.
     """
 
-    heading: ClassVar = "Conformance"
-    usual_measures: ClassVar = ("outcome",)
-    ties: ClassVar = "model"
+    heading: ClassVar[str] = "Conformance"
+    usual_measures: ClassVar[tuple[str, ...]] = ("outcome",)
+    ties: ClassVar[str] = "model"
 
     rows: tuple[ConformanceRow, ...]
     coverage: tuple[ModelCoverage, ...]

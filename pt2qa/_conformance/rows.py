@@ -24,7 +24,7 @@ class ConformanceRow:
         seconds: how long it took; work that properties share counts for the first of them.
     """
 
-    shown: ClassVar = ("property", "model", "outcome", "why")
+    shown: ClassVar[tuple[str, ...]] = ("property", "model", "outcome", "why")
 
     quantizer: str
     property: Annotated[str, column(key=True, importance=0)]

@@ -52,9 +52,9 @@ class DeployedReport(Report):
     ''
     """
 
-    heading: ClassVar = "Deployed"
-    usual_measures: ClassVar = ("isolated_sqnr", "outputs.deployed_sqnr")
-    ties: ClassVar = "isolated_max_lsb"
+    heading: ClassVar[str] = "Deployed"
+    usual_measures: ClassVar[tuple[str, ...]] = ("isolated_sqnr", "outputs.deployed_sqnr")
+    ties: ClassVar[str] = "isolated_max_lsb"
 
     rows: tuple[DeployedRow, ...]
     outputs: tuple[DeployedRow, ...]

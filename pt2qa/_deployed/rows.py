@@ -44,7 +44,7 @@ class DeployedRow:
         note: why a number is missing, or with which other roundings it was measured.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         *("name", "op", "observed_at", "dtype", "delegated", "isolated_max_lsb", "isolated_differing"),
         *("isolated_sqnr", "cumulative_sqnr", "quantized_sqnr", "deployed_sqnr"),
     )
@@ -97,7 +97,7 @@ class StageRow:
         sqnr: dB, against the first stage; inf at the first.
     """
 
-    shown: ClassVar = ("name", "step_sqnr", "sqnr")
+    shown: ClassVar[tuple[str, ...]] = ("name", "step_sqnr", "sqnr")
 
     name: Annotated[str, column(key=True, importance=0)]
     step_sqnr: Annotated[float, column("step\ndB", unit="dB", importance=1)]

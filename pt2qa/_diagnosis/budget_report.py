@@ -64,7 +64,7 @@ class BudgetRow:
         error: one sigma of the sampling error of ``noise_share``; 0 if nothing was sampled.
     """
 
-    shown: ClassVar = ("name", "op", "mechanism", "dtype", "noise_share", "error")
+    shown: ClassVar[tuple[str, ...]] = ("name", "op", "mechanism", "dtype", "noise_share", "error")
 
     name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
     module: Annotated[str, column(extended=True)]
@@ -98,9 +98,9 @@ class ErrorBudget(Report):
         set_apart: batches excluded from all numbers.
     """
 
-    heading: ClassVar = "Error budget"
-    usual_measures: ClassVar = ("noise",)
-    ties: ClassVar = "noise_share"
+    heading: ClassVar[str] = "Error budget"
+    usual_measures: ClassVar[tuple[str, ...]] = ("noise",)
+    ties: ClassVar[str] = "noise_share"
 
     rows: tuple[BudgetRow, ...]
     outputs: tuple[str, ...]

@@ -48,10 +48,10 @@ class Diagnosis(Report):
         environment: versions, and the model's fingerprint.
     """
 
-    heading: ClassVar = "Diagnosis"
-    usual_measures: ClassVar = ("figures.sqnr",)
-    ties: ClassVar = "rank"
-    titles: ClassVar = {
+    heading: ClassVar[str] = "Diagnosis"
+    usual_measures: ClassVar[tuple[str, ...]] = ("figures.sqnr",)
+    ties: ClassVar[str] = "rank"
+    titles: ClassVar[Mapping[str, str]] = {
         "rows": "Causes",
         "figures": "Measured",
         "tried": "Tried, and not recommended",

@@ -54,7 +54,7 @@ class CauseRow:
     quality: Annotated[float, column(worse="smaller", extended=True)]
     how: Annotated[str, column(extended=True)]
 
-    shown: ClassVar = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
+    shown: ClassVar[tuple[str, ...]] = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
 
 
 @dataclass(frozen=True, slots=True)

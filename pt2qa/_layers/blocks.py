@@ -58,7 +58,7 @@ class BlockRow:
         best: the largest, dB.
     """
 
-    shown: ClassVar = ("op", "blocks", "worst", "block", "median", "best")
+    shown: ClassVar[tuple[str, ...]] = ("op", "blocks", "worst", "block", "median", "best")
 
     op: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
     blocks: Annotated[int, column(importance=4)]

@@ -62,8 +62,8 @@ class LayerReport(Report):
     '(no rows)'
     """
 
-    heading: ClassVar = "Layers"
-    usual_measures: ClassVar = ("isolated_sqnr", "sqnr")
+    heading: ClassVar[str] = "Layers"
+    usual_measures: ClassVar[tuple[str, ...]] = ("isolated_sqnr", "sqnr")
 
     rows: tuple[LayerRow, ...]
     outputs: tuple[LayerRow, ...]

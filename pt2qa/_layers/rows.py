@@ -73,7 +73,7 @@ class LayerRow:
         the definitions in ``docs/concepts.md``.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         *("name", "op", "observed_at", "dtype", "sqnr", "isolated_sqnr", "rounding_sqnr"),
         *("max_lsb", "saturation", "cosine"),
     )

@@ -40,8 +40,8 @@ class ProfileDiff(Report):
         environment: of profile b.
     """
 
-    heading: ClassVar = "Two profiles"
-    ties: ClassVar = "largest_shift"
+    heading: ClassVar[str] = "Two profiles"
+    ties: ClassVar[str] = "largest_shift"
 
     rows: tuple[ProfileShift, ...]
     only: tuple[ProfileOnly, ...]

@@ -61,9 +61,9 @@ class Profile(Report):
         ReportError: the arrays do not fit each other or the rows, or there is no such side.
     """
 
-    heading: ClassVar = "Profile"
-    ties: ClassVar = "name"
-    one_run: ClassVar = ("model", "quantizer", "side")
+    heading: ClassVar[str] = "Profile"
+    ties: ClassVar[str] = "name"
+    one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "side")
 
     rows: tuple[ProfileRow, ...]
     histograms: dict[str, npt.NDArray[Any]] = field(compare=False)

@@ -60,7 +60,7 @@ class ProfileRow:
         channels: the axis of the numbers by channel; -1 without them.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         *("name", "place", "op", "dtype", "nonfinite", "min", "max", "mean", "std", "q50", "q99_9", "outlier_ratio"),
         *("zeros", "saturation", "range_use"),
     )
@@ -138,7 +138,7 @@ class ProfileShift:
         handle: the op's handle in a.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         *("name", "place", "op", "b_dtype", "b_nonfinite", "distance", "outside", "a_min", "b_min", "a_max", "b_max"),
         *("a_mean", "b_mean", "a_std", "b_std", "range_ratio"),
     )

@@ -57,7 +57,7 @@ class CurvePoint:
         measured: the same, or the user's metric, on the simulator; nan if the search did not need it.
     """
 
-    shown: ClassVar = ("edits", "name", "macs", "bytes", "predicted", "measured")
+    shown: ClassVar[tuple[str, ...]] = ("edits", "name", "macs", "bytes", "predicted", "measured")
 
     name: Annotated[str, column("last edit", key=True, importance=1, shrinks_to=24)]
     edits: Annotated[int, column(importance=0)]
@@ -112,9 +112,9 @@ class Reconfiguration(Report):
             ``equal, with ...`` and why that is needed; ``differs: ...``; ``not run: ...``.  Empty in files of schema 1.
     """
 
-    heading: ClassVar = "Reconfiguration"
-    usual_measures: ClassVar = ("stages.quality",)
-    ties: ClassVar = "gain"
+    heading: ClassVar[str] = "Reconfiguration"
+    usual_measures: ClassVar[tuple[str, ...]] = ("stages.quality",)
+    ties: ClassVar[str] = "gain"
 
     rows: tuple[EditRow, ...]
     curve: tuple[CurvePoint, ...]

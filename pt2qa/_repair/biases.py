@@ -89,8 +89,8 @@ class Biases:
     with each other, of shape (ops, ops), and with v·e, of shape (ops,).
     """
 
-    name: ClassVar = "biases"
-    left_out: ClassVar = ""
+    name: ClassVar[str] = "biases"
+    left_out: ClassVar[str] = ""
 
     ops: tuple[tuple[Step, Constant], ...]
     means: Mapping[tuple[int, ...], Sequence[Tensor]]

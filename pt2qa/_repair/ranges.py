@@ -139,8 +139,8 @@ class Ranges:
     ``spans``, the ranges of all data.
     """
 
-    name: ClassVar = "ranges"
-    left_out: ClassVar = ""
+    name: ClassVar[str] = "ranges"
+    left_out: ClassVar[str] = ""
 
     groups: tuple[RangeGroup, ...]
     spans: Mapping[int, tuple[float, float]]

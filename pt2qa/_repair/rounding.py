@@ -74,7 +74,7 @@ class FittedIntegers:
 class Rounding:
     """What one look at the data tells about ops with int8 weights: ``x.T @ x`` by half and op."""
 
-    name: ClassVar = "rounding"
+    name: ClassVar[str] = "rounding"
 
     left_out: str
 

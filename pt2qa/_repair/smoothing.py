@@ -105,7 +105,7 @@ class FittedFactors:
 class Smoothing:
     """What one look at the data tells about norms: their candidates, no change first, and what these cost by half."""
 
-    name: ClassVar = "smoothing"
+    name: ClassVar[str] = "smoothing"
 
     left_out: str
 

@@ -34,7 +34,7 @@ class DiffRow:
         unit: of the numbers: ``dB`` or empty.
     """
 
-    shown: ClassVar = ("name", "role", "status", "before", "after", "change", "note")
+    shown: ClassVar[tuple[str, ...]] = ("name", "role", "status", "before", "after", "change", "note")
 
     name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
     role: Annotated[str, column(key=True, importance=3, optional=True)]
@@ -92,8 +92,8 @@ class ReportDiff(Report):
         quantizer, model, environment: of the new report.
     """
 
-    heading: ClassVar = "Diff"
-    ties: ClassVar = "loss"
+    heading: ClassVar[str] = "Diff"
+    ties: ClassVar[str] = "loss"
 
     rows: tuple[DiffRow, ...]
     figures: tuple[DiffRow, ...]

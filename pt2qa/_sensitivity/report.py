@@ -64,11 +64,20 @@ class SensitivityReport(Report):
         sums: what :func:`pt2qa.merge` needs besides ``data`` and ``parts``.
     """
 
-    heading: ClassVar = "Sensitivity"
-    usual_measures: ClassVar = ("value",)
-    ties: ClassVar = "rank"
-    served: ClassVar = frozenset({"parts", "data"})
-    one_run: ClassVar = ("model", "quantizer", "method", "metric", "worst_is", "group", "planned", "outputs")
+    heading: ClassVar[str] = "Sensitivity"
+    usual_measures: ClassVar[tuple[str, ...]] = ("value",)
+    ties: ClassVar[str] = "rank"
+    served: ClassVar[frozenset[str]] = frozenset({"parts", "data"})
+    one_run: ClassVar[tuple[str, ...]] = (
+        "model",
+        "quantizer",
+        "method",
+        "metric",
+        "worst_is",
+        "group",
+        "planned",
+        "outputs",
+    )
 
     rows: tuple[SensitivityRow, ...]
     outputs: tuple[str, ...]

@@ -52,7 +52,7 @@ class SensitivityRow:
         near_tie: whether an adjacent rank is within the sampling error of both.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         *("rank", "near_tie", "name", "kind", "op", "dtype"),
         *("value", "error", "noise_share", "flops_share"),
     )

@@ -32,8 +32,8 @@ class GraphReport(LayerReport):
     rounded anew, so ``isolated_sqnr``, ``rounding_sqnr`` and ``saturation`` are nan; ``quantizer`` is empty.
     """
 
-    heading: ClassVar = "Graphs"
-    usual_measures: ClassVar = ("sqnr", "cosine")
+    heading: ClassVar[str] = "Graphs"
+    usual_measures: ClassVar[tuple[str, ...]] = ("sqnr", "cosine")
 
     def grade(self) -> Grade:
         """Good if the graphs agree bit for bit, bad if an output is low or one graph alone is not finite."""

@@ -51,8 +51,8 @@ class WeightReport(Report):
             ``float`` and ``dequantized`` with one line for each; empty in files of older versions.
     """
 
-    heading: ClassVar = "Weights"
-    usual_measures: ClassVar = (BY,)
+    heading: ClassVar[str] = "Weights"
+    usual_measures: ClassVar[tuple[str, ...]] = (BY,)
 
     rows: tuple[WeightRow, ...]
     unpaired: tuple[Unpaired, ...]

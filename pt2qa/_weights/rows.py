@@ -36,7 +36,7 @@ class WeightRow:
         note: ``not quantized``, or anything special about the row.
     """
 
-    shown: ClassVar = (
+    shown: ClassVar[tuple[str, ...]] = (
         *("name", "attr", "dtype", "axis", "sqnr", "worst_channel_sqnr", "worst_channel", "dead_channels"),
         *("max_lsb", "cosine"),
     )
