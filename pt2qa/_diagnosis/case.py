@@ -34,6 +34,10 @@ from pt2qa.overrides.plan import Edit
 FEWEST_STEPS = 127
 """Integer steps below which an 8-bit site is narrowed by mistake: 7 bits are a choice for CPUs without VNNI."""
 
+PRODUCTS = ("conv", "linear")
+CLAMPING = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min"})
+"""Activations that drop a part of what they read, so that its range need not be held."""
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -48,6 +52,7 @@ class Hypothesis:
         others: all places, or the further ones; the report leaves out ``name`` and what is named twice.
         cost: share of the multiply-accumulates that it takes out of int8.
         sentence: the cause in words, where the usual ones do not fit.
+        share: what its sites make of the noise of all sites, each alone, if that is known to bound the gain.
         gain: the gain in dB where it was measured in another way than by the treatment; None: measure the treatment.
     """
 
@@ -59,6 +64,7 @@ class Hypothesis:
     others: tuple[str, ...] = ()
     cost: float = 0.0
     sentence: str = ""
+    share: float = 1.0
     gain: float | None = None
 
     @property
@@ -172,7 +178,9 @@ class Case:
         own = {"quantized": Variant(own_rounding(self.pair.simulator, site))}
         if self.state != Treatment():  # ranges were looked at before
             return own
-        known = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": self.by_channel}
+        # Where a rounding is needless, its channels are not looked at.
+        by_channel = {} if site.index in self.needless else self.by_channel
+        known = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": by_channel}
         played = {
             name: Variant(each[site.index].value)
             for name, each in known.items()
@@ -251,6 +259,22 @@ class Case:
             for site in self.pair.sites
             if site.kind == "activation" and not site.params.dynamic and site.params.dtype in ("int8", "uint8")
         )
+
+    @functools.cached_property
+    def needless(self) -> tuple[int, ...]:
+        """Sites of products that only an activation reads, which drops a part of the range and is rounded too."""
+        producers, steps = self.pair.program.producers, self.pair.program.steps
+        found = []
+        for site in self.static_sites:
+            made = producers.get(site.source)
+            readers = [step for step in steps if site.result in step.reads]
+            if made is None or not steps[made].op.startswith(PRODUCTS) or len(readers) != 1:
+                continue
+            (reader,) = readers
+            again = [step for step in steps if reader.out in step.reads]
+            if reader.op in CLAMPING and again and all(step.site is not None for step in again):
+                found.append(site.index)
+        return tuple(found)
 
     @functools.cached_property
     def constants(self) -> dict[int, Constant]:

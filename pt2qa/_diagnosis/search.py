@@ -17,6 +17,7 @@ from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.base import Report
+from pt2qa._report.formats import share
 from pt2qa.errors import Pt2qaError
 
 FREE_GAIN: Final = 2.0
@@ -54,6 +55,9 @@ ALIKE: Final = 0.5
 
 FITS: Final = 1.0
 """If ranges fitted to the data would give less than this, in dB, no range or weight is at fault."""
+
+HIDDEN: Final = 3e-4
+"""Share of the noise of all sites below which a remedy cannot give 2 dB, even after the others have given 30 dB."""
 
 SPREAD: Final = 4.0
 """If ranges by channel would give less than this, in dB, no channel is an outlier."""
@@ -213,6 +217,10 @@ class Search:
         left = self._left = []
         little = []
         for each in _distinct(hypotheses):
+            if each.share < HIDDEN:
+                reason = f"its roundings make {share(each.share)} % of the noise of all sites"
+                self._reject(each, math.nan, reason)
+                continue
             gain = self._gain(each, start, before)
             if gain >= self._least(each) and not self._by_chance(each, start, before):
                 left.append((each, gain))

@@ -73,8 +73,9 @@ def clamping(params: QuantParams) -> Rounding:
         lowest, highest = (low - HALF) * scale, (high + HALF) * scale
         if not isinstance(scale, Tensor) and value.numel():
             smallest, largest = value_range(value)
-            if lowest <= smallest and largest <= highest:
-                return value
+            # A pass over memory for each end that is exceeded, and none for the other.
+            clamped = value if largest <= highest else torch.where(value > highest, high * scale, value)
+            return clamped if lowest <= smallest else torch.where(value < lowest, low * scale, clamped)
         above, below = value > highest, value < lowest
         if not (above.any() or below.any()):
             return value

@@ -32,26 +32,10 @@ def unfused(case: Case) -> Iterator[Hypothesis]:
     )
 
 
-def needless_roundings(case: Case) -> list[int]:
-    """Sites of products that only an activation reads, which drops a part of the range and is rounded too."""
-    producers, steps = case.pair.program.producers, case.pair.program.steps
-    found = []
-    for site in case.static_sites:
-        made = producers.get(site.source)
-        readers = [step for step in steps if site.result in step.reads]
-        if made is None or not steps[made].op.startswith(PRODUCTS) or len(readers) != 1:
-            continue
-        (reader,) = readers
-        again = [step for step in steps if reader.out in step.reads]
-        if reader.op in CLAMPING and again and all(step.site is not None for step in again):
-            found.append(site.index)
-    return found
-
-
 def rounded_before(case: Case) -> Iterator[Hypothesis]:
     """Products that are rounded before an activation that alone reads them, where no edit fuses the two."""
     fused = {edit.ops[0] for edit in case.fusions}
-    found = [site for site in needless_roundings(case) if case.pair.sites[site].name not in fused]
+    found = [site for site in case.needless if case.pair.sites[site].name not in fused]
     if found:
         site = case.pair.sites[max(found, key=case.noise)]
         yield Hypothesis(
@@ -62,11 +46,6 @@ def rounded_before(case: Case) -> Iterator[Hypothesis]:
             remedy="annotate the two ops as one: no output_qspec at the first",
             treatment=Treatment(exact=frozenset(case.places[index] for index in found)),
         )
-
-
-PRODUCTS = ("conv", "linear")
-CLAMPING = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min"})
-"""Activations that drop a part of what they read, so that its range need not be held."""
 
 
 def dynamic_by_row(case: Case) -> Iterator[Hypothesis]:

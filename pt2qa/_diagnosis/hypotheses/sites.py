@@ -10,7 +10,6 @@ from torch import Tensor
 from pt2qa._check.masks import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
 from pt2qa._diagnosis.case import FEWEST_STEPS, Case, Hypothesis
-from pt2qa._diagnosis.hypotheses.configuration import needless_roundings
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
@@ -211,6 +210,7 @@ def twice(case: Case) -> Iterator[Hypothesis]:
             f"{number(site.params.largest_scale)} here, though the values are the same",
             remedy="share the scale: SharedQuantizationSpec of the input, as the op only moves values",
             treatment=Treatment(exact=frozenset(case.places[index] for index in worst)),
+            share=sum(map(case.noise, worst)) / max(case.total_noise, 1e-300),
         )
 
 
@@ -254,11 +254,10 @@ PART = 0.02
 
 def _with_outliers(case: Case, least: float) -> list[int]:
     """The sites that make this share of all noise or more, most of it because of a few channels; noisiest first."""
-    needless = needless_roundings(case)
     found = [
         site.index
         for site in case.static_sites
-        if site.index not in needless
+        if site.index not in case.needless
         and case.noise(site.index) >= least * case.total_noise
         and case.noise(site.index, "by channel") <= OUTLIER * case.noise(site.index)
         and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)

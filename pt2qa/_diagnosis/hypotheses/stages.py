@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -73,7 +74,9 @@ def constants(case: Case) -> Iterator[Hypothesis]:
     values = case.pair.values(case.first)
     every = frozenset(site.index for site in case.pair.sites)
     program = with_roundings(case.pair.program, {site: case.fitted_weights[site].value for site in weights})
-    simulator = Simulator(program, fused=case.pair.simulator.fused)
+    # Only what is rounded is the quantized model's: biases and other constants are as in the float model.
+    restored_constants = tuple(replace(each, weight_site=None) for each in program.constants)
+    simulator = Simulator(replace(program, constants=restored_constants), fused=case.pair.simulator.fused)
     case.trials.forwards += 1
     reference, quantized, restored = (
         leaves_of(pytree.tree_leaves(found))
