@@ -1,4 +1,4 @@
-"""The pages of the reference, made from the code: names, commands, rules, columns, files."""
+"""The pages made from the code: names, commands, rules, columns, files, and the example on a real model."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ MODULES: Final = ("report", "metrics", "overrides", "plugins", "testing")
 def pages() -> dict[str, str]:
     """The Markdown of each page, by its path below ``docs``."""
     return {
+        "real_model.md": example_page("A real model repaired", "repair", ROOT / "examples" / "efficientnet_lite.py"),
         "reference/pt2qa.md": names_page("pt2qa", ROOT / "pt2qa" / "__init__.pyi"),
         **{f"reference/{module}.md": names_page(f"pt2qa.{module}", _source(module)) for module in MODULES},
         "reference/commands.md": commands_page(),
@@ -34,6 +35,13 @@ def pages() -> dict[str, str]:
         "reference/columns.md": columns_page(),
         "reference/files.md": files_page(),
     }
+
+
+def example_page(title: str, goal: str, path: Path) -> str:
+    """A program that ``make`` runs: what its docstring says, and its code."""
+    text = path.read_text(encoding="utf-8")
+    said, code = re.fullmatch(r'"""(.*?)"""\n+(.*)', text, re.DOTALL).groups()
+    return f"# {title}\n\n{said.strip()}\n\n```console\n$ make {goal}\n```\n\n```python\n{code}```\n"
 
 
 def _source(module: str) -> Path:
