@@ -30,7 +30,8 @@ CALL = 1e6
 """Cost of one call from Python."""
 
 BACK = 1.7
-"""Cost of an op's backward pass, as a multiple of the op itself."""
+"""Cost of an op's backward pass, as a multiple of the op itself, rather too much: one vector's pass takes 0.7 of a
+forward on MobileNetV2 and 1.3 on four transformer layers, so near a tie the exact method is chosen."""
 
 CLEARLY = 1.3
 """How many times costlier the exact method, which has no error, must be for projection to be chosen."""
