@@ -25,6 +25,10 @@ class NoBatchError(BatchError):
     """There is no batch at all, which is no error of a rank whose part of the data is empty."""
 
 
+class NoNumberError(NoBatchError):
+    """No batch of those that were read counts.  If other ranks have batches that do, it is a note of their report."""
+
+
 class Ranks:
     """The processes of a group, as one of them sees them.
 
@@ -231,15 +235,18 @@ def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
             own = analysis(*args, **kwargs)
         except (NoBatchError, KeyboardInterrupt) as error:
             missing = error
-        gathered = ranks.gather((own, isinstance(missing, KeyboardInterrupt)))
+        said = "interrupted: had finished nothing" if isinstance(missing, KeyboardInterrupt) else ""
+        if isinstance(missing, NoNumberError):
+            said = str(missing)
+        gathered = ranks.gather((own, said))
         found = [report for report, _ in gathered if report is not None]
         if not found:
             assert missing is not None, "no rank has a report"
             raise missing
         metrics: Any = kwargs.get("metrics")
         merged: Any = merge(found, metrics=metrics) if isinstance(metrics, dict) else merge(found)
-        stopped = [f"interrupted: rank {rank} had finished nothing" for rank, (_, did) in enumerate(gathered) if did]
-        whole_report: AnyReport = replace(merged, notes=(*merged.notes, *stopped)) if stopped else merged
+        without = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(gathered) if text]
+        whole_report: AnyReport = replace(merged, notes=(*merged.notes, *without)) if without else merged
         return whole_report
 
     return whole

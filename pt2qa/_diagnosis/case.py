@@ -25,7 +25,7 @@ from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitte
 from pt2qa._sensitivity.ranges import Observed, observe
 from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
 from pt2qa._simulator.accumulate import first_fault
-from pt2qa._simulator.batches import Batch, read_batches
+from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.program import Constant, Site
 from pt2qa._simulator.verification import digest_of
 from pt2qa.overrides.annotations import Annotations, fusions_in
@@ -96,15 +96,18 @@ class Case:
     instead: frozenset[str] = frozenset()
 
     def flat(self, data: Data) -> Iterable[list[Any]]:
-        """Batches as the simulator takes them; each counts as a run."""
+        """Batches with samples as the simulator takes them; each counts as a run."""
         for batch in read_batches(data.batches, data.inputs_of):
-            self.trials.forwards += 1
-            yield self.pair.values(batch)
+            values = self.pair.values(batch)
+            if count_samples(values):
+                self.trials.forwards += 1
+                yield values
 
     @functools.cached_property
     def first(self) -> Batch:
-        """The first batch of the data."""
-        own: Batch | None = next(iter(read_batches(self.data.batches, self.data.inputs_of)), None)
+        """The first batch of the data that has samples."""
+        items = read_batches(self.data.batches, self.data.inputs_of)
+        own: Batch | None = next((batch for batch in items if count_samples(self.pair.values(batch))), None)
         found = first_anywhere(own)
         if found is None:
             raise NoBatchError("no batch to diagnose. Pass at least one.")

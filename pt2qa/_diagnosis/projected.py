@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pt2qa._diagnosis.alone import outputs_with
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import NoBatchError, active, everywhere
+from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._sensitivity.faults import fault_of
@@ -31,7 +31,7 @@ from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.program import Site
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
-from pt2qa.errors import BatchError, SelectionError
+from pt2qa.errors import SelectionError
 
 Method = Literal["auto", "projection", "exact"]
 
@@ -129,23 +129,30 @@ def site_noises(
         notes=[*pair.notes, *pair.program.notes],
     )
     own: SiteNoises | None = None
+    missing: NoBatchError | None = None
     try:
         noises.notes += accumulate(
             noises, batches, title="site noises", purpose="measure on", inputs_of=inputs_of, progress=progress
         )
         own = noises.result()
-    except NoBatchError:
+    except NoBatchError as error:
         if active() is None:
             raise
-    return _together([found for found in everywhere(own) if found is not None])
+        missing = error
+    gathered = everywhere((own, str(missing) if isinstance(missing, NoNumberError) else ""))
+    found = [noises for noises, _ in gathered if noises is not None]
+    if not found:
+        assert missing is not None, "no rank has noises"
+        raise missing
+    without = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(gathered) if text]
+    together = _together(found)
+    return replace(together, notes=(*together.notes, *without))
 
 
 def _together(parts: Sequence[SiteNoises]) -> SiteNoises:
     """The noises of all parts of the data."""
     if len(parts) == 1:
         return parts[0]
-    if not parts:
-        raise NoBatchError("no batch to measure on. Pass at least one to one of the ranks.")
     first, *others = parts
     for each in others:
         first = replace(
@@ -287,7 +294,7 @@ class _Noises:
         counted = self.batches - len(self.set_apart)
         if not counted:
             faults = " ".join(about_faults(self.set_apart, self.batches))
-            raise BatchError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
+            raise NoNumberError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
         notes = [*self.notes, *self.verification.notes]
         if self.projection is not None:
             notes += self.projection.notes

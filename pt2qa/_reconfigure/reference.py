@@ -11,7 +11,7 @@ from torch import Tensor
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
-from pt2qa._simulator.batches import Batch, read_batches
+from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Mask, Positions
 from pt2qa._simulator.verification import digest_of
@@ -34,8 +34,8 @@ class Reference:
     """The batches, which must start over, and the floating-point outputs of a pair's float model on each.
 
     Batches on which the float model itself returns NaN say nothing about any configuration: they are set ``aside``, and
-    nothing measured without them meets a target.  ``positions`` are those of the outputs with ``names`` among all
-    flattened model outputs; ``runs`` is how often the float model ran.
+    nothing measured without them meets a target.  Batches without samples are skipped.  ``positions`` are those
+    of the outputs with ``names`` among all flattened model outputs; ``runs`` is how often the float model ran.
     """
 
     def __init__(
@@ -58,6 +58,9 @@ class Reference:
         usable = 0
         first = batches_before(lambda: sum(1 for _ in self._read()))
         for number, (batch, values, key) in enumerate(self._read(), first):
+            if not count_samples(values):
+                self._skipped.add(key)
+                continue
             outputs = self._outputs(key, batch, values)
             broken = [name for name, leaf in zip(self.names, outputs, strict=True) if bool(leaf.isnan().any())]
             if broken:
@@ -71,7 +74,9 @@ class Reference:
         self.aside = tuple(each for aside in everywhere(self.aside) for each in aside)
         if not sum(everywhere(usable)):
             if not self.aside:
-                raise NoBatchError("no batch to measure on. Pass a list or a loader that starts over, not an iterator.")
+                raise NoBatchError(
+                    "no batch with samples to measure on. Pass a list or a loader that starts over, not an iterator."
+                )
             raise BatchError(
                 f"the float model returns NaN on every batch ({self.aside[0]}), so there is nothing to compare with. "
                 "Pass batches on which it returns numbers."

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
-from pt2qa._ranks import NoBatchError, active, everywhere, first_anywhere, over_ranks
+from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, about_faults
 from pt2qa._report.sums import QUANTIZATION
@@ -36,7 +36,7 @@ from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
-from pt2qa.errors import BatchError, SelectionError
+from pt2qa.errors import SelectionError
 
 Method = Literal["auto", "projection", "exact"]
 METHODS = ("auto", "projection", "exact")
@@ -159,7 +159,7 @@ def sensitivity(
         analysis.notes.append(_interrupted(analysis))
     if not ledger.counted:
         faults = " ".join(about_faults(list(ledger.set_apart.values()), len(ledger.data)))
-        raise BatchError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
+        raise NoNumberError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
     return analysis.report(group or "site")
 
 

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from pt2qa._ranks import NoBatchError
+from pt2qa._ranks import NoBatchError, NoNumberError
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import EMPTY, SetApart
 from pt2qa._simulator.batches import Batch, read_batches
 from pt2qa._simulator.nonfinite import first_nonfinite
 from pt2qa._simulator.simulator import Simulator
-from pt2qa.errors import BatchError
 
 
 class Accumulator(Protocol):
@@ -84,7 +83,7 @@ def _no_batch(purpose: str) -> NoBatchError:
 def refuse_empty(batches: int, empty: int) -> None:
     """Refuses data without a single sample."""
     if empty == batches:
-        raise BatchError(f"every batch is empty ({batches} read). Pass batches with samples.")
+        raise NoNumberError(f"every batch is empty ({batches} read). Pass batches with samples.")
 
 
 def empty_batch(number: int) -> SetApart:

@@ -122,6 +122,43 @@ def test_numbers_are_those_of_one_process(capture: Any, data: Any, tmp_path: Pat
         assert same(found, expected) == []
 
 
+@pytest.fixture(scope="module")
+def of_any_size() -> Any:
+    return pt2qa.capture(Net().eval(), torch.zeros(4, 3, 8, 8), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_a_rank_whose_batches_have_no_samples(of_any_size: Any, data: Any, tmp_path: Path, empty: int) -> None:
+    pair = pt2qa.quantize(of_any_size, "xnnpack", data, overrides=MINMAX, progress=False)
+    candidates = {"narrow": pair}
+
+    def over(batches: Any) -> list[Any]:
+        return [
+            pt2qa.compare_layers(pair, batches, progress=False),
+            pt2qa.compare_modules(pair, batches, modules=["fc"], progress=False),
+            pt2qa.compare_graphs(pair.reference, pair.quantized, batches, progress=False),
+            pt2qa.sensitivity(pair, batches, method="projection", projections=4, progress=False),
+            pt2qa.sensitivity(pair, batches, method="exact", progress=False),
+            pt2qa.find_bad_cases(pair, batches, k=2, batch_axis=None, progress=False),
+            pt2qa.profile(pair, batches, progress=False),
+            pt2qa.error_budget(pair, batches, progress=False),
+            pt2qa.compare_quantizers(of_any_size, candidates, data, batches),
+            pt2qa.diagnose(pair, batches, verify_code=False, progress=False).rows,
+            pt2qa.reconfigure(pair, batches, target=45.0, verify_code=False, progress=False).rows,
+            pt2qa.repair(pair, batches, verify_code=False, progress=False).rows,
+        ]
+
+    def task(ranks: Any) -> Any:
+        return over([data[0][:0]] if ranks.rank == empty else data[:2])
+
+    expected = over(data[:2])
+    for found in spawned(task, 2, tmp_path):
+        assert not isinstance(found, str), found
+        assert same(found, expected) == []
+        why = f"rank {empty}: every batch is empty (1 read). Pass batches with samples."
+        assert why in found[0].notes
+
+
 def test_histograms_are_shared(capture: Any, data: Any, tmp_path: Path) -> None:
     def task(ranks: Any) -> Any:
         pair = pt2qa.quantize(capture, "xnnpack", data[slice(*SPLITS[2][ranks.rank])], progress=False)

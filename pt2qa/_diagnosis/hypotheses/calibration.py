@@ -8,12 +8,12 @@ from typing import Any
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.trials import Data, Treatment
-from pt2qa._ranks import batches_before
+from pt2qa._ranks import batches_before, everywhere
 from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.ranges import Observed, use_of
-from pt2qa._simulator.batches import read_batches
+from pt2qa._simulator.batches import count_samples, read_batches
 
 FEWEST_SAMPLES = 4
 HALF, MOST = 0.5, 0.8
@@ -108,13 +108,15 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
         return
     widths = {site.index: _width(seen[site.index].whole) for site in case.static_sites}
     weight = {site: case.excess(site) for site, width in widths.items() if width > 0}
-    first = batches_before(lambda: sum(1 for _ in read_batches(own.batches, own.inputs_of)))
-    for batch in range(count):
-        alone = [site for site in weight if _width(seen[site].without(batch)) < ALONE * widths[site]]
+    filled = [bool(count_samples(case.pair.values(batch))) for batch in read_batches(own.batches, own.inputs_of)]
+    first = batches_before(lambda: len(filled))
+    numbers = everywhere([first + number for number, has_samples in enumerate(filled) if has_samples])
+    for place, batch in enumerate(batch for each in numbers for batch in each):
+        alone = [site for site in weight if _width(seen[site].without(place)) < ALONE * widths[site]]
         if sum(weight[site] for site in alone) <= sum(weight.values()) / 2 or not alone:
             continue
         worst = max(alone, key=lambda site: weight[site])
-        low, high = seen[worst].without(batch)
+        low, high = seen[worst].without(place)
         yield (
             batch,
             Hypothesis(
