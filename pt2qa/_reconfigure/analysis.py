@@ -127,7 +127,7 @@ def reconfigure(
     before = scorer.quality(scorer.every)
     base = Baseline(pair, scorer, recipe.annotations, (), before)
     if needed is None or not before.value >= needed:
-        halves = Halves.of(pair, calibrate_on, recipe.inputs_of if calibration is None else inputs_of)
+        halves = Halves.of(pair, calibrate_on, recipe.inputs_of if calibration is None else inputs_of, mask)
         base = with_free_edits(base, requantize, fuse, observers, methods, halves, needed)
     notes += [*base.notes, *base.pair.verify(first.batch)]
     noises = noises_of(base.scorer, None if base.edits else sensitivity, progress)

@@ -23,6 +23,7 @@ from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import SelectionError
 
@@ -36,6 +37,7 @@ def repair(
     metric: Callable[[Callable[..., Any]], float] | None = None,
     calibration: Iterable[Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     verify_code: bool = True,
     progress: bool | None = None,
 ) -> Reconfiguration:
@@ -59,6 +61,8 @@ def repair(
             model, and before and after the repair.  The model is called like the captured one.
         calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
+        mask: which positions count, in ``batches`` and in the calibration batches, as in :func:`pt2qa.compare_layers`:
+            what does not help there is not applied.  Methods are fitted to all positions, which the kernels compute.
         verify_code: whether to execute ``report.code`` in an export flow of its own and to compare its outputs.
         progress: whether to show progress bars; None: if stderr is a terminal.
 
@@ -90,11 +94,11 @@ def repair(
     requantize = functools.partial(
         quantize, capture, recipe.plugin, fit_on, train=recipe.train, inputs_of=fit_inputs, progress=progress
     )
-    reference, tally = Reference(pair, batches, inputs_of), Tally(progress)
+    reference, tally = Reference(pair, batches, inputs_of, mask), Tally(progress)
     notes = list(pair.verify(reference.first.batch))
     scorer = Scorer(pair, reference, Target(-math.inf), tally)
     base = Baseline(pair, scorer, recipe.annotations, (), scorer.quality(scorer.every))
-    data = Halves.of(pair, fit_on, fit_inputs)
+    data = Halves.of(pair, fit_on, fit_inputs, mask)
     steps = [base]
     for method in chosen:
         steps.append(repaired(steps[-1], requantize, method, data))
@@ -108,7 +112,7 @@ def repair(
     said = _verdict(before, after, final)
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
-    fitted_to = Reference(pair, fit_on, fit_inputs)
+    fitted_to = Reference(pair, fit_on, fit_inputs, mask)
     sites, names = len(pair.sites), reference.names
     return Reconfiguration(
         rows=tuple(free_rows(pair, final)),

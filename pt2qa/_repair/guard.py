@@ -14,6 +14,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.outputs import finished, float_leaves
+from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.simulator import Simulator
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
@@ -108,10 +109,10 @@ def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Fit]) -> tuple[floa
     """The gain of the worst output on both halves together, and the smaller of those on each, in dB."""
     simulators = [fit.simulator(pair) for fit in fits]
     own: dict[tuple[int, bool], list[ErrorSums]] = {}
-    for half, values in data:
-        reference = _outputs(pair, pair.simulator.run(values, on=False))
+    for half, values, counted in data.with_positions():
+        reference = _outputs(pair, pair.simulator.run(values, on=False), counted)
         for repaired, simulator in ((False, pair.simulator), (True, simulators[half])):
-            outputs = _outputs(pair, simulator.run(values, on=True))
+            outputs = _outputs(pair, simulator.run(values, on=True), counted)
             found = [_error(ref, quant) for ref, quant in zip(reference, outputs, strict=True)]
             known = own.get((half, repaired))
             own[half, repaired] = found if known is None else _merged(known, found)
@@ -126,8 +127,8 @@ def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Fit]) -> tuple[floa
     return gains[0], min(gains[1:])
 
 
-def _outputs(pair: QuantizedPair, returned: Any) -> list[Tensor]:
-    return float_leaves(finished(pair, returned, None))
+def _outputs(pair: QuantizedPair, returned: Any, counted: Counted | None) -> list[Tensor]:
+    return float_leaves(finished(pair, returned, None) if counted is None else counted.outputs(returned))
 
 
 def _error(reference: Tensor, quantized: Tensor) -> ErrorSums:

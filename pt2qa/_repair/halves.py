@@ -9,6 +9,7 @@ from typing import Any
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import active, everywhere
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import digest_of
 
 Item = tuple[int, list[Any]]
@@ -27,30 +28,49 @@ class Halves:
     inputs_of: Callable[[Any], Batch] | None
     half_of: dict[str, int]
     distinct: int
+    positions: Positions | None
 
     @classmethod
-    def of(cls, pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Halves:
-        """Reads the batches once; they must start over."""
-        own = [digest_of(values) for values in _read(pair, batches, inputs_of)]
+    def of(
+        cls,
+        pair: QuantizedPair,
+        batches: Iterable[Any],
+        inputs_of: Callable[[Any], Batch] | None,
+        mask: Mask | None = None,
+    ) -> Halves:
+        """Reads the batches once; they must start over.  ``mask``: which positions count where a fit is measured."""
+        own = [digest_of(values) for _, values in _read(pair, batches, inputs_of)]
         found, ranks = everywhere(own), active()
         distinct = dict.fromkeys(digest for each in found for digest in each)
         # A batch that several ranks have counts for the first of them.
         before = {digest for each in found[: 0 if ranks is None else ranks.rank] for digest in each}
         mine = set(own) - before
         half_of = {digest: number % 2 for number, digest in enumerate(distinct) if digest in mine}
-        return cls(pair, batches, inputs_of, half_of, len(distinct))
+        positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
+        return cls(pair, batches, inputs_of, half_of, len(distinct), positions)
 
     def __iter__(self) -> Iterator[Item]:
         """The batches of this rank."""
+        for half, _, values in self._own():
+            yield half, values
+
+    def with_positions(self) -> Iterator[tuple[int, list[Any], Counted | None]]:
+        """The batches of this rank, each with which of its positions count; None: all do."""
+        for half, batch, values in self._own():
+            yield half, values, None if self.positions is None else self.positions.of(batch, values)
+
+    def _own(self) -> Iterator[tuple[int, Batch, list[Any]]]:
         left = dict(self.half_of)
-        for values in _read(self.pair, self.batches, self.inputs_of):
+        for batch, values in _read(self.pair, self.batches, self.inputs_of):
             half = left.pop(digest_of(values), None)
             if half is not None:
-                yield half, values
+                yield half, batch, values
 
 
-def _read(pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[list[Any]]:
+def _read(
+    pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None
+) -> Iterator[tuple[Batch, list[Any]]]:
     for batch in read_batches(batches, inputs_of):
         values = pair.values(batch)
         if count_samples(values):
-            yield values
+            yield batch, values
