@@ -33,8 +33,8 @@ class KernelRow:
 class KernelReport(Report):
     """Which kernels run."""
 
-    heading: ClassVar = "Kernels"
-    usual_measures: ClassVar = ("sqnr",)
+    heading: ClassVar[str] = "Kernels"
+    usual_measures: ClassVar[tuple[str, ...]] = ("sqnr",)
 
     rows: tuple[KernelRow, ...]
     notes: tuple[str, ...]
