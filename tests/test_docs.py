@@ -121,7 +121,8 @@ def test_commands_parse(page: Path) -> None:
 def test_make_targets_exist(page: Path) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for arguments in commands_of(page, "make"):
-        assert set(arguments) <= set(targets), f"{page.name}: make has no target {' '.join(arguments)!r}"
+        goals = {each for each in arguments if "=" not in each}  # the others are variables
+        assert goals <= set(targets), f"{page.name}: make has no target {' '.join(arguments)!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
