@@ -101,6 +101,9 @@ class ErrorBudget(Report):
     heading: ClassVar[str] = "Error budget"
     usual_measures: ClassVar[tuple[str, ...]] = ("noise",)
     ties: ClassVar[str] = "noise_share"
+    instead_of_merging: ClassVar[str] = (
+        "Merge reports of sensitivity, which have the noise of each site, or split within pt2qa.distributed()."
+    )
 
     rows: tuple[BudgetRow, ...]
     outputs: tuple[str, ...]

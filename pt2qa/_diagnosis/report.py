@@ -51,6 +51,9 @@ class Diagnosis(Report):
     heading: ClassVar[str] = "Diagnosis"
     usual_measures: ClassVar[tuple[str, ...]] = ("figures.sqnr",)
     ties: ClassVar[str] = "rank"
+    instead_of_merging: ClassVar[str] = (
+        "Merge reports of compare_layers, sensitivity and profile, or diagnose within pt2qa.distributed()."
+    )
     titles: ClassVar[Mapping[str, str]] = {
         "rows": "Causes",
         "figures": "Measured",

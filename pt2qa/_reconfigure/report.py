@@ -115,6 +115,9 @@ class Reconfiguration(Report):
     heading: ClassVar[str] = "Reconfiguration"
     usual_measures: ClassVar[tuple[str, ...]] = ("stages.quality",)
     ties: ClassVar[str] = "gain"
+    instead_of_merging: ClassVar[str] = (
+        "Call it within pt2qa.distributed(), where every decision is taken on the numbers of all data."
+    )
 
     rows: tuple[EditRow, ...]
     curve: tuple[CurvePoint, ...]

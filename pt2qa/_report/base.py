@@ -130,6 +130,7 @@ class Report:
         served: tables that a page does not show as tables: they are internal, or shown as a list.
         titles: what pages write above tables, in their order, where the fields' own names and order would not do.
         one_run: the fields in which reports must agree to be merged.
+        instead_of_merging: for kinds that do not add up, what to do instead.
     """
 
     __slots__ = ()
@@ -141,6 +142,7 @@ class Report:
     served: ClassVar[frozenset[str]] = frozenset({"unpaired"})
     titles: ClassVar[Mapping[str, str]] = {}
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer")
+    instead_of_merging: ClassVar[str] = ""
     rows: tuple[Any, ...]
 
     # -- for people ----------------------------------------------------------------------------------------------------

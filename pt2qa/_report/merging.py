@@ -54,11 +54,11 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
             )
     first = given[0]
     able = {each.report_type.__name__ for each in kinds() if "sums" in codecs_of(each.report_type)}
-    if type(first).__name__ not in able:
-        raise ReportError(
-            f"a {type(first).__name__} does not add up over batches. Reports that can be merged: "
-            f"{', '.join(sorted(able))}."
-        )
+    name = type(first).__name__
+    if name not in able:
+        said = f"{'an' if name[0] in 'AE' else 'a'} {name} does not add up over batches."
+        which = f"Reports that can be merged: {', '.join(sorted(able))}."
+        raise ReportError(" ".join(filter(None, (said, which, first.instead_of_merging))))
     for number, report in enumerate(given, 1):
         _check_alike(number, "kind", type(report).__name__, type(first).__name__)
         _check_run(number, report, first)

@@ -225,6 +225,17 @@ def test_what_cannot_be_merged_at_all(pair) -> None:
         pt2qa.merge([pt2qa.compare_weights(pair)])
 
 
+def test_what_does_not_add_up_says_what_to_do_instead(pair, batches) -> None:
+    budget = pt2qa.error_budget(pair, batches[:1], progress=False)
+    with pytest.raises(
+        pt2qa.ReportError, match=r"an ErrorBudget does not .*\. Merge reports of sensitivity, which have"
+    ):
+        pt2qa.merge([budget])
+    diagnosis = pt2qa.diagnose(pair, batches[:1], verify_code=False, progress=False)
+    with pytest.raises(pt2qa.ReportError, match=r"a Diagnosis does not .*\. Merge reports of compare_layers"):
+        pt2qa.merge([diagnosis])
+
+
 def test_a_file_of_an_older_version_says_so() -> None:
     older = pt2qa.load(Path(__file__).parents[1] / "report" / "schema1" / "layers.safetensors")
     with pytest.raises(pt2qa.ReportError, match="report 1 has no sums: an older version of pt2qa made it"):
