@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
@@ -70,7 +71,10 @@ class FittedBiases:
         """The simulator of the pair with them."""
         added = dict(self.added.values())
         constants = tuple(
-            replace(each, stored=(each.reference.float() + added[each.slot]).to(each.reference.dtype))
+            replace(
+                each,
+                stored=(each.reference.float() + added[each.slot].to(each.reference.device)).to(each.reference.dtype),
+            )
             if each.slot in added
             else each
             for each in pair.program.constants
@@ -226,7 +230,8 @@ def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tenso
     rows = value.shape[0] == samples and axis > 0
     others = [each for each in range(int(rows), value.dim()) if each != axis]
     value = how(value, others) if others else value
-    return value.double() if rows else value.double().unsqueeze(0)
+    value = value.cpu().double()
+    return value if rows else value.unsqueeze(0)
 
 
 def _project(
@@ -250,16 +255,16 @@ def _project(
 
     reference = [leaf.detach() for leaf in float_leaves(started.reference)]
     quantized = float_leaves(finished(pair, pair.simulator.run(values, on=True), None))
-    sizes = [float(leaf.double().square().sum()) for leaf in reference]
+    sizes = [float(float64(leaf).square().sum()) for leaf in reference]
     scales = [size**-0.5 if size > 0 else 0.0 for size in sizes]
     signs = started.signs(VECTORS, scales)
     with torch.no_grad():
         started.backward(VECTORS, visit, scales)
     errors = torch.zeros(VECTORS, samples, dtype=torch.float64)
     for vectors, ref, quant in zip(signs, reference, quantized, strict=True):
-        error = (quant - ref).double()
+        error = (quant - ref).cpu().double()
         rows = error.dim() > 0 and error.shape[0] == samples
         for number, each in enumerate(vectors):
-            product = each.double() * error
+            product = each.cpu().double() * error
             errors[number] += product.reshape(samples, -1).sum(1) if rows else product.sum() / samples
     return [column.reshape(-1, len(ops)) for column in columns], errors.flatten()
