@@ -256,6 +256,7 @@ def plugins(monkeypatch):
         return found[spec.split(":")[0]]
 
     module.available = lambda: found
+    module.unavailable = dict
     module.resolve = resolve
     monkeypatch.setitem(sys.modules, "pt2qa.plugins", module)
     return found

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._graph.copies import set_parameters
 from pt2qa._graph.handles import OpName, name_of
-from pt2qa._graph.internals.torchao import is_observer
+from pt2qa._graph.internals.torchao import is_observer, qparams_of
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides import Edit
 
@@ -37,7 +37,7 @@ def set_integers(prepared: GraphModule, edits: Iterable[Edit], names: Mapping[in
         integers = torch.frombuffer(bytearray(base64.b64decode(edit.values)), dtype=torch.int8).to(weight.device)
         if weight.numel() != len(integers):
             raise QuantizeError(f"{edit}: the weight has the shape {tuple(weight.shape)}")
-        scale, zero_point = observer.calculate_qparams()
+        scale, zero_point = qparams_of(observer)
         before.setdefault(target, weight)
         value = in_float(integers.reshape(weight.shape), scale.to(weight.device), zero_point.to(weight.device))
         set_parameters(prepared, {target: value.to(weight.dtype)})
