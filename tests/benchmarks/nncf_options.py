@@ -11,30 +11,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nncf  # type: ignore[import-not-found]
 import torch
-from nncf.experimental.torch.fx import quantize_pt2e  # type: ignore[import-not-found]
-from nncf.quantization.range_estimator import RangeEstimatorParametersSet  # type: ignore[import-not-found]
 from safetensors.torch import save_file
 
 import pt2qa
 from pt2qa import OverridePlan
 from tests.benchmarks.repair_models import rounded_weights, setting
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "fast bias correction": {},
-    "bias correction": {"fast_bias_correction": False},
-    "no bias correction": {"fast_bias_correction": None},
-    "SmoothQuant": {"smooth_quant": True},
-    "mean min/max": {"activations_range_estimator_params": RangeEstimatorParametersSet.MEAN_MINMAX},
-    "median min/max": {"activations_range_estimator_params": RangeEstimatorParametersSet.MEDIAN_MINMAX},
-    "mean quantiles": {"activations_range_estimator_params": RangeEstimatorParametersSet.MEAN_QUANTILE},
-    "histogram": {"activations_range_estimator_params": RangeEstimatorParametersSet.HISTOGRAM},
-}
-"""Arguments of ``quantize_pt2e``: its bias corrections, its smoothing, and its range estimators."""
+
+def options() -> dict[str, dict[str, Any]]:
+    """Arguments of ``quantize_pt2e``: its bias corrections, its smoothing, and its range estimators."""
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet  # type: ignore[import-not-found]
+
+    estimators = {
+        "mean min/max": RangeEstimatorParametersSet.MEAN_MINMAX,
+        "median min/max": RangeEstimatorParametersSet.MEDIAN_MINMAX,
+        "mean quantiles": RangeEstimatorParametersSet.MEAN_QUANTILE,
+        "histogram": RangeEstimatorParametersSet.HISTOGRAM,
+    }
+    return {
+        "fast bias correction": {},
+        "bias correction": {"fast_bias_correction": False},
+        "no bias correction": {"fast_bias_correction": None},
+        "SmoothQuant": {"smooth_quant": True},
+        **{name: {"activations_range_estimator_params": each} for name, each in estimators.items()},
+    }
 
 
 def main() -> None:
+    import nncf  # type: ignore[import-not-found]
+    from nncf.experimental.torch.fx import quantize_pt2e  # type: ignore[import-not-found]
+
     name, quantizer, fusions, out = sys.argv[1:]
     nncf.set_log_level(logging.ERROR)
     given = setting(name)
@@ -42,7 +49,7 @@ def main() -> None:
     capture = pt2qa.capture(given.model, (given.calibration[0],))
     outputs: dict[str, torch.Tensor] = {}
     rounded: dict[str, str] = {}
-    for option, arguments in OPTIONS.items():
+    for option, arguments in options().items():
         exported = capture.module()
         data = nncf.Dataset(given.calibration)
         try:
