@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -141,7 +142,9 @@ def _alike(row: type[Any]) -> dict[str, str]:
     """What is said of columns that are as others, which tooltips leave out."""
     formulas = f"by the formula of [`{row.__name__}`][{row.__module__}.{row.__name__}]"
     found = {}
-    for names, text in re.findall(r"^ {8}([\w, ]+): (as .*(?:\n {12}.*)*)", row.__doc__ or "", re.MULTILINE):
+    for names, text in re.findall(
+        r"^ {4}([\w, ]+): (as .*(?:\n {8}.*)*)", inspect.cleandoc(row.__doc__ or ""), re.MULTILINE
+    ):
         found.update(dict.fromkeys(names.split(", "), " ".join(text.replace("as above", formulas).split())))
     return found
 

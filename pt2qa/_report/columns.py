@@ -6,6 +6,7 @@ not say: header, unit, format, which values are worse.  :func:`derived` does the
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
@@ -229,9 +230,9 @@ def descriptions(row_type: type[Any]) -> dict[str, str]:
     >>> descriptions(WeightRow)["dead_channels"]
     'number of channels that are non-zero in float but all zeros when quantized.'
     """
-    said = (row_type.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    said = inspect.cleandoc(row_type.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
     found: dict[str, str] = {}
-    for entry in re.split(r"\n(?=        \w)", said):
+    for entry in re.split(r"\n(?=    \w)", said):
         names, _, text = entry.replace("``", "").partition(": ")
         # "As above" tells nothing here.
         if text and not text.startswith("as "):

@@ -47,6 +47,9 @@ from pt2qa.errors import ReportError
 Value = TypeVar("Value")
 Array = npt.NDArray[Any]
 
+ARRAYS: Final = (np.ndarray, npt.NDArray)
+"""The origins of ``NDArray[...]``: that of its value, or, with numpy 2.5 and later, the alias itself."""
+
 _DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.dtype(np.bool_)}
 
 
@@ -169,7 +172,7 @@ def _codec_of(where: str, hint: Any) -> Codec:
         return Codec(_write_json, lambda name, source: tuple(source.json(name, "a list of texts", _is_texts)))
     if get_origin(hint) is tuple and is_dataclass(row_type := get_args(hint)[0]) and isinstance(row_type, type):
         return Codec(partial(_write_rows, row_type), partial(_read_rows, row_type))
-    if get_origin(hint) is dict and get_args(hint)[0] is str and get_origin(get_args(hint)[1]) is np.ndarray:
+    if get_origin(hint) is dict and get_args(hint)[0] is str and get_origin(get_args(hint)[1]) in ARRAYS:
         return Codec(_write_arrays, _read_arrays)
     if is_dataclass(hint) and set(get_type_hints(hint).values()) == {str}:
         return Codec(partial(_write_record, hint), partial(_read_record, hint))

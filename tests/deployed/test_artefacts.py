@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from math import isnan
 from pathlib import Path
@@ -61,8 +63,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, pair: pt2qa.QuantizedPair) 
 @pytest.fixture(scope="module")
 def outputs(inputs: Path, pte: Path) -> Path:
     """What the script of :func:`pt2qa.record_inputs` writes, in a process that imports executorch and safetensors."""
-    text = (pt2qa.record_inputs.__doc__ or "").split("for a ``.pte``::\n")[1].split("``pt2qa.compare_deployed")[0]
-    script = "\n".join(line.removeprefix("        ") for line in text.splitlines())
+    text = inspect.cleandoc(pt2qa.record_inputs.__doc__ or "").split("for a ``.pte``::\n")[1]
+    script = textwrap.dedent(text.split("``pt2qa.compare_deployed")[0])
     checked = f"{script}\nimport sys\nassert not any(name.startswith('pt2qa') for name in sys.modules)\n"
     (inputs.parent / "model.pte").write_bytes(pte.read_bytes())
     done = subprocess.run(
