@@ -64,6 +64,13 @@ def padded(given: list[Tensor], to: int = 0) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def with_garbage(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same prompts with other tokens at padded positions."""
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    other = torch.randint(1, WORDS, ids.shape, generator=torch.Generator().manual_seed(1))
+    return {**batch, "input_ids": torch.where(mask.bool(), ids, other)}
+
+
 def quantized(model: nn.Module, quantizer: str, *, dynamic: bool = True) -> pt2qa.QuantizedPair:
     """The model by this quantizer, for any number and length of prompts or for those of :func:`prompts`."""
     batch = padded(prompts())

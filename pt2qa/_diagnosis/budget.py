@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from math import nan, sqrt
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, cast, get_args
 
 from torch import Tensor
 
 from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget, Mechanism
 from pt2qa._diagnosis.in_series import sites_before
+from pt2qa._diagnosis.merging import split
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._sensitivity.roundings import Rounding, Variant, clamping, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.program import Site
 
 MECHANISMS: Final[tuple[str, ...]] = get_args(Mechanism)
@@ -27,6 +28,7 @@ def error_budget(
     method: Method = "auto",
     projections: int | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> ErrorBudget:
     """Splits the output noise into activation and weight rounding, activation and weight clamping, and bias, by site.
@@ -43,11 +45,12 @@ def error_budget(
         projections: random projections per batch; None: 4, and 8 if the sampling error is above a tenth of all noise.
             The error falls with their square root, and is gone with as many as a sample's outputs have elements.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`: only the outputs there have errors.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Raises:
         BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
-        SelectionError: ``projections`` is not positive, or no output is floating-point.
+        SelectionError: ``projections`` is not positive, or no output is floating-point; ``mask`` names no input.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
     noises = site_noises(
@@ -57,6 +60,7 @@ def error_budget(
         method=method,
         projections=projections,
         inputs_of=inputs_of,
+        mask=mask,
         progress=progress,
     )
     return budget_of(pair, noises)
@@ -83,19 +87,10 @@ def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]
 def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
     """The budget in noises that have those of :func:`mechanisms_in`, and perhaps others."""
     return ErrorBudget(
-        rows=_rows(pair, noises),
-        outputs=noises.outputs,
-        method=noises.method,
-        projections=noises.projections,
-        signal=noises.signal,
-        noise=noises.measured,
-        batches=noises.batches,
-        samples=noises.samples,
-        notes=noises.notes,
+        **split(_rows(pair, noises), noises),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
-        set_apart=noises.set_apart,
     )
 
 
@@ -107,29 +102,22 @@ def _after(first: Rounding, then: Rounding) -> Rounding:
     return lambda value: then(first(value))
 
 
-def _rows(pair: QuantizedPair, noises: SiteNoises) -> tuple[BudgetRow, ...]:
+def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:
+    """The rows, still without numbers."""
     modules = {place.sites[0]: place.module for place in find_site_groups(pair.program, None)}
-
-    def share(noise: float) -> float:
-        return noise / noises.measured if noises.measured else nan if noise else 0.0
-
-    rows = []
-    for (index, name), noise in sorted(noises.noise.items()):
+    for index, name in sorted(noises.noise):
         if name not in MECHANISMS:
             continue
         site = pair.sites[index]
-        rows.append(
-            BudgetRow(
-                name=site.name,
-                module=modules[index],
-                op=site.op,
-                kind=site.kind,
-                mechanism=cast(Mechanism, name),
-                noise=noise,
-                noise_share=share(noise),
-                dtype=site.params.dtype,
-                site=index,
-                error=share(sqrt(noises.variance[index, name])),
-            )
+        yield BudgetRow(
+            name=site.name,
+            module=modules[index],
+            op=site.op,
+            kind=site.kind,
+            mechanism=cast(Mechanism, name),
+            noise=0.0,
+            noise_share=0.0,
+            dtype=site.params.dtype,
+            site=index,
+            error=0.0,
         )
-    return tuple(rows)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import fsum, inf, nan
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+
+import numpy.typing as npt
 
 from pt2qa._decibels import decibels
 from pt2qa._report.base import Report, data_read
@@ -78,7 +80,7 @@ class BudgetRow:
     error: Annotated[float, column("± %", show=share, importance=3, extended=True)]
 
 
-@register("error-budget", schema=1)
+@register("error-budget", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class ErrorBudget(Report):
     """The output noise of a quantized model, split by mechanism and place.
@@ -96,14 +98,13 @@ class ErrorBudget(Report):
         model: the model's class name.
         environment: versions, and the model's fingerprint.
         set_apart: batches excluded from all numbers.
+        sums: what :func:`pt2qa.merge` adds up.
     """
 
     heading: ClassVar[str] = "Error budget"
     usual_measures: ClassVar[tuple[str, ...]] = ("noise",)
     ties: ClassVar[str] = "noise_share"
-    instead_of_merging: ClassVar[str] = (
-        "Merge reports of sensitivity, which have the noise of each site, or split within pt2qa.distributed()."
-    )
+    one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "method", "outputs")
 
     rows: tuple[BudgetRow, ...]
     outputs: tuple[str, ...]
@@ -118,6 +119,13 @@ class ErrorBudget(Report):
     model: str
     environment: Environment
     set_apart: tuple[SetApart, ...] = ()
+    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=2)] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def merged(cls, reports: Sequence[ErrorBudget], metrics: Mapping[str, Any]) -> ErrorBudget:
+        from pt2qa._diagnosis.merging import merged
+
+        return merged(reports)
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:

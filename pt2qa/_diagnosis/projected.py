@@ -16,10 +16,13 @@ from pt2qa._diagnosis.alone import outputs_with
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere
+from pt2qa._report.merging import numbered_on
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart, about_faults
+from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.faults import fault_of
 from pt2qa._sensitivity.gradients import WithoutGradient
+from pt2qa._sensitivity.merging import PROJECTIONS
 from pt2qa._sensitivity.metrics import detached, paired_leaves, signal_of
 from pt2qa._sensitivity.outputs import finished, float_names
 from pt2qa._sensitivity.paths import Path, plan_paths
@@ -29,6 +32,8 @@ from pt2qa._sensitivity.roundings import Rounding, Variant
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import Site
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import SelectionError
@@ -60,6 +65,7 @@ class SiteNoises:
         batches, samples: how much was measured; batches that are set apart do not count.
         notes: what else the reader must know.
         set_apart: batches excluded from all numbers.
+        settings: what they were measured with, as far as reports must agree in it to be merged.
     """
 
     noise: Mapping[Key, float]
@@ -73,6 +79,7 @@ class SiteNoises:
     samples: int
     notes: tuple[str, ...]
     set_apart: tuple[SetApart, ...]
+    settings: Mapping[str, str]
 
 
 def site_noises(
@@ -84,6 +91,7 @@ def site_noises(
     projections: int | None = FEWEST,
     quantized: Callable[[Sequence[Any]], Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> SiteNoises:
     """Estimates the output noise of every variant of every site, each alone on the reference's values.
@@ -104,11 +112,12 @@ def site_noises(
             There is none from as many projections on as the outputs of a sample have elements.
         quantized: returns what the quantized model returns for flat inputs; None: it is run.
         inputs_of: maps an item of ``batches`` to a batch.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`: only the outputs there have errors.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Raises:
         BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
-        SelectionError: ``projections`` is not positive, or no output is floating-point.
+        SelectionError: ``projections`` is not positive, or no output is floating-point; ``mask`` names no input.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
     if projections is not None and projections < 1:
@@ -127,6 +136,7 @@ def site_noises(
         quantized=pair.simulator.run if quantized is None else quantized,
         verification=Verification(pair.graphs),
         notes=[*pair.notes, *pair.program.notes],
+        positions=None if mask is None else Positions(pair.quantized, pair.program, mask),
     )
     own: SiteNoises | None = None
     missing: NoBatchError | None = None
@@ -145,14 +155,15 @@ def site_noises(
         assert missing is not None, "no rank has noises"
         raise missing
     without = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(gathered) if text]
-    together = _together(found)
-    return replace(together, notes=(*together.notes, *without))
+    whole = together(found)
+    return replace(whole, notes=(*whole.notes, *without))
 
 
-def _together(parts: Sequence[SiteNoises]) -> SiteNoises:
-    """The noises of all parts of the data."""
+def together(parts: Sequence[SiteNoises]) -> SiteNoises:
+    """The noises of all parts of the data, whose batches are numbered on."""
     if len(parts) == 1:
         return parts[0]
+    apart = numbered_on([each.set_apart for each in parts], [each.batches + len(each.set_apart) for each in parts])
     first, *others = parts
     for each in others:
         first = replace(
@@ -166,9 +177,8 @@ def _together(parts: Sequence[SiteNoises]) -> SiteNoises:
             batches=first.batches + each.batches,
             samples=first.samples + each.samples,
             notes=tuple(dict.fromkeys((*first.notes, *each.notes))),
-            set_apart=(*first.set_apart, *each.set_apart),
         )
-    return first
+    return replace(first, set_apart=apart)
 
 
 @dataclass(slots=True)
@@ -186,6 +196,8 @@ class _Noises:
     quantized: Callable[[Sequence[Any]], Any]
     verification: Verification
     notes: list[str]
+    positions: Positions | None = None
+    counted: Counted | None = None
     seen: Survey | None = None
     projection: Projection | None = None
     noise: dict[Key, float] = field(default_factory=dict)
@@ -207,6 +219,7 @@ class _Noises:
         if not samples:
             self._set_apart(empty_batch(self.batches))
             return
+        self.counted = None if self.positions is None else self.positions.of(batch, values)
         if self.seen is None:
             self.seen = survey(self.pair.simulator, values, {path.end.out for path in self.paths})
             if self.method != "exact":
@@ -224,13 +237,13 @@ class _Noises:
 
     def _projected(self, projection: Projection, values: Sequence[Any], samples: int, seen: Survey) -> None:
         # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
-        content = int(digest_of(values)[:12], 16)
-        started = projection.start(values, content + self.content[content], seen)
+        content = int(digest_of(values if self.counted is None else self.counted.inputs(values))[:12], 16)
+        started = projection.start(values, content + self.content[content], seen, self.counted)
         self.content[content] += 1
         # Gradients are computed on the reference, in its own memory layouts.
         returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(values)), values)
-        quantized = finished(self.pair, returned.quantized, None)
-        if self._counts(values, samples, started.reference, quantized):
+        reference, quantized = self._selected(started.reference), self._finished(returned.quantized)
+        if self._counts(values, samples, reference, quantized):
             started.project(FEWEST if self.projections is None else self.projections)
             noise, variance = started.together()
             if self.projections is None and variance > (SURE * noise) ** 2:
@@ -238,7 +251,7 @@ class _Noises:
             found = {key: started.noise([key]) for key in self._keys()}
             self.most = max(self.most, started.projections)
             self.reached |= started.reached
-            self._add(samples, started.reference, quantized, found)
+            self._add(samples, reference, quantized, found)
 
     def _exact(self, values: Sequence[Any], samples: int) -> None:
         def engine() -> Outputs:
@@ -248,7 +261,7 @@ class _Noises:
             )
 
         returned = self.verification.run(engine, values)
-        reference, quantized = (finished(self.pair, each, None) for each in (returned.reference, returned.quantized))
+        reference, quantized = (self._finished(each) for each in (returned.reference, returned.quantized))
         if self._counts(values, samples, reference, quantized):
             found: dict[Key, tuple[float, float]] = {}
             for site, variants in self.variants.items():
@@ -263,7 +276,14 @@ class _Noises:
     def _with(self, values: Sequence[Any], site: int, rounding: Rounding, reference: Any) -> Any:
         """The outputs with one site's value rounded."""
         outputs = outputs_with(self.pair.simulator, values, self.pair.sites[site], rounding)
-        return reference if outputs is None else detached(finished(self.pair, outputs, None))
+        return reference if outputs is None else detached(self._finished(outputs))
+
+    def _finished(self, outputs: Any) -> Any:
+        return self._selected(finished(self.pair, outputs, None))
+
+    def _selected(self, result: Any) -> Any:
+        """The outputs at the positions that count."""
+        return result if self.counted is None else self.counted.selected(result, processed=False)
 
     def _counts(self, values: Sequence[Any], samples: int, reference: Any, quantized: Any) -> bool:
         """Whether the outputs of both models give numbers; if not, the batch is set apart."""
@@ -301,6 +321,10 @@ class _Noises:
             silent = [self.pair.sites[site].name for site in self.variants if site not in self.reached]
             if silent:
                 notes.append(f"no gradient leads from {few(silent, 3)} to a floating-point output: without noise")
+        settings = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
+        if self.positions is not None:
+            settings["mask"] = self.positions.name
+            notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
         return SiteNoises(
             noise=self.noise,
             variance=self.variance,
@@ -313,6 +337,7 @@ class _Noises:
             samples=self.samples,
             notes=tuple(dict.fromkeys(notes)),
             set_apart=tuple(self.set_apart),
+            settings=settings,
         )
 
 

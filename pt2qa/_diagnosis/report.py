@@ -52,7 +52,8 @@ class Diagnosis(Report):
     usual_measures: ClassVar[tuple[str, ...]] = ("figures.sqnr",)
     ties: ClassVar[str] = "rank"
     instead_of_merging: ClassVar[str] = (
-        "Merge reports of compare_layers, sensitivity and profile, or diagnose within pt2qa.distributed()."
+        "It is searched. Merge its evidence, pt2qa.merge([each.reports['budget'] for each in diagnoses]), and diagnose "
+        "again on all batches: pt2qa.diagnose(pair, batches), within pt2qa.distributed() if processes share them."
     )
     titles: ClassVar[Mapping[str, str]] = {
         "rows": "Causes",

@@ -252,7 +252,8 @@ class _Analysis:
             return
         # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
         repeats = sum(batch.fingerprint == known.fingerprint for batch in self.ledger.data[:number])
-        seed = int(known.fingerprint[:12], 16) + repeats
+        content = known.fingerprint if self.counted is None else digest_of(self.counted.inputs(values))
+        seed = int(content[:12], 16) + repeats
         try:
             self._projected(
                 number, values, known, missing, self.projection.start(values, seed, self.seen, self.counted)

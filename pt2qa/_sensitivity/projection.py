@@ -31,7 +31,7 @@ from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, errors_at_end
 from pt2qa._sensitivity.roundings import Variant
-from pt2qa._sensitivity.survey import Survey, is_independent, marks
+from pt2qa._sensitivity.survey import Survey, is_independent, marks, survey
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.lifetimes import slots_in
@@ -54,10 +54,11 @@ class PostProcessWithoutGradient(SelectionError):
 
 @dataclass(slots=True)
 class Projection:
-    """The method on one pair and variants by site; what it learns from the first batch is used for the others.
+    """The method on one pair and variants by site; what it learns from the first batch of several samples is used for
+    the others.
 
-    At ``independent`` slots each sample's error reaches only that sample's output (None before the first batch);
-    ``dependent`` names the ops where paths end and this does not hold, none for batches of one sample.  ``cleaned``
+    At ``independent`` slots each sample's error reaches only that sample's output (None before that batch);
+    ``dependent`` names the ops where paths end and this does not hold.  ``cleaned``
     names ops with non-finite errors, which count as zero.
     """
 
@@ -70,10 +71,15 @@ class Projection:
     cleaned: dict[str, None] = field(default_factory=dict)
 
     def start(self, values: Sequence[Any], seed: int, seen: Survey, counted: Counted | None = None) -> ProjectedBatch:
-        """The reference's forward on a batch; ``seed`` is that of its random vectors, ``counted`` what has errors."""
+        """The reference's forward on a batch; ``seed`` is that of its random vectors, ``counted`` what has errors.
+
+        ``seen`` is the survey of the first batch with samples.
+        """
         started = ProjectedBatch(self, values, seed, counted)
-        if self.independent is None:
-            self._compare_samples(started, seen)
+        if self.independent is None and started.samples > 1:
+            ends = {path.end.out for path in self.paths}
+            first = survey(self.pair.simulator, values, ends) if seen.samples == 1 else seen
+            self._compare_samples(started, first)
         return started
 
     @property
@@ -90,7 +96,7 @@ class Projection:
 
     def _compare_samples(self, started: ProjectedBatch, seen: Survey) -> None:
         samples, env = started.samples, started.run.env
-        ends = {path.end.out for path in self.paths} if samples > 1 else set()
+        ends = {path.end.out for path in self.paths}
         with torch.no_grad():
             others = float_leaves(started.silenced(finished(self.pair, seen.outputs, self.post_process)))
         own = float_leaves(started.reference)

@@ -176,6 +176,10 @@ class Counted:
         layout = self.layouts.get(slot)
         return value if layout is None or not isinstance(value, Tensor) else layout.counted(value, self.keep)
 
+    def inputs(self, values: Sequence[Any]) -> list[Any]:
+        """A batch's flat inputs, as far as they count."""
+        return [self.of(slot, value) for slot, value in zip(self.program.inputs, values, strict=True)]
+
     def at(self, step: Step, value: Tensor) -> Tensor:
         """The elements of a step's value that count."""
         return self.of(step.out, value)  # type: ignore[no-any-return]

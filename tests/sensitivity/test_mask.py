@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import pt2qa
-from tests.padded_prompts import Running, padded, prompts, quantized
+from tests.padded_prompts import Running, padded, prompts, quantized, with_garbage
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +47,13 @@ def test_outputs_of_ones_own_are_masked_too(pair: pt2qa.QuantizedPair) -> None:
         pair, batch, method="exact", mask="attention_mask", post_process=lambda out: out["logits"], progress=False
     )
     assert _values(own) == _values(plain)
+
+
+@pytest.mark.parametrize("method", ["exact", "projection"])
+def test_what_stands_at_padded_positions_changes_nothing(pair: pt2qa.QuantizedPair, method: Any) -> None:
+    batch = padded(prompts())
+    one, other = (
+        pt2qa.sensitivity(pair, [each], method=method, projections=4, mask="attention_mask", progress=False)
+        for each in (batch, with_garbage(batch))
+    )
+    assert _values(one) == _values(other)

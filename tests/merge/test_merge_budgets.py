@@ -1,0 +1,95 @@
+"""Error budgets of parts of the data, merged: those of one run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import pt2qa
+from pt2qa.report import ErrorBudget
+from tests.merge.equal import by_shards, differences, random_shards
+from tests.models import images
+
+METHODS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "exact": {"method": "exact"},
+    "projection": {"method": "projection", "projections": 2},
+}
+
+
+@pytest.fixture(params=METHODS)
+def split(request: pytest.FixtureRequest, pair: pt2qa.QuantizedPair) -> Callable[[list[Tensor]], ErrorBudget]:
+    """The budget of some batches."""
+    return lambda shard: pt2qa.error_budget(pair, shard, progress=False, **METHODS[request.param])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shards_of_any_size_give_what_one_run_gives(split, batches, seed: int, tmp_path: Path) -> None:
+    reports = by_shards(split, random_shards(batches, seed))
+    for number, report in enumerate(reports):
+        report.save(tmp_path / f"{number}.safetensors")
+    merged = pt2qa.merge([pt2qa.load(tmp_path / f"{number}.safetensors") for number in range(len(reports))])
+    whole = split(batches)
+    assert not differences(merged, whole)
+    assert str(merged) == str(whole)
+    assert not differences(pt2qa.merge([reports[0], pt2qa.merge(reports[1:])]), whole)
+
+
+def test_a_shard_that_begins_with_a_single_sample(split, batches) -> None:
+    assert not differences(pt2qa.merge(by_shards(split, [batches[:3], batches[3:]])), split(batches))
+    assert not differences(pt2qa.merge(by_shards(split, [batches[3:], batches[:3]])), split(batches[3:] + batches[:3]))
+
+
+def test_batches_set_apart_stay_apart_and_are_numbered_on(split, batches, not_finite) -> None:
+    data = [batches[0], not_finite, images(0), batches[1], not_finite, batches[2]]
+    whole = split(data)
+    merged = pt2qa.merge(by_shards(split, [data[:2], data[2:4], data[4:]]))
+    assert [each.batch for each in whole.set_apart] == [1, 2, 4]
+    assert not differences(merged, whole)
+
+
+def test_an_interrupted_run_goes_on_from_its_reports(split, batches) -> None:
+    def interrupted(shard: list[Tensor], after: int) -> Iterator[Tensor]:
+        yield from shard[:after]
+        raise KeyboardInterrupt
+
+    shards = random_shards(batches, 4, 2)
+    before = [split(interrupted(shard, len(shard) - 1)) for shard in shards]
+    assert all("interrupted" in report.notes[-1] for report in before)
+    assert [report.batches for report in before] == [len(shard) - 1 for shard in shards]
+    rest = [split(shard[-1:]) for shard in shards]
+    whole = split([*shards[0][:-1], *shards[1][:-1], shards[0][-1], shards[1][-1]])
+    assert not differences(pt2qa.merge([*before, *rest]), whole)
+
+
+def test_the_evidence_of_diagnoses_merges(pair, batches) -> None:
+    def evidence(shard: list[Tensor]) -> Any:
+        return pt2qa.diagnose(pair, shard, verify_code=False, progress=False).reports["budget"]
+
+    merged = pt2qa.merge([evidence(batches[:2]), evidence(batches[2:4])])
+    assert not differences(merged, pt2qa.error_budget(pair, batches[:4], projections=4, progress=False))
+
+
+def test_what_is_not_of_one_run(pair, capture, batches) -> None:
+    report = pt2qa.error_budget(pair, batches[:1], method="exact", progress=False)
+    wide = pt2qa.quantize(capture, "xnnpack", [3 * images(4)], progress=False)
+    x86 = pt2qa.quantize(capture, "x86", [images(4)], progress=False)
+    for text, (other, arguments) in {
+        "method of report 2 is 'projection', of the first one 'exact'": (pair, {"method": "projection"}),
+        "projections that were asked for of report 2 is '2'": (pair, {"method": "exact", "projections": 2}),
+        "quantization (scales, zero points, ranges) of report 2 is": (wide, {"method": "exact"}),
+        "quantizer of report 2 is 'x86', of the first one 'xnnpack'": (x86, {"method": "exact"}),
+    }.items():
+        with pytest.raises(pt2qa.ReportError, match=re.escape(text)):
+            pt2qa.merge([report, pt2qa.error_budget(other, batches[:1], progress=False, **arguments)])  # type: ignore[arg-type]
+
+
+def test_a_file_of_an_older_version_says_so() -> None:
+    older = pt2qa.load(Path(__file__).parents[1] / "report" / "v0_1_0" / "last" / "error-budget.safetensors")
+    with pytest.raises(pt2qa.ReportError, match="report 1 has no sums: an older version of pt2qa made it"):
+        pt2qa.merge([older, older])
