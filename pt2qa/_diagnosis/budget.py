@@ -7,7 +7,8 @@ from typing import Any, Final, cast, get_args
 
 from torch import Tensor
 
-from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget, Mechanism
+from pt2qa._diagnosis.budget_report import ErrorBudget
+from pt2qa._diagnosis.budget_rows import BudgetRow, Mechanism
 from pt2qa._diagnosis.in_series import sites_before
 from pt2qa._diagnosis.merging import split
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import nan, sqrt
 from typing import Any, NamedTuple
 
-from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget
+from pt2qa._diagnosis.budget_rows import BudgetRow
 from pt2qa._diagnosis.projected import SiteNoises, together
 from pt2qa._report.merging import joined_notes
 from pt2qa._report.sums import pack, settings_of, unpack
@@ -53,7 +53,7 @@ def split(rows: Iterable[BudgetRow], noises: SiteNoises) -> dict[str, Any]:
     }
 
 
-def merged(reports: Sequence[ErrorBudget]) -> ErrorBudget:
+def merged(reports: Sequence[Any]) -> Any:
     """One error budget of several; see :func:`pt2qa.merge`."""
     first = reports[0]
     found = together([_noises_of(report, first.rows) for report in reports])
@@ -61,7 +61,7 @@ def merged(reports: Sequence[ErrorBudget]) -> ErrorBudget:
     return replace(first, **split(first.rows, replace(found, notes=notes)))
 
 
-def _noises_of(report: ErrorBudget, rows: Sequence[BudgetRow]) -> SiteNoises:
+def _noises_of(report: Any, rows: Sequence[BudgetRow]) -> SiteNoises:
     """The noises that a budget was made of; its sums must have these rows."""
     sums = unpack(report.sums, "rows", RowSums())
     if [(each.site, each.mechanism) for each in sums] != [(row.site, row.mechanism) for row in rows]:
