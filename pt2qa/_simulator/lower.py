@@ -28,7 +28,7 @@ from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, slots_i
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Constant, Program, QuantParams, Region, Site, Slot, Step
 from pt2qa._simulator.site_functions import converted_site, fused_site
-from pt2qa._simulator.stored import WEIGHT_CACHE, Stored, ValueCache, dequantized, read, shares_memory
+from pt2qa._simulator.stored import WEIGHT_CACHE, Integers, Stored, ValueCache, read, shares_memory
 from pt2qa.errors import PairingError
 
 
@@ -268,12 +268,12 @@ class _Lowering:
             *(id(arg) if isinstance(arg, Tensor) else arg for arg in (integers, *args)),
         )
         plain = quant_ops.is_plain_dequantize(node)
+        known = Integers.of(integers, params.scale, params.zero_point, params.axis) if plain else None
 
         def make() -> Any:
-            found = dequantized(integers, params.scale, params.zero_point, params.axis) if plain else None
-            return run_on_constants(node, given.__getitem__, integers) if found is None else found
+            return run_on_constants(node, given.__getitem__, integers) if known is None else known.value()
 
-        return self.dequantized.setdefault(key, Stored(make, self.cache))
+        return self.dequantized.setdefault(key, Stored(make, self.cache, known))
 
     def _half_cast(self, node: Node) -> Any:
         value = self._value(node.args[0])

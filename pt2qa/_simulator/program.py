@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from pt2qa._simulator.stored import read
+from pt2qa._simulator.stored import Stored, read
 
 SiteKind = Literal["activation", "weight", "bias"]
 
@@ -127,6 +127,11 @@ class Constant:
     def quantized(self) -> Any:
         """The value that the quantized model reads; of a weight that is not kept in float, made at each call."""
         return read(self.stored)
+
+    @property
+    def by_rows(self) -> Any:
+        """The value that the quantized model reads, or the :class:`Integers` that it would be made from."""
+        return self.stored.by_rows if type(self.stored) is Stored else self.stored
 
 
 @dataclass(slots=True)

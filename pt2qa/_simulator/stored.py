@@ -37,15 +37,81 @@ class ValueCache:
         return True
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Integers:
+    """What ``(integers - zero_point) * scale`` is made from in float32, bit for bit as the ops of the graph compute it.
+
+    They make a tensor of 64-bit integers first, and take several times as long.
+
+    Attributes:
+        integers: of any shape.
+        scale: a number, or float32 ones that broadcast with the integers.
+        zero_point: like ``scale``; None if all are 0.
+    """
+
+    integers: Tensor
+    scale: Any
+    zero_point: Any
+
+    @classmethod
+    def of(cls, integers: Tensor, scale: Any, zero_point: Any, axis: int | None) -> Integers | None:
+        """From parameters of the whole tensor, or one for each channel of ``axis``.
+
+        None where only the op itself is sure to give these bits.
+        """
+        if integers.dtype not in _EXACT or not integers.is_contiguous() or not integers.dim():
+            return None
+        if axis is not None:
+            # Along another axis, the ops may return other strides.
+            if axis != 0 or not (
+                isinstance(scale, Tensor) and scale.dtype == torch.float32 and isinstance(zero_point, Tensor)
+            ):
+                return None
+            shape = (-1, *[1] * (integers.dim() - 1))
+            moves = bool((zero_point != 0).any())
+            return cls(integers, scale.reshape(shape), zero_point.reshape(shape).float() if moves else None)
+        if not (isinstance(scale, float) and isinstance(zero_point, int)):
+            return None
+        return cls(integers, scale, zero_point or None)
+
+    def value(self) -> Tensor:
+        """The whole value, as a new tensor."""
+        result = torch.empty_like(self.integers, dtype=torch.float32)
+        rows = max(1, CHUNK // max(1, self.integers[:1].numel()))
+        for start in range(0, len(result), rows):
+            # A block at a time: what is written is still in cache when it is read.
+            self.rows(start, start + rows, out=result[start : start + rows])
+        return result
+
+    def rows(self, start: int, end: int, out: Tensor) -> Tensor:
+        """Some of the value along the first axis, written to ``out``."""
+
+        def own(params: Any) -> Any:
+            return params[start:end] if isinstance(params, Tensor) else params
+
+        out.copy_(self.integers[start:end])
+        if self.zero_point is not None:
+            out.sub_(own(self.zero_point))
+        return out.mul_(own(self.scale))
+
+
 class Stored:
     """A constant that is made from what the graph holds of it, with the same bits each time."""
 
-    __slots__ = ("_cache", "_make", "_value")
+    __slots__ = ("_cache", "_integers", "_make", "_value")
 
-    def __init__(self, make: Callable[[], Any], cache: ValueCache | None) -> None:
-        """``cache`` is None for what is never kept, such as a view of another constant."""
-        self._make, self._cache = make, cache
+    def __init__(self, make: Callable[[], Any], cache: ValueCache | None, integers: Integers | None = None) -> None:
+        """``cache`` is None for what is never kept, such as a view of another constant.
+
+        ``integers``, if given, are those that ``make`` dequantizes.
+        """
+        self._make, self._cache, self._integers = make, cache, integers
         self._value: Any = None
+
+    @property
+    def by_rows(self) -> Any:
+        """The integers, where the value would be made from them now; else the value."""
+        return self.value() if self._value is not None or self._integers is None else self._integers
 
     def value(self) -> Any:
         """The value; nothing may write to it."""
@@ -68,42 +134,3 @@ def shares_memory(value: Any, source: Any) -> bool:
     if not (isinstance(value, Tensor) and isinstance(source, Tensor)):
         return True
     return value.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-
-
-def dequantized(integers: Tensor, scale: Any, zero_point: Any, axis: int | None) -> Tensor | None:
-    """``(integers - zero_point) * scale`` in float32, bit for bit as the ops of the graph compute it.
-
-    They make a tensor of 64-bit integers first, and take several times as long.
-
-    Args:
-        integers: of any shape.
-        scale: a number, or a float32 one for each channel.
-        zero_point: like ``scale``.
-        axis: of the channels; None if the whole tensor has one scale.
-
-    Returns:
-        A new tensor; None where only the op itself is sure to give these bits.
-    """
-    if integers.dtype not in _EXACT or not integers.is_contiguous() or not integers.dim():
-        return None
-    if axis is not None:
-        # Along another axis, the ops may return other strides.
-        if axis != 0 or not (
-            isinstance(scale, Tensor) and scale.dtype == torch.float32 and isinstance(zero_point, Tensor)
-        ):
-            return None
-        shape = (-1, *[1] * (integers.dim() - 1))
-        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape).float()
-    elif not (isinstance(scale, float) and isinstance(zero_point, int)):
-        return None
-    result = torch.empty_like(integers, dtype=torch.float32)
-    rows = max(1, CHUNK // max(1, integers[:1].numel()))
-    moves = bool((zero_point != 0).any()) if isinstance(zero_point, Tensor) else zero_point != 0
-    for start in range(0, len(integers), rows):
-        end = start + rows
-        # A block at a time: what is written is still in cache when it is read.
-        block = result[start:end].copy_(integers[start:end])
-        if moves:
-            block.sub_(zero_point[start:end] if axis == 0 else zero_point)
-        block.mul_(scale[start:end] if axis == 0 else scale)
-    return result

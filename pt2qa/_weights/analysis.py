@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
-from pt2qa._weights.histograms import histogram
+from pt2qa._weights.histograms import histograms
 from pt2qa._weights.report import BINS, SIDES, WeightReport, span
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 from pt2qa._weights.sums import SumsOfWeights, WeightSums
@@ -63,12 +62,10 @@ class _Compared(NamedTuple):
 
 
 def _compared(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWeights, *, draws: bool) -> _Compared:
-    quantized = functools.cache(lambda: constant.quantized.detach())  # made once, and only if it is read
-    sums = known.of(constant, channel_axis(pair, constant), quantized)
+    sums = known.of(constant, channel_axis(pair, constant))
     row, counts = _row(pair, constant, readers, sums), np.zeros((len(SIDES), BINS), dtype=np.int32)
     if draws and row.quantized and (covered := span(row)) is not None:
-        for line, value in zip(counts, (constant.reference.detach(), quantized()), strict=True):
-            line[:] = histogram(value, covered, BINS, finite=sums.finite)
+        counts[:] = histograms(constant.reference, constant.by_rows, covered, BINS, finite=sums.finite)
     return _Compared(row, counts)
 
 

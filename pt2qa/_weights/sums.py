@@ -1,14 +1,14 @@
 """What the rows of weights need to know of a weight, from one pass over its float and its dequantized values.
 
-A block of channels is read at a time, so that what is computed from it stays in cache.  Values are reduced in float32
-within a channel, by torch's pairwise sum, and in float64 across channels.  Channels with values that are NaN or
-infinite, or whose squares leave the range of float32, are read again in float64, as are weights of all other dtypes.
+A block of channels is read at a time, so that what is computed from it stays in cache, and so does its dequantized
+value.  Values are reduced in float32 within a channel, squares in pieces of :data:`_PIECE` values, and in float64
+beyond.  Channels with values that are NaN or infinite, or whose squares leave the range of float32, are read again in
+float64, as are weights of all other dtypes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from pt2qa._metrics import ErrorSums, float64
 from pt2qa._simulator.program import Constant
+from pt2qa._simulator.stored import Integers
 
-BLOCK = 1 << 16
-"""Values that are read at a time: both sides and their difference fit a cache of 1 MiB."""
+BLOCK = 1 << 18
+"""Values that are read at a time.  Larger blocks leave the cache, and smaller ones spend their time in calls."""
 
-_ROW = 1 << 12
-"""Values of a weight without channels that are reduced in float32."""
+_PIECE = 1 << 9
+"""Values whose squares are added in float32, one after the other."""
 
 _SMALLEST_SQUARES = 1e-24
 """Below this a float32 sum of squares may have lost values to underflow."""
@@ -104,72 +105,108 @@ class SumsOfWeights:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int | None], WeightSums] = {}
 
-    def of(self, constant: Constant, axis: int | None, quantized: Callable[[], Tensor] | None = None) -> WeightSums:
-        """The sums over the channels along an axis; over pieces of any size if it is None.
-
-        ``quantized`` gives the dequantized values, where they are made for something else, too.
-        """
+    def of(self, constant: Constant, axis: int | None) -> WeightSums:
+        """The sums over the channels along an axis; over pieces of any size if it is None."""
         key = constant.slot, axis
         if key not in self._known:
-            made = constant.quantized if quantized is None else quantized()
-            self._known[key] = weight_sums(constant.reference.detach(), made.detach(), axis)
+            self._known[key] = weight_sums(constant.reference, constant.by_rows, axis)
         return self._known[key]
 
 
-def weight_sums(reference: Tensor, quantized: Tensor, axis: int | None) -> WeightSums:
+def weight_sums(reference: Tensor, quantized: Tensor | Integers, axis: int | None) -> WeightSums:
     """The sums of one weight.
 
     Args:
         reference: its float values, of any shape and any floating-point dtype.
-        quantized: its dequantized values, of the same shape.
+        quantized: its dequantized values, of the same shape, or what they are made from.
         axis: its channel axis; None without.
     """
-    parts = [_columns(ref, quant) for ref, quant in _by_channel(reference, quantized, axis)]
-    return WeightSums(reference.numel(), *torch.cat([*parts, torch.empty(11, 0, dtype=torch.float64)], 1))
+    both = Sides.of(reference, quantized, axis)
+    sums = _sums(both) if reference.numel() else torch.empty(11, 0, dtype=torch.float64)
+    return WeightSums(reference.numel(), *sums)
 
 
-def _by_channel(reference: Tensor, quantized: Tensor, axis: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both sides with the channels first; a weight without any in rows, and what is left of it."""
-    if axis is not None:
-        yield reference.movedim(axis, 0), quantized.movedim(axis, 0)
-        return
-    whole = reference.numel() // _ROW * _ROW
-    (rows, rest), (quant_rows, quant_rest) = (value.flatten().tensor_split([whole]) for value in (reference, quantized))
-    yield rows.view(-1, _ROW), quant_rows.view(-1, _ROW)
-    yield rest[None], quant_rest[None]
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Both values of a weight, some channels at a time.
+
+    Args:
+        reference, quantized: as :func:`weight_sums` takes them, the channels first.
+        step: how many channels are read at a time.
+        memory: for so many values in float32; the block that was read last may be in it.
+    """
+
+    reference: Tensor
+    quantized: Tensor | Integers
+    step: int
+    memory: Tensor
+
+    @classmethod
+    def of(cls, reference: Tensor, quantized: Tensor | Integers, axis: int | None = None) -> Sides:
+        """By channels, or by whatever is first where there are none."""
+        reference = reference.detach()
+        if isinstance(quantized, Integers) and axis:
+            quantized = quantized.value()
+        if isinstance(quantized, Tensor):
+            quantized = quantized.detach()
+            if axis is None and reference.dim() < 2:
+                reference, quantized = reference.reshape(1, -1), quantized.reshape(1, -1)
+            reference, quantized = reference.movedim(axis or 0, 0), quantized.movedim(axis or 0, 0)
+        values = max(1, reference[:1].numel())
+        step = min(max(1, BLOCK // values), len(reference))
+        return cls(reference, quantized, step, torch.empty(step * values, device=reference.device))
+
+    @property
+    def starts(self) -> range:
+        """The first channel of each block."""
+        return range(0, len(self.reference), max(1, self.step))
+
+    def block(self, start: int) -> tuple[Tensor, Tensor]:
+        """Both sides of some channels, each of shape (channels, values)."""
+        end = start + self.step
+        ref = self.reference[start:end]
+        if isinstance(self.quantized, Tensor):
+            return ref.reshape(len(ref), -1), self.quantized[start:end].reshape(len(ref), -1)
+        made = self.quantized.rows(start, end, self.memory[: ref.numel()].view(ref.shape))
+        return ref.reshape(len(ref), -1), made.view(len(ref), -1)
 
 
-def _columns(reference: Tensor, quantized: Tensor) -> Tensor:
-    """The columns of :class:`WeightSums` for channels: float64 of shape (11, channels)."""
-    if not reference.numel():
-        return torch.empty(11, 0, dtype=torch.float64)
-    values = reference[0].numel()
-    channels = max(1, BLOCK // values)
-    if not reference.dtype == quantized.dtype == torch.float32:
-        return torch.cat([_exact(*block) for block in _blocks(reference, quantized, channels)], 1)
-    scratch = torch.empty(min(channels, len(reference)), values, device=reference.device)
-    sums = torch.cat([_fast(*block, scratch) for block in _blocks(reference, quantized, channels)], 1).cpu().double()
-    again = _untrusted(sums).nonzero().flatten()
-    for some in again.split(channels):
-        sums[:, some] = _exact(reference[some].reshape(-1, values), quantized[some].reshape(-1, values))
+def _sums(both: Sides) -> Tensor:
+    """The columns of :class:`WeightSums`: float64 of shape (11, channels)."""
+    if both.reference.dtype != torch.float32 or getattr(both.quantized, "dtype", torch.float32) != torch.float32:
+        return torch.cat([_exact(*both.block(start)) for start in both.starts], 1)
+    found = zip(*(_fast(*both.block(start), both.memory) for start in both.starts), strict=True)
+    columns = [torch.cat(column).cpu().double() for column in found]
+    columns[:3] = [norms.square_().sum(1) for norms in columns[:3]]
+    sums = torch.stack([*columns, *torch.zeros(2, len(columns[0]), dtype=torch.float64)])
+    untrusted = _untrusted(sums)
+    for start in both.starts:
+        if (again := untrusted[start : start + both.step]).any():
+            ref, quant = both.block(start)
+            sums[:, start : start + both.step][:, again] = _exact(ref[again], quant[again])
     return sums
 
 
-def _blocks(reference: Tensor, quantized: Tensor, channels: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """So many channels at a time, flat; they are copied only where they are not the first axis of the weight."""
-    for ref, quant in zip(reference.split(channels), quantized.split(channels), strict=True):
-        yield ref.reshape(len(ref), -1), quant.reshape(len(ref), -1)
+def _fast(ref: Tensor, quant: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+    """The columns of a block of float32 but the last two, with norms of pieces in place of sums of squares.
 
-
-def _fast(ref: Tensor, quant: Tensor, scratch: Tensor) -> Tensor:
-    """The columns of a block of float32; those of a channel with a NaN or an infinity are not all finite."""
-    memory = scratch[: len(ref)]
-    error = torch.sub(ref, quant, out=memory).abs_()
-    atol, absolute, noise = error.amax(1), error.sum(1), error.square_().sum(1)
-    signal, quant_signal = torch.mul(ref, ref, out=memory).sum(1), torch.mul(quant, quant, out=memory).sum(1)
+    Those of a channel with NaN or infinities are not all finite.
+    """
     ends = ref.amin(1), ref.amax(1), quant.amin(1), quant.amax(1)
-    none = torch.zeros_like(atol)
-    return torch.stack((signal, noise, quant_signal, absolute, atol, *ends, none, none))
+    signal, quant_signal = _norms(ref), _norms(quant)
+    error = torch.sub(ref, quant, out=memory[: ref.numel()].view(ref.shape))
+    noise = _norms(error)
+    error.abs_()
+    return signal, noise, quant_signal, error.sum(1), error.amax(1), *ends
+
+
+def _norms(values: Tensor) -> Tensor:
+    """The norms of all pieces of each channel: shape (channels, pieces)."""
+    whole = values.shape[1] // _PIECE * _PIECE
+    norms: Tensor = torch.linalg.vector_norm(values[:, :whole].unflatten(1, (-1, _PIECE)), dim=2)
+    if whole == values.shape[1]:
+        return norms
+    return torch.cat((norms, torch.linalg.vector_norm(values[:, whole:], dim=1, keepdim=True)), 1)
 
 
 def _untrusted(sums: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import pt2qa
 from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED
 from pt2qa._metrics import CHUNK
 from pt2qa._simulator.graph_run import GraphRun, run_order
-from pt2qa._simulator.stored import Stored, ValueCache, dequantized
+from pt2qa._simulator.stored import Integers, Stored, ValueCache
 
 WIDTH = 64
 
@@ -66,11 +66,12 @@ def test_dequantized_values_have_the_bits_of_the_ops(dtype: torch.dtype, zero: i
     integers = torch.randint(low, high + 1, shape, generator=generator, dtype=dtype)
     limits = (low, high, dtype)
     expected = QUANTIZED_DECOMPOSED.dequantize_per_tensor(integers, 0.037, zero, *limits)
-    found = dequantized(integers, 0.037, zero, None)
+    found = Integers.of(integers, 0.037, zero, None)
     scale, zeros = torch.rand(shape[0], generator=generator), torch.full(shape[:1], zero)
     by_channel = QUANTIZED_DECOMPOSED.dequantize_per_channel(integers, scale, zeros, 0, *limits)
-    for own, op in ((found, expected), (dequantized(integers, scale, zeros, 0), by_channel)):
-        assert own is not None
+    for made, op in ((found, expected), (Integers.of(integers, scale, zeros, 0), by_channel)):
+        assert made is not None
+        own = made.value()
         assert torch.equal(own.view(torch.int32), op.view(torch.int32))
         assert own.stride() == op.stride()
 
@@ -86,7 +87,7 @@ def test_dequantized_values_have_the_bits_of_the_ops(dtype: torch.dtype, zero: i
 )
 def test_whatever_else_is_left_to_the_ops(integers: Tensor, scale: Any, axis: int | None) -> None:
     zero = 0 if axis is None else torch.zeros(2, dtype=torch.int64)
-    assert dequantized(integers, scale, zero, axis) is None
+    assert Integers.of(integers, scale, zero, axis) is None
 
 
 def test_the_first_values_that_fit_are_kept() -> None:
