@@ -18,6 +18,7 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend
 
@@ -31,6 +32,7 @@ def compare_deployed(
     deployed: str | os.PathLike[str] | None = None,
     program: str | os.PathLike[str] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> DeployedReport:
     """Compares the kernels that ship with the converted graph, value by value.
@@ -49,6 +51,7 @@ def compare_deployed(
             the backend that takes files with its suffix.
         program: folder of the lowered program. If it exists, nothing is lowered; else it is written.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`.
         progress: whether to show progress; None: if stderr is a terminal.
 
     Returns:
@@ -57,7 +60,7 @@ def compare_deployed(
     Raises:
         DeploymentError: no backend runs the model here, it cannot be lowered, or the program does not return what the
             model returns.
-        BatchError: there is no batch, or one does not match the captured inputs.
+        BatchError: there is no batch, or one does not match the captured inputs or the mask.
         SimulationError: the simulator does not reproduce the converted graph.
     """
     alone("compare_deployed")
@@ -73,7 +76,7 @@ def compare_deployed(
         else:
             place = lowerable(pair)
             runs, name = program_for(pair, place, chosen, first, program, progress), chosen.name
-        comparison = Comparison(pair, place, runs, name)
+        comparison = Comparison(pair, place, runs, name, mask)
         notes = accumulate(
             comparison,
             every,

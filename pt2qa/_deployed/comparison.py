@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams, Slot
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import Verification, graph_outputs, kind_of
@@ -92,8 +93,16 @@ class _Measured:
 class Comparison:
     """The sums of each observed value, by the step that computes it, and of each output."""
 
-    def __init__(self, pair: QuantizedPair, lowerable: Lowerable, program: DeployedProgram, backend: str) -> None:
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        lowerable: Lowerable,
+        program: DeployedProgram,
+        backend: str,
+        mask: Mask | None = None,
+    ) -> None:
         self.pair, self.lowerable, self.program, self.backend = pair, lowerable, program, backend
+        self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.stages = Stages(pair)
         self.check = Verification(pair.graphs)
         self.batches = self.samples = 0
@@ -117,16 +126,20 @@ class Comparison:
             self.set_apart.append(empty_batch(self.batches))
             self.batches += 1
             return
+        counted = None if self.positions is None else self.positions.of(batch, values)
         ran = run_program(self.program, values)
         seen = {} if ran.changed else {index: ran.values[tap.node] for index, tap in self.observed.items()}
-        measured = self.check.run(functools.partial(self._measure, values, seen), values)
-        self._check_isolated(values, seen, measured)
+        measured = self.check.run(functools.partial(self._measure, values, seen, counted), values)
+        self._check_isolated(values, seen, measured, counted)
         before = self.stages.before(batch, values)
         prepared, converted = leaves_of(measured.reference), leaves_of(measured.quantized)
         deployed = self._fitting(converted, ran.outputs)
-        every = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
-        alone = [None] * len(deployed) if measured.outputs is None else measured.outputs
-        outputs = [_output(*each) for each in zip(prepared, converted, alone, deployed, strict=True)]
+        kept: Callable[[Sequence[Tensor]], Sequence[Tensor]] = list if counted is None else counted.tensors
+        stages = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
+        every = {name: kept(found) for name, found in stages.items()}
+        alone = [None] * len(deployed) if measured.outputs is None else kept(measured.outputs)
+        three = every["prepared"], every["converted"], every["deployed"]
+        outputs = [_output(*each) for each in zip(*three, alone, strict=True)]
         apart = self._why_apart(values, samples, measured, outputs)
         self.outputs = self.outputs or [_Sums()] * len(outputs)
         if apart is not None:
@@ -140,7 +153,7 @@ class Comparison:
         self.batches += 1
         self.samples += samples
 
-    def _measure(self, values: list[Any], seen: Mapping[int, Tensor]) -> _Measured:
+    def _measure(self, values: list[Any], seen: Mapping[int, Tensor], counted: Counted | None) -> _Measured:
         """Runs both models and the isolated one; adds nothing yet, so that the run can be checked or repeated."""
         found: dict[int, _Sums] = {}
         walk = self.pair.simulator.walk(values)
@@ -157,14 +170,17 @@ class Comparison:
                 instead = None
                 if step.index == index:
                     break
-            found[index] = _compared(event.reference, event.quantized, value, deployed)
+            kept = functools.partial(_kept, counted, event.step.out)
+            found[index] = _compared(event.reference, event.quantized, value, deployed, kept)
             instead = deployed if found[index].count else None
 
         reference, quantized = lockstep(self.pair.simulator, values, visit)
         return _Measured(reference, quantized, found, _finish(walk, instead) if found else None)
 
     @computes
-    def _check_isolated(self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured) -> None:
+    def _check_isolated(
+        self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured, counted: Counted | None
+    ) -> None:
         """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must say the same.
 
         Raises:
@@ -181,7 +197,8 @@ class Comparison:
             if index is None or not measured.sums[index].count:
                 return None
             tap, expected = self.observed[index], measured.sums[index].isolated
-            (sums,) = noise_sums((tap.value(result), tap.value(seen[index])), [(0, 1)])
+            both = tuple(_kept(counted, tap.step.out, tap.value(each)) for each in (result, seen[index]))
+            (sums,) = noise_sums(both, [(0, 1)])
             if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
                 raise SimulationError(
                     f"the isolated error of {self._name(tap)} has a squared sum of {expected.noise:.6g}; the nodes of "
@@ -249,6 +266,9 @@ class Comparison:
     def report(self, notes: Sequence[str]) -> DeployedReport:
         """Everything seen so far."""
         pair = self.pair
+        if self.positions is not None and self.positions.layouts is not None:
+            slots = [tap.step.out for tap in self.observed.values()]
+            notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
         disturbed = [f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no value inside"] * bool(
             self.disturbed
         )
@@ -305,12 +325,21 @@ class Comparison:
         return f"measured together with {few(names)}, not observed" if names else ""
 
 
-def _compared(reference: Any, quantized: Any, isolated: Any, deployed: Tensor) -> _Sums:
-    """The sums of one place on one batch."""
+def _kept(counted: Counted | None, slot: int, value: Tensor) -> Tensor:
+    """The elements of a slot's value that count."""
+    found: Tensor = value if counted is None else counted.of(slot, value)
+    return found
+
+
+def _compared(
+    reference: Any, quantized: Any, isolated: Any, deployed: Tensor, kept: Callable[[Tensor], Tensor]
+) -> _Sums:
+    """The sums of one place on one batch, over the elements that are ``kept``."""
     if not isinstance(isolated, Tensor) or isolated.shape != deployed.shape:
         return _Sums(
             problem=f"the deployed value is {_described(deployed)}, the converted graph's {_described(isolated)}"
         )
+    reference, quantized, isolated, deployed = map(kept, (reference, quantized, isolated, deployed))
     alone, cumulative, converted, total = noise_sums(
         (isolated, quantized, reference, deployed), ((0, 3), (1, 3), (2, 1), (2, 3))
     )
@@ -339,7 +368,7 @@ def _finish(walk: Generator[Any, Tensor | None, Any], instead: Tensor | None) ->
         instead = None
 
 
-def _output(reference: Tensor, quantized: Tensor, isolated: Tensor | None, deployed: Tensor) -> _Sums:
+def _output(reference: Tensor, quantized: Tensor, deployed: Tensor, isolated: Tensor | None) -> _Sums:
     (alone,) = [NoiseSums()] if isolated is None else noise_sums((isolated, deployed), [(0, 1)])
     cumulative, converted, total = noise_sums((reference, quantized, deployed), ((1, 2), (0, 1), (0, 2)))
     return _Sums(alone, cumulative, converted, total, count=deployed.numel(), dtype=_dtype(deployed))

@@ -26,6 +26,7 @@ from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._report.base import Report
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 from pt2qa.errors import SelectionError
 from pt2qa.plugins import Backend, rules_of
 
@@ -43,6 +44,7 @@ def diagnose(
     findings: Findings | None = None,
     verify_code: bool = True,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> Diagnosis:
     """Finds what causes the error of a quantized model, and measures what helps.
@@ -65,6 +67,8 @@ def diagnose(
         findings: of :func:`pt2qa.check` for this pair; None: the rules whose findings are errors run here.
         verify_code: whether to execute ``diagnosis.code``, the pair with all remedies as code for a plain export flow.
         inputs_of: maps an item of ``batches`` and ``evaluation`` to a batch.
+        mask: which positions count, in both, as in :func:`pt2qa.compare_layers`: in SQNR, ranges and the error budget.
+            Calibration sees all positions, as the kernels do, and ``metric`` has to leave padding out by itself.
         progress: whether to show progress; None: if stderr is a terminal.
 
     Returns:
@@ -72,7 +76,8 @@ def diagnose(
         data, and ``diagnosis.reports`` has the reports of the analyses.
 
     Raises:
-        SelectionError: an invalid target, or no floating-point output and no metric.
+        SelectionError: an invalid target, or no floating-point output and no metric; ``mask`` names no input, or
+            ``deployed`` is a report, which may have been made without it.
         BatchError: there is no batch, or the float model returns NaN on all of them.
         SimulationError: the simulator does not reproduce the converted graph.
 
@@ -85,9 +90,14 @@ def diagnose(
     'narrow-calibration'
     """
     check_pair(pair)
+    if mask is not None and isinstance(deployed, DeployedReport):
+        raise SelectionError(
+            "deployed: a report does not say which positions count in it. With a mask expected True or a backend, so "
+            "that the kernels are compared with the same mask."
+        )
     aim = _aim(metric, target)
-    data = Data("batches", batches, inputs_of)
-    reference = Reference(pair, batches if evaluation is None else evaluation, inputs_of)
+    data = Data("batches", batches, inputs_of, mask)
+    reference = Reference(pair, batches if evaluation is None else evaluation, inputs_of, mask)
     if (aim is None or aim.metric is None) and not reference.names:
         raise SelectionError(
             "no output is a floating-point tensor, so there is no SQNR. Pass metric=a function of a model."
@@ -95,7 +105,7 @@ def diagnose(
     trials = Trials(pair, reference, aim, progress)
     for on in (True, False):
         trials.outputs(reference.first.values, on)
-    notes: list[str] = []
+    notes = reference.notes
     if reference.aside:
         notes.append(f"left out, because the float model returns NaN there: {'; '.join(reference.aside)}")
     now = trials.quality(Treatment())

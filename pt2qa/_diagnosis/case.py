@@ -26,6 +26,7 @@ from pt2qa._sensitivity.ranges import Observed, observe
 from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
 from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Constant, Site
 from pt2qa._simulator.verification import digest_of
 from pt2qa.overrides.annotations import Annotations, fusions_in
@@ -94,14 +95,23 @@ class Case:
     state: Treatment = field(default_factory=Treatment)
     notes: list[str] = field(default_factory=list)
     instead: frozenset[str] = frozenset()
+    _positions: Positions | None = None
 
-    def flat(self, data: Data) -> Iterable[list[Any]]:
-        """Batches with samples as the simulator takes them; each counts as a run."""
+    def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted | None]]:
+        """Batches with samples as the simulator takes them, and which of their positions count; each is a run."""
         for batch in read_batches(data.batches, data.inputs_of):
             values = self.pair.values(batch)
             if count_samples(values):
                 self.trials.forwards += 1
-                yield values
+                yield values, self.counted(data, batch, values)
+
+    def counted(self, data: Data, batch: Batch, values: list[Any]) -> Counted | None:
+        """Which positions of a batch of some data count; None: all do."""
+        if data.mask is None:
+            return None
+        if self._positions is None:
+            self._positions = Positions(self.pair.quantized, self.pair.program, data.mask)
+        return self._positions.of(batch, values)
 
     @functools.cached_property
     def first(self) -> Batch:
@@ -119,15 +129,20 @@ class Case:
         if not math.isnan(self.now.worst[1]):
             return None
         found = [
-            first_fault(self.pair.simulator, values, number, 0) for number, values in enumerate(self.flat(self.data))
+            first_fault(self.pair.simulator, values, number, 0)
+            for number, (values, _) in enumerate(self.flat(self.data))
         ]
         known = [fault for each in everywhere(found) for fault in each if fault is not None]
         return next((fault for fault in known if fault.side == "quantized"), next(iter(known), None))
 
     @functools.cached_property
     def ranges(self) -> dict[int, Observed]:
-        """The ranges at each activation site."""
-        return observe(self.pair, self.flat(self.data))
+        """The ranges at each activation site, at the positions that count."""
+        found = observe(self.pair, self.flat(self.data))
+        if self._positions is not None:
+            sites = [step.out for step in self.pair.program.steps if step.site in found]
+            self.notes += self._positions.note(sites, "rounded activations")
+        return found
 
     @functools.cached_property
     def seen(self) -> dict[int, Observed]:
@@ -172,6 +187,7 @@ class Case:
             self._variants,
             quantized=self.trials.outputs if self.pair is self.trials.pair else None,
             inputs_of=self.data.inputs_of,
+            mask=self.data.mask,
             progress=self.progress,
         )
         stop_if_interrupted(found.notes)

@@ -22,6 +22,7 @@ from pt2qa._reconfigure.target import Target
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._sensitivity.roundings import Rounding
+from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Outputs, Verification, digest_of, graph_outputs
 from pt2qa.errors import Pt2qaError
@@ -48,11 +49,12 @@ def places_of(pair: QuantizedPair) -> dict[int, Place]:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Batches to calibrate on, and what they are called in calls."""
+    """Batches to calibrate on, what they are called in calls, and which of their positions count in numbers."""
 
     name: str
     batches: Iterable[Any] = field(repr=False)
     inputs_of: Callable[[Any], Any] | None = None
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, eq=False)

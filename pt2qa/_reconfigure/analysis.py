@@ -122,7 +122,7 @@ def reconfigure(
     tally = Tally(progress)
     scorer = Scorer(pair, reference, aim, tally)
     first = reference.first
-    notes = list(pair.verify(first.batch))
+    notes = [*reference.notes, *pair.verify(first.batch)]
     needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
     before = scorer.quality(scorer.every)
     base = Baseline(pair, scorer, recipe.annotations, (), before)

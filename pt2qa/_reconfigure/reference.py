@@ -12,6 +12,7 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Mask, Positions
 from pt2qa._simulator.verification import digest_of
@@ -94,6 +95,13 @@ class Reference:
         return Reference(pair, self._batches, self._inputs_of, self.mask) if trained and pair is not self.pair else self
 
     @property
+    def notes(self) -> list[str]:
+        """What the mask does not reach."""
+        if self._positions is None or self._positions.layouts is None:
+            return []
+        return self._positions.note(slots_in(self.pair.program.outputs), "outputs")
+
+    @property
     def first(self) -> Item:
         """The first batch that was not set aside, of the first rank that has one."""
         found = first_anywhere(next(iter(self), None))
@@ -101,10 +109,11 @@ class Reference:
         return found
 
     def floating(self, outputs: Any, batch: Batch, values: list[Any]) -> tuple[Tensor, ...]:
-        """The compared outputs among those that a graph returned for a batch, at the positions that count."""
-        leaves = pytree.tree_leaves(plain(outputs))
+        """The compared outputs among those that a graph returned for a batch, zero at positions that do not count."""
+        outputs = plain(outputs)
         if self._positions is not None:
-            leaves = self._positions.of(batch, values).outputs(outputs)
+            outputs = self._positions.of(batch, values).silenced(outputs, processed=False)
+        leaves = pytree.tree_leaves(outputs)
         return tuple(leaves[position] for position in self.positions)
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:

@@ -95,7 +95,7 @@ def repair(
         quantize, capture, recipe.plugin, fit_on, train=recipe.train, inputs_of=fit_inputs, progress=progress
     )
     reference, tally = Reference(pair, batches, inputs_of, mask), Tally(progress)
-    notes = list(pair.verify(reference.first.batch))
+    notes = [*reference.notes, *pair.verify(reference.first.batch)]
     scorer = Scorer(pair, reference, Target(-math.inf), tally)
     base = Baseline(pair, scorer, recipe.annotations, (), scorer.quality(scorer.every))
     data = Halves.of(pair, fit_on, fit_inputs, mask)

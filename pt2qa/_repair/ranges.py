@@ -156,7 +156,7 @@ class Ranges:
         groups = groups_in(pair)
         if not groups:
             raise SelectionError("no activation has a range that calibration chose")
-        observed = observe(pair, (values for _, values in data))
+        observed = observe(pair, ((values, None) for _, values in data))
         spans = {}
         for number, group in enumerate(groups):
             ends = [end for site in group.sites for end in observed[site].whole]

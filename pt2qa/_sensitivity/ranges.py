@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
+from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Site, Step
 
 CONVOLUTIONS = ("conv", "batch_norm", "max_pool", "avg_pool", "adaptive_avg_pool")
@@ -77,17 +79,17 @@ class Observed:
         )
 
 
-def observe(pair: QuantizedPair, batches: Iterable[Sequence[Any]]) -> dict[int, Observed]:
-    """The ranges at each activation site on flat batches."""
+def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted | None]]) -> dict[int, Observed]:
+    """The ranges at each activation site on flat batches, each with which of its positions count; None: all do."""
     sites = pair.sites
     found = {site.index: Observed() for site in sites if site.kind == "activation"}
 
-    def visit(step: Step, value: Any) -> None:
+    def visit(step: Step, value: Any, counted: Counted | None) -> None:
         if step.site is not None and isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-            _add(found[step.site], sites[step.site], value)
+            _add(found[step.site], sites[step.site], value if counted is None else counted.filled(step.out, value))
 
-    for values in batches:
-        pair.simulator.run(values, on=False, visit=visit)
+    for values, counted in batches:
+        pair.simulator.run(values, on=False, visit=functools.partial(visit, counted=counted))
     first, *others = everywhere(found)
     for other in others:
         for site, observed in other.items():

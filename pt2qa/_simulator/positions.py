@@ -52,6 +52,13 @@ class Layout:
         view, index = self._indexed(value, keep)
         return view[index]
 
+    def filled(self, value: Tensor, keep: Tensor) -> Tensor:
+        """The value with copies of elements that count in place of those that do not, which changes no range."""
+        found = value.clone()
+        view, index = self._indexed(found, keep)
+        view[~index] = view[index][0].clone()
+        return found
+
     def silenced(self, value: Tensor, keep: Tensor) -> Tensor:
         """The value with zeros in place of the elements that do not count."""
         inside = torch.zeros_like(value, dtype=torch.bool)
@@ -176,6 +183,11 @@ class Counted:
         layout = self.layouts.get(slot)
         return value if layout is None or not isinstance(value, Tensor) else layout.counted(value, self.keep)
 
+    def filled(self, slot: int, value: Tensor) -> Tensor:
+        """A slot's value with copies of elements that count in place of the others; as it is without such axes."""
+        layout = self.layouts.get(slot)
+        return value if layout is None else layout.filled(value, self.keep)
+
     def inputs(self, values: Sequence[Any]) -> list[Any]:
         """A batch's flat inputs, as far as they count."""
         return [self.of(slot, value) for slot, value in zip(self.program.inputs, values, strict=True)]
@@ -213,6 +225,11 @@ class Counted:
             leaf if layout is None or not isinstance(leaf, Tensor) else layout.counted(leaf, self.keep)
             for leaf, layout in zip(leaves, layouts, strict=True)
         ]
+
+    def tensors(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The flat outputs that are tensors, as far as they count."""
+        slots = [leaf.number for leaf in pytree.tree_leaves(plain(self.program.outputs)) if isinstance(leaf, Slot)]
+        return [self.of(slot, value) for slot, value in zip(slots, outputs, strict=True)]
 
     def selected(self, result: Any, *, processed: bool) -> Any:
         """The outputs as the user sees them, as far as they count; ``processed`` by a function of the user's."""

@@ -46,7 +46,12 @@ class _Program:
     def compared(self, pair: QuantizedPair) -> DeployedReport:
         data = self.case.data
         return compare_deployed(
-            pair, data.batches, backend=self.backend, inputs_of=data.inputs_of, progress=self.case.progress
+            pair,
+            data.batches,
+            backend=self.backend,
+            inputs_of=data.inputs_of,
+            mask=data.mask,
+            progress=self.case.progress,
         )
 
     def sqnr(self, treatment: Treatment) -> float:

@@ -34,6 +34,10 @@ def changed(case: Case) -> Iterator[Hypothesis]:
     outputs["prepared"], quantized = (
         leaves_of(pytree.tree_leaves(case.trials.outputs(values, on))) for on in (False, True)
     )
+    counted = case.counted(case.data, case.first, values)
+    if counted is not None:
+        outputs = {name: counted.tensors(found) for name, found in outputs.items()}
+        quantized = counted.tensors(quantized)
     names = list(outputs)
     for before, after in itertools.pairwise(names):
         apart = _sqnr(outputs[before], outputs[after])
@@ -78,8 +82,9 @@ def constants(case: Case) -> Iterator[Hypothesis]:
     restored_constants = tuple(replace(each, weight_site=None) for each in program.constants)
     simulator = Simulator(replace(program, constants=restored_constants), fused=case.pair.simulator.fused)
     case.trials.forwards += 1
+    counted = case.counted(case.data, case.first, values)
     reference, quantized, restored = (
-        leaves_of(pytree.tree_leaves(found))
+        leaves_of(pytree.tree_leaves(found)) if counted is None else counted.tensors(leaves_of(found))
         for found in (
             case.trials.outputs(values, on=False),
             case.trials.outputs(values),
