@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,10 @@ from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.positions import Counted, Layout, Mask, Positions
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.verification import Outputs, Verification
 from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError, SimulationError
@@ -39,6 +42,7 @@ def compare_quantizers(
     batches: Iterable[Any] | None = None,
     *,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> CandidateReport:
     """Quantizes a model in several ways and compares them, as a whole and layer by layer.
@@ -54,6 +58,7 @@ def compare_quantizers(
         calibration: batches, read once for each candidate: a list, or a loader that starts over.
         batches: what to measure on; None for the calibration batches.
         inputs_of: maps an item of either to a batch.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`; calibration sees all of them.
         progress: whether to show progress bars; None: if stderr is a terminal.
 
     Returns:
@@ -61,7 +66,8 @@ def compare_quantizers(
         one batch is finished, the report covers the finished batches and says so.
 
     Raises:
-        SelectionError: there is no candidate, two have the same name, or a pair is of another model.
+        SelectionError: there is no candidate, two have the same name, a pair is of another model, or
+            ``mask`` names no input.
         QuantizeError: every candidate failed to be quantized.
         SimulationError: the simulator computes none of the candidates exactly as its converted graph does.
         BatchError: ``calibration`` can be read only once, or there is no batch.
@@ -83,7 +89,7 @@ def compare_quantizers(
             failed[name] = str(error)
     if not pairs:
         raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
-    race = _Race(pairs, failed)
+    race = _Race(pairs, failed, mask)
     data = calibration if batches is None else batches
     notes = accumulate(
         race, data, title="compare quantizers", purpose="compare on", inputs_of=inputs_of, progress=progress
@@ -94,6 +100,8 @@ def compare_quantizers(
     first = next(iter(pairs.values()))
     candidates = [_candidate(name, named[name], pairs.get(name), failed) for name in named]
     settings = {f"quantization of {name}": pair.quantization for name, pair in pairs.items()}
+    if race.positions is not None:
+        settings["mask"] = race.positions.name
     return CandidateReport(
         **compared(race.sums(), candidates, race.set_apart, race.batches, settings),
         notes=tuple(dict.fromkeys(notes)),
@@ -154,22 +162,27 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
-    """The results of one run of all models on a batch: flat outputs, and for each row the noise by candidate."""
+    """The results of one run of all models on a batch: flat outputs, and for each row the noise by candidate.
+
+    ``counted`` are the reference's outputs at the positions that count.
+    """
 
     reference: list[Any]
     quantized: dict[str, list[Any]]
     sums: list[tuple[_Value, dict[str, NoiseSums]]]
+    counted: list[Any]
 
 
 class _Race:
     """One float model and several quantized models that advance together, op by op; ``failed``: why others do not."""
 
-    def __init__(self, pairs: dict[str, QuantizedPair], failed: dict[str, str]) -> None:
+    def __init__(self, pairs: dict[str, QuantizedPair], failed: dict[str, str], mask: Mask | None) -> None:
         self.pairs, self.failed = pairs, failed
         self.checks = {name: Verification(pair.graphs) for name, pair in pairs.items()}
         self.first = first = next(iter(pairs.values()))
         # The float graphs differ only in what prepare folded and rewrote; calibration has checked that.
         self.reference = first.simulator
+        self.positions = None if mask is None else Positions(first.quantized, first.program, mask)
         self.places = {name: _places(pair.program) for name, pair in pairs.items()}
         self.known = {name: frozenset(places.values()) for name, places in self.places.items()}
         self.values = {step.name: _Value(step) for step in first.program.steps if step.site is None}
@@ -180,15 +193,16 @@ class _Race:
     def add(self, batch: Batch) -> None:
         """Runs all models on a batch and adds the results; an interrupted batch leaves no trace."""
         values = self.first.values(batch)
-        self._take(values, self._verified(values))
+        counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
+        self._take(values, self._verified(values, counted))
 
-    def _verified(self, values: list[Any]) -> _Lap:
+    def _verified(self, values: list[Any], counted: Counted | None) -> _Lap:
         """One lap; drops candidates that the simulator does not compute exactly."""
-        lap = self._measure(values)
+        lap = self._measure(values, counted)
         for name in list(self.pairs):
             try:
                 while not self.checks[name].accepts(Outputs(lap.reference, lap.quantized[name]), values):
-                    lap = self._measure(values)
+                    lap = self._measure(values, counted)
             except SimulationError as error:
                 self.failed[name] = str(error)
                 del self.pairs[name]
@@ -197,7 +211,7 @@ class _Race:
         return lap
 
     @computes
-    def _measure(self, values: list[Any]) -> _Lap:
+    def _measure(self, values: list[Any], counted: Counted | None) -> _Lap:
         """Runs all models on a batch; adds nothing yet, so that the run can be checked or repeated."""
         found: list[tuple[_Value, dict[str, NoiseSums]]] = []
         runners = {
@@ -213,14 +227,18 @@ class _Race:
                     break
                 if step.site is None:
                     others = {name: r.value(step.name) for name, r in runners.items() if step.name in self.known[name]}
-                    found.append((self.values[step.name], _noise(value, others)))
+                    layout = None if counted is None else counted.layouts.get(step.out)
+                    found.append((self.values[step.name], _noise(value, others, _kept(counted, layout))))
             results = {name: _leaves(runner.finish()) for name, runner in runners.items()}
         leaves = _leaves(reference)
         if not self.outputs:
             self.outputs = {name: _Value(None) for name in output_names(self.first.quantized, len(leaves))}
+        layouts = [None] * len(leaves) if counted is None else counted.layouts_of_outputs()
+        kept = [_kept(counted, layout) for layout in layouts]
         for number, (output, leaf) in enumerate(zip(self.outputs.values(), leaves, strict=True)):
-            found.append((output, _noise(leaf, {name: result[number] for name, result in results.items()})))
-        return _Lap(leaves, results, found)
+            others = {name: result[number] for name, result in results.items()}
+            found.append((output, _noise(leaf, others, kept[number])))
+        return _Lap(leaves, results, found, [of(leaf) for of, leaf in zip(kept, leaves, strict=True)])
 
     def _take(self, values: list[Any], lap: _Lap) -> None:
         samples = count_samples(values)
@@ -240,7 +258,7 @@ class _Race:
         if is_empty(samples, lap.reference):
             return [empty_batch(self.batches)]
         broken = {name for _, sums in lap.sums for name, noise in sums.items() if math.isnan(noise.noise)}
-        if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in lap.reference):
+        if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in lap.counted):
             broken = set(self.pairs)
         apart = []
         for name in (name for name in self.pairs if name in broken):
@@ -267,6 +285,9 @@ class _Race:
     def notes(self) -> list[str]:
         """What could not be compared."""
         notes = []
+        if self.positions is not None and self.positions.layouts is not None:
+            slots = [value.step.out for value in self.values.values() if value.step is not None and value.sums]
+            notes += self.positions.note([*slots, *slots_in(self.first.program.outputs)])
         missing = [name for name, value in self.values.items() if not (value.sums or value.apart)]
         if missing:
             notes.append(f"not compared, no single tensor as output: {len(missing)} ops, such as {missing[0]}")
@@ -313,15 +334,24 @@ def _places(program: Program) -> dict[int, str]:
     return {sites.get(step.out, step.index): step.name for step in program.steps if step.site is None}
 
 
-def _noise(reference: Any, others: Mapping[str, Any]) -> dict[str, NoiseSums]:
-    """Sums for each candidate whose value is a tensor of the reference's shape."""
+def _kept(counted: Counted | None, layout: Layout | None) -> Callable[[Any], Any]:
+    """From a value to its elements that count."""
+    return _same if counted is None or layout is None else functools.partial(layout.counted, keep=counted.keep)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _noise(reference: Any, others: Mapping[str, Any], kept: Callable[[Any], Any]) -> dict[str, NoiseSums]:
+    """Sums for each candidate whose value is a tensor of the reference's shape, over the elements that are ``kept``."""
     if not isinstance(reference, Tensor):
         return {}
     alike = {n: other for n, other in others.items() if isinstance(other, Tensor) and other.shape == reference.shape}
     if not alike:
         return {}
-    first, *rest = alike.values()
-    whole, noises = sums_of_row(reference, first, tuple(rest))
+    first, *rest = map(kept, alike.values())
+    whole, noises = sums_of_row(kept(reference), first, tuple(rest))
     # The sums exclude values that are not finite in one of the two; there is then no SQNR.
     noise = math.nan if whole.nonfinite else whole.noise
     return dict(zip(alike, (NoiseSums(whole.signal, noise, whole.count), *noises), strict=True))

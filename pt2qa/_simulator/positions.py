@@ -15,11 +15,14 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from pt2qa._graph.handles import attribute_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_expression
+from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._report.prose import few
+from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, input_names
 from pt2qa._simulator.lockstep import Event, Visit
 from pt2qa._simulator.outputs import plain
@@ -83,27 +86,31 @@ LEADING = Layout(0, (1,))
 """That of logits: (samples, positions, ...)."""
 
 
-class Positions:
-    """A mask, and where the values of a program have its axes.
+class Axes:
+    """A mask, and where the values of a graph have its axes.
+
+    Attributes:
+        name: the mask's, for reports.
+        layouts: by the name of a node; None before the first batch.
 
     Raises:
         SelectionError: there is no input of that name.
     """
 
-    def __init__(self, graph_module: GraphModule, program: Program, mask: Mask) -> None:
+    def __init__(self, graph_module: GraphModule, mask: Mask) -> None:
         names = input_names(graph_module)
         if isinstance(mask, str) and mask not in names:
             raise SelectionError(
                 f"mask: the model has no input {mask!r}; it has {', '.join(names)}. Name one of them, or pass a "
                 "function of a batch that returns a bool tensor of shape (samples, positions)."
             )
-        self.graph_module, self.program, self.mask, self.names = graph_module, program, mask, names
+        self.graph_module, self.mask, self._inputs = graph_module, mask, names
         self.name = mask if isinstance(mask, str) else getattr(mask, "__name__", type(mask).__name__)
-        self.layouts: dict[int, Layout] | None = None
-        self.placeholder = -1
+        self.layouts: dict[str, Layout] | None = None
+        self._masked = -1
 
-    def of(self, batch: Batch, values: Sequence[Any]) -> Counted:
-        """The positions of a batch that count; ``values`` are its flat inputs.
+    def kept(self, batch: Batch, values: Sequence[Any]) -> Tensor:
+        """The positions of a batch that count, bool (samples, positions); ``values`` are its flat inputs.
 
         Raises:
             BatchError: the mask is no tensor of zeros and ones that fits the batch, or leaves no position.
@@ -116,14 +123,70 @@ class Positions:
                     f"mask has the shape {tuple(keep.shape)}; expected (samples, positions), the first two axes of an "
                     f"input, whose shapes begin with {[shape for shape in shapes if shape]}."
                 )
-            self.placeholder = shapes.index(tuple(keep.shape))
-            self.layouts = _Layouts(self.graph_module, self.program, self.placeholder).found()
-        elif shapes[self.placeholder] != tuple(keep.shape):
+            self._masked = shapes.index(tuple(keep.shape))
+            self.layouts = _Layouts(self.graph_module, self._masked).found
+        elif shapes[self._masked] != tuple(keep.shape):
+            inputs = self.graph_module.graph.find_nodes(op="placeholder")
             raise BatchError(
-                f"mask has the shape {tuple(keep.shape)}; expected {shapes[self.placeholder]}, the first two axes of "
-                f"the input {self.program.input_names[self.placeholder]!r}."
+                f"mask has the shape {tuple(keep.shape)}; expected {shapes[self._masked]}, the first two axes of the "
+                f"input {inputs[self._masked].name!r}."
             )
+        return keep
+
+    def _keep(self, batch: Batch) -> Tensor:
+        if callable(self.mask):
+            mask = self.mask(batch)
+        elif isinstance(batch, Mapping):
+            mask = batch[self.mask]
+        else:
+            mask = (batch if isinstance(batch, (tuple, list)) else (batch,))[self._inputs.index(self.mask)]
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            got = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise BatchError(f"mask is {got}; expected a bool tensor of shape (samples, positions).")
+        keep = mask.bool()
+        if mask.is_floating_point() or not torch.equal(keep.to(mask.dtype), mask):
+            raise BatchError(
+                f"mask has {str(mask.dtype).removeprefix('torch.')} values other than integers 0 and 1; expected True "
+                "or 1 at the positions that count, False or 0 at the others."
+            )
+        if not bool(keep.any()):
+            raise BatchError("mask leaves no position of a batch. Leave such a batch out.")
+        return keep
+
+
+class Positions:
+    """A mask, and where the values of a program have its axes, by slot.
+
+    Raises:
+        SelectionError: there is no input of that name.
+    """
+
+    def __init__(self, graph_module: GraphModule, program: Program, mask: Mask) -> None:
+        self.program, self._axes = program, Axes(graph_module, mask)
+        self.name = self._axes.name
+        self.layouts: dict[int, Layout] | None = None
+
+    def of(self, batch: Batch, values: Sequence[Any]) -> Counted:
+        """The positions of a batch that count; ``values`` are its flat inputs.
+
+        Raises:
+            BatchError: the mask is no tensor of zeros and ones that fits the batch, or leaves no position.
+        """
+        keep = self._axes.kept(batch, values)
+        if self.layouts is None:
+            self.layouts = self._by_slot(self._axes.layouts or {})
         return Counted(keep, self.layouts, self.program)
+
+    def _by_slot(self, known: Mapping[str, Layout]) -> dict[int, Layout]:
+        inputs = self._axes.graph_module.graph.find_nodes(op="placeholder")
+        found = {
+            slot: known[node.name] for slot, node in zip(self.program.inputs, inputs, strict=True) if node.name in known
+        }
+        for step in self.program.steps:
+            layout = known.get(step.node) if step.site is None else found.get(step.reads[0])
+            if layout is not None:
+                found[step.out] = layout
+        return found
 
     def note(self, slots: Iterable[int], what: str = "values") -> list[str]:
         """How many of some values cannot be masked, once a batch was seen."""
@@ -143,26 +206,6 @@ class Positions:
         if producer is None:
             return dict(zip(self.program.inputs, self.program.input_names, strict=True)).get(slot, "a constant")
         return self.program.steps[producer].name
-
-    def _keep(self, batch: Batch) -> Tensor:
-        if callable(self.mask):
-            mask = self.mask(batch)
-        elif isinstance(batch, Mapping):
-            mask = batch[self.mask]
-        else:
-            mask = (batch if isinstance(batch, (tuple, list)) else (batch,))[self.names.index(self.mask)]
-        if not isinstance(mask, Tensor) or mask.dim() != 2:
-            got = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise BatchError(f"mask is {got}; expected a bool tensor of shape (samples, positions).")
-        keep = mask.bool()
-        if mask.is_floating_point() or not torch.equal(keep.to(mask.dtype), mask):
-            raise BatchError(
-                f"mask has {str(mask.dtype).removeprefix('torch.')} values other than integers 0 and 1; expected True "
-                "or 1 at the positions that count, False or 0 at the others."
-            )
-        if not bool(keep.any()):
-            raise BatchError("mask leaves no position of a batch. Leave such a batch out.")
-        return keep
 
 
 @dataclass(frozen=True)
@@ -259,57 +302,56 @@ class Counted:
 
 
 class _Layouts:
-    """Finds where the values of a program have the axes of a mask, from the shapes that the graph records."""
+    """Finds where the values of a graph have the axes of a mask, from the shapes that the graph records.
 
-    def __init__(self, graph_module: GraphModule, program: Program, placeholder: int) -> None:
-        self.program = program
-        self.nodes = {node.name: node for node in graph_module.graph.nodes}
-        inputs = graph_module.graph.find_nodes(op="placeholder")
-        self.inputs = [self._sizes(node.name) for node in inputs]
-        masked = self.inputs[placeholder]
-        if masked is None or len(masked) < 2:
+    Attributes:
+        found: by the name of a node; without those of values that have no certain axes.
+    """
+
+    def __init__(self, graph_module: GraphModule, masked: int) -> None:
+        self.graph_module = graph_module
+        nodes = graph_module.graph.nodes
+        sizes = {node: _sizes(node) for node in nodes}
+        own = sizes[graph_module.graph.find_nodes(op="placeholder")[masked]]
+        if own is None or len(own) < 2:
             raise SelectionError(
                 "mask: the graph does not record the shapes of its inputs, so the axes of positions are not known. "
                 "Pass a graph that torch.export made."
             )
-        self.samples, self.tokens = masked[:2]
-        self.known: dict[int, Layout] = {}
-        self.by_size = isinstance(self.tokens, int)
-        self.certain = not self.by_size or not self._may_be_features(self.tokens)
-
-    def found(self) -> dict[int, Layout]:
-        """By slot; without those of values that have no certain axes."""
-        for slot, sizes in zip(self.program.inputs, self.inputs, strict=True):
-            self._add(slot, self._layout(sizes, ()))
-        for step in self.program.steps:
-            if step.site is not None:
-                self._add(step.out, self.known.get(step.reads[0]))
+        self.samples, self.tokens = own[:2]
+        self.certain = not isinstance(self.tokens, int) or not self._may_be_features(self.tokens)
+        self.found: dict[str, Layout] = {}
+        modules = dict(graph_module.named_modules(remove_duplicate=False))
+        for node in nodes:
+            observes = node.op == "call_module" and is_observer(modules.get(str(node.target)))
+            if observes or quant_ops.is_quantization(node):
+                layout = self.found.get(node.all_input_nodes[0].name)
             else:
-                self._add(step.out, self._layout(self._sizes(step.node), step.reads))
-        return self.known
-
-    def _add(self, slot: int, layout: Layout | None) -> None:
-        if layout is not None:
-            self.known[slot] = layout
-
-    def _sizes(self, name: str) -> list[Any] | None:
-        value = self.nodes[name].meta.get(VALUE) if name in self.nodes else None
-        if not isinstance(value, Tensor):
-            return None
-        return [size if isinstance(size, int) else size_expression(size) for size in value.shape]
+                layout = self._layout(
+                    sizes[node], [each.name for each in node.all_input_nodes if each.op != "get_attr"]
+                )
+            if layout is not None and node.op != "get_attr":
+                self.found[node.name] = layout
 
     def _may_be_features(self, size: int) -> bool:
         """Whether an axis of features, a part of it or the axis of samples can have a size, too."""
         sizes = {self.samples}
-        for constant in self.program.constants:
-            if isinstance(constant.reference, Tensor):
-                if constant.op in PRODUCTS:
-                    sizes.update(constant.reference.shape)
-                elif constant.op == "embedding":
-                    sizes.add(constant.reference.shape[-1])
+        for node in self.graph_module.graph.nodes:
+            op = op_of(node.target) if node.op == "call_function" else ""
+            if op not in PRODUCTS and op != "embedding":
+                continue
+            for value in map(self._constant, node.all_input_nodes):
+                if isinstance(value, Tensor):
+                    sizes.update(value.shape if op in PRODUCTS else value.shape[-1:])
         return any(isinstance(each, int) and each % size == 0 for each in sizes)
 
-    def _layout(self, sizes: list[Any] | None, reads: Sequence[int]) -> Layout | None:
+    def _constant(self, node: Node) -> Any:
+        """The attribute that a node reads, perhaps rounded; None if it is no attribute."""
+        while quant_ops.is_quantization(node):
+            node = node.all_input_nodes[0]
+        return attribute_of(self.graph_module, node) if node.op == "get_attr" else None
+
+    def _layout(self, sizes: list[Any] | None, reads: Sequence[str]) -> Layout | None:
         if sizes is None:
             return None
         if not self.certain:
@@ -330,9 +372,9 @@ class _Layouts:
             return None
         return Layout(batch[0][0], tokens, repeats=batch[0][1])
 
-    def _order(self, axis: int, reads: Sequence[int]) -> Literal["", "samples first", "positions first"]:
+    def _order(self, axis: int, reads: Sequence[str]) -> Literal["", "samples first", "positions first"]:
         """In which order a value has samples and positions in one axis: that of the value that it is read from."""
-        for source in (self.known[slot] for slot in reads if slot in self.known):
+        for source in (self.found[name] for name in reads if name in self.found):
             if source.merged:
                 return source.merged
             if source.batch == axis:
@@ -341,6 +383,14 @@ class _Layouts:
                 return "positions first"
         return ""
 
-    def _samples_first(self, axis: int, reads: Sequence[int]) -> bool:
+    def _samples_first(self, axis: int, reads: Sequence[str]) -> bool:
         """Whether heads that are folded into the axis of samples follow each other within a sample."""
-        return any(self.known[slot].batch == axis for slot in reads if slot in self.known)
+        return any(self.found[name].batch == axis for name in reads if name in self.found)
+
+
+def _sizes(node: Node) -> list[Any] | None:
+    """The sizes of a node's value, numbers or expressions; None if it is no tensor, or not known."""
+    value = node.meta.get(VALUE)
+    if not isinstance(value, Tensor):
+        return None
+    return [size if isinstance(size, int) else size_expression(size) for size in value.shape]
