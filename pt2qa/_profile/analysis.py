@@ -15,6 +15,7 @@ from pt2qa._exclusion import computes
 from pt2qa._other_tools import explains_arguments, no_attribute
 from pt2qa._profile.deployed import profile_deployed
 from pt2qa._profile.done import Done
+from pt2qa._profile.masked import Masked
 from pt2qa._profile.plan import make_plan, parameter_names
 from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
@@ -25,6 +26,7 @@ from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
 from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
 from pt2qa._simulator.outputs import structured
+from pt2qa._simulator.positions import Mask
 from pt2qa.errors import CaptureError, SelectionError
 from pt2qa.plugins import Backend
 
@@ -44,6 +46,7 @@ def profile(
     backend: str | Backend | None = None,
     program: str | os.PathLike[str] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> Profile:
     """Measures what every op of a graph reads and makes: range, mean, variance, quantiles, zeros, NaN, saturation.
@@ -69,6 +72,7 @@ def profile(
         backend: what lowers and runs the deployed side; None: the backend of the pair's plug-in.
         program: folder of the lowered program.  If it exists, nothing is lowered; else it is written.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`; the others are in no number.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
@@ -77,7 +81,7 @@ def profile(
     Raises:
         BatchError: there is no batch, or one does not fit the graph.
         CaptureError: the subject is not a graph.
-        SelectionError: a prefix or op type matches nothing, or there is no such side.
+        SelectionError: a prefix or op type matches nothing, or there is no such side or input for ``mask``.
         DeploymentError: the deployed side cannot be lowered or run, or nothing in it can be observed.
     """
     if side == "deployed":
@@ -92,6 +96,7 @@ def profile(
             ops=ops,
             with_stack=with_stack,
             inputs_of=inputs_of,
+            mask=mask,
             progress=progress,
         )
     if backend is not None or program is not None:
@@ -104,6 +109,7 @@ def profile(
         histograms=histograms,
         per_channel=per_channel,
         with_stack=with_stack,
+        mask=mask,
     )
     notes = accumulate(profiler, batches, title="profile", purpose="profile", inputs_of=inputs_of, progress=progress)
     return profiler.profile(notes=notes)
@@ -142,6 +148,7 @@ class Profiler:
         histograms: bool = True,
         per_channel: bool = False,
         with_stack: bool = False,
+        mask: Mask | None = None,
     ) -> None:
         if side == "deployed":
             raise SelectionError("side: a Profiler watches a graph; use pt2qa.profile(pair, batches, side='deployed')")
@@ -152,7 +159,8 @@ class Profiler:
         self._plan = make_plan(
             self.graph, self._target.names, prefixes=prefixes, ops=ops, parameters=parameters, with_stack=with_stack
         )
-        self._wanted = Wanted(histograms, per_channel)
+        self._masked = Masked(self.graph, mask)
+        self._wanted = Wanted(histograms, per_channel, self._masked.name)
         self._done = Done()
 
     @property
@@ -175,7 +183,7 @@ class Profiler:
         if self._plan.writes:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
         with buffers_kept(self.graph, self._plan.written), torch.no_grad():
-            self._run(values, observes=False)
+            self._run(batch, values, observes=False)
 
     def __enter__(self) -> Profiler:
         if "forward" in vars(self.graph):
@@ -201,17 +209,17 @@ class Profiler:
         if not self.batches:
             raise NoBatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
         refuse_empty(self.batches, len(self._done.empty))
-        said = (*self._done.notes(), *notes)
+        said = (*self._masked.notes(self._plan, self._done.seen, self._wanted), *self._done.notes(), *notes)
         return profile_of(self._target, self._plan, self._done.seen, self._wanted, self.batches, self.samples, said)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        values = flatten_batch(self.graph, as_batch(args, kwargs, self.graph))
-        return structured(self.graph, self._run(values, observes=True))
+        batch = as_batch(args, kwargs, self.graph)
+        return structured(self.graph, self._run(batch, flatten_batch(self.graph, batch), observes=True))
 
     @computes
-    def _run(self, values: Sequence[Any], *, observes: bool) -> Any:
-        done = self._done
-        watch = Watch(self.graph, self._plan, self._wanted, done.seen, observes=observes)
+    def _run(self, batch: Batch, values: Sequence[Any], *, observes: bool) -> Any:
+        done, inside = self._done, self._masked.of(batch, values)
+        watch = Watch(self.graph, self._plan, self._wanted, done.seen, inside, observes=observes)
         outputs = watch.run(*values)
         self._done = done.plus(self._plan, watch.found, values, outputs)
         return outputs

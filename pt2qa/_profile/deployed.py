@@ -16,6 +16,7 @@ from pt2qa._deployed.explained import explained
 from pt2qa._deployed.taps import Lowerable, Tap, lowerable
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.done import Done
+from pt2qa._profile.masked import Masked
 from pt2qa._profile.plan import Plan, Value, make_plan
 from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
@@ -25,6 +26,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Inside, Mask
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend, DeployedProgram
@@ -39,6 +41,7 @@ def profile_deployed(
     wanted: Wanted,
     *,
     inputs_of: Callable[[Any], Batch] | None,
+    mask: Mask | None,
     progress: bool | None,
     **chosen: Any,
 ) -> Profile:
@@ -48,7 +51,7 @@ def profile_deployed(
     place, runs_on = lowerable(pair), backend_for(pair, backend)
     with explained(pair, runs_on):
         runs = program_for(pair, place, runs_on, first, program, progress)
-        profiler = _DeployedProfiler(target, wanted, Observed(pair, plan, place, runs), runs)
+        profiler = _DeployedProfiler(target, wanted, Observed(pair, plan, place, runs), runs, mask)
         notes = accumulate(profiler, every, title="profile", purpose="profile", inputs_of=None, progress=progress)
     return profiler.profile([f"run by {runs_on.name}", *runs.facts, *notes])
 
@@ -120,8 +123,17 @@ def _source(value: Value) -> Node:
 class _DeployedProfiler:
     """Adds up what is observed."""
 
-    def __init__(self, target: ProfileTarget, wanted: Wanted, observed: Observed, program: DeployedProgram) -> None:
-        self.target, self.wanted, self.observed, self.program = target, wanted, observed, program
+    def __init__(
+        self,
+        target: ProfileTarget,
+        wanted: Wanted,
+        observed: Observed,
+        program: DeployedProgram,
+        mask: Mask | None,
+    ) -> None:
+        self.target, self.observed, self.program = target, observed, program
+        self.masked = Masked(target.graph, mask)
+        self.wanted = replace(wanted, mask=self.masked.name)
         self.done = Done()
 
     @property
@@ -130,20 +142,30 @@ class _DeployedProfiler:
 
     def add(self, batch: Batch) -> None:
         values = self.target.values(batch)
+        inside = self.masked.of(batch, values)
         ran = run_program(self.program, values)
-        found = {} if ran.changed else {number: self._measured(number, ran.values) for number in self.observed.taps}
+        taps = () if ran.changed else self.observed.taps
+        found = {number: self._measured(number, ran.values, inside) for number in taps}
         self.done = self.done.plus(self.observed.plan, found, values, ran.outputs, changed=ran.changed)
 
-    def _measured(self, number: int, values: Mapping[str, Tensor]) -> Any:
+    def _measured(self, number: int, values: Mapping[str, Tensor], inside: Inside | None) -> Any:
         tap, value = self.observed.taps[number], self.observed.plan.values[number]
         seen = values[tap.node]
-        clamped = None if tap.params is None or seen.is_floating_point() else count_at_ends(seen, tap.params)
-        return measured(value, tap.value(seen), self.wanted, clamped)
+        clamped = None
+        if tap.params is not None and not seen.is_floating_point():
+            counted = seen if inside is None else inside.counted(value.node, seen)
+            clamped = count_at_ends(counted, tap.params)
+        return measured(value, tap.value(seen), self.wanted, clamped, inside)
 
     def profile(self, notes: Sequence[str]) -> Profile:
         done = self.done
         refuse_empty(done.batches, len(done.empty))
-        said = (*notes, *self.observed.notes(), *done.notes())
+        said = (
+            *notes,
+            *self.observed.notes(),
+            *self.masked.notes(self.observed.plan, done.seen, self.wanted),
+            *done.notes(),
+        )
         if not done.seen:
             raise DeploymentError(f"no value of the deployed program was observed: {'; '.join(said)}")
         return profile_of(self.target, self.observed.plan, done.seen, self.wanted, done.batches, done.samples, said)

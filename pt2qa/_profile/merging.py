@@ -34,7 +34,9 @@ def merged(reports: Sequence[Any]) -> Any:
         # What no batch changes was measured once in each run.
         seen = [one if known.constant else one.merge(other) for known, one, other in pairs]
     settings = settings_of(first.sums)
-    wanted = Wanted(settings.get("histograms") == str(True), settings.get("per_channel") == str(True))
+    wanted = Wanted(
+        settings.get("histograms") == str(True), settings.get("per_channel") == str(True), settings.get("mask", "")
+    )
     return replace(
         first,
         rows=tuple(replace(row, **numbers_of(described[row.value], seen[row.value])) for row in first.rows),

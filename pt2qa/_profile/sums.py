@@ -68,11 +68,14 @@ def packed_values(described: Sequence[Described], seen: Sequence[ValueStatistics
     """The fields of a report that hold arrays: histograms, channels and sums, of all values in order."""
     histograms = [each.statistics.histogram or Histogram() for each in seen] if wanted.histograms else []
     channels = [(each.channels or ChannelStatistics.empty(0)).arrays() for each in seen] if wanted.per_channel else []
+    settings = {"histograms": str(wanted.histograms), "per_channel": str(wanted.per_channel)}
+    if wanted.mask:
+        settings["mask"] = wanted.mask
     return {
         "histograms": packed(HISTOGRAM, [(each.bins, each.counts) for each in histograms]) if histograms else {},
         "channels": packed(CHANNELS, channels) if channels else {},
         "sums": pack(
-            {"histograms": str(wanted.histograms), "per_channel": str(wanted.per_channel)},
+            settings,
             described=described,
             values=[
                 ValueSums(

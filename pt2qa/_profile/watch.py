@@ -18,6 +18,7 @@ from pt2qa._profile.plan import Plan, Value
 from pt2qa._profile.statistics import Statistics, flat_chunks
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.graph_run import GraphRun
+from pt2qa._simulator.positions import Inside
 from pt2qa._simulator.program import QuantParams
 
 
@@ -56,10 +57,11 @@ class ValueStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to measure of each value beyond its moments: histograms, numbers by channel."""
+    """What to measure of each value beyond its moments: histograms, numbers by channel; and the name of a mask."""
 
     histograms: bool
     per_channel: bool
+    mask: str = ""
 
 
 class Watch(GraphRun):
@@ -70,14 +72,22 @@ class Watch(GraphRun):
         plan: what to look at.
         wanted: what to measure.
         known: numbers of the constants already measured.
+        inside: which positions count; None: all do.
         observes: whether observers see the values, as when the graph runs by itself.
     """
 
     def __init__(
-        self, graph: GraphModule, plan: Plan, wanted: Wanted, known: Collection[int], *, observes: bool
+        self,
+        graph: GraphModule,
+        plan: Plan,
+        wanted: Wanted,
+        known: Collection[int],
+        inside: Inside | None,
+        *,
+        observes: bool,
     ) -> None:
         super().__init__(graph)
-        self.wanted, self.observes = wanted, observes
+        self.wanted, self.inside, self.observes = wanted, inside, observes
         self.found: dict[int, ValueStatistics] = {}
         self._values = plan.values
         self._before: dict[Node, list[int]] = defaultdict(list)
@@ -117,31 +127,46 @@ class Watch(GraphRun):
     def _measure(self, number: int, result: Any) -> None:
         if not isinstance(result, Tensor):
             return
-        self.found[number] = measured(self._values[number], result, self.wanted, self._clamped.get(number))
+        clamped = self._clamped.get(number)
+        self.found[number] = measured(self._values[number], result, self.wanted, clamped, self.inside)
 
     def _count_clamped(self, value: Value, node: Node) -> int | None:
         """How many values the clamp of a quantize node is about to move; None if its parameters are not plain."""
-        source = self.env[node.args[0]]  # type: ignore[index]
+        made: Node = node.args[0]  # type: ignore[assignment]
+        source = self.env[made]
         params = value.params
         if params is None or params.dynamic:
             params = quant_ops.read_params(node, self.env.get)
-        return count_clamped(source, params) if isinstance(source, Tensor) else None
+        if not isinstance(source, Tensor):
+            return None
+        # Zero is in every range, so what is silenced is not clamped.
+        return count_clamped(source if self.inside is None else self.inside.silenced(made, source), params)
 
 
-def measured(value: Value, result: Tensor, wanted: Wanted, clamped: int | None) -> ValueStatistics:
-    """The statistics of a value on one batch; ``clamped`` is how many of its elements the clamp moved."""
-    channels = None
+def measured(
+    value: Value, result: Tensor, wanted: Wanted, clamped: int | None, inside: Inside | None
+) -> ValueStatistics:
+    """The statistics of a value on one batch, at the positions that count.
+
+    ``clamped`` is how many of the elements that count the clamp moved.
+    """
+    channels, shape, dimensions = None, tuple(result.shape), result.dim()
     axis = result.dim() - 1 if value.channels < 0 else value.channels
     if value.params is not None and value.params.axis is not None:
         axis = value.params.axis % result.dim()
     elif value.constant:
         axis = 0
-    if wanted.per_channel and result.dim() > max(axis, 1) and not result.is_complex():
-        channels = ChannelStatistics.of(result, axis)
+    has_channels = wanted.per_channel and dimensions > max(axis, 1) and not result.is_complex()
+    moved: int | None = axis
+    if inside is not None and not value.constant:
+        moved = inside.axis(value.node, axis, dimensions)
+        result = inside.counted(value.node, result)
+    if has_channels and moved is not None:
+        channels = ChannelStatistics.of(result, moved)
     return ValueStatistics(
         Statistics.of(result, histogram=wanted.histograms),
         str(result.dtype).removeprefix("torch."),
-        tuple(result.shape),
+        shape,
         clamped,
         channels,
         axis if channels is not None else -1,

@@ -69,6 +69,11 @@ class Layout:
         view[index] = True
         return value.masked_fill(~inside, 0)
 
+    def axis_of_counted(self, axis: int, dimensions: int) -> int | None:
+        """Where an axis of a value is among those of its elements that count; None if it is one of the mask's."""
+        rest = [each for each in range(dimensions) if each != self.batch and each not in self.tokens]
+        return rest.index(axis) + 1 if axis in rest else None
+
     def _indexed(self, value: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         """A view of a value with the axes of the mask first, and which of its entries count."""
         if self.merged:
@@ -84,6 +89,29 @@ class Layout:
 
 LEADING = Layout(0, (1,))
 """That of logits: (samples, positions, ...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Which positions of one batch count, bool (samples, positions), and where the values of nodes have these axes."""
+
+    keep: Tensor
+    layouts: Mapping[str, Layout]
+
+    def counted(self, node: Node, value: Tensor) -> Tensor:
+        """The elements of a node's value that count; the value itself if it has no such axes."""
+        layout = self.layouts.get(node.name)
+        return value if layout is None else layout.counted(value, self.keep)
+
+    def silenced(self, node: Node, value: Tensor) -> Tensor:
+        """The value in its own shape, with zeros for what does not count."""
+        layout = self.layouts.get(node.name)
+        return value if layout is None else layout.silenced(value, self.keep)
+
+    def axis(self, node: Node, axis: int, dimensions: int) -> int | None:
+        """Where an axis of a node's value is among those of what counts; None if it has samples or positions."""
+        layout = self.layouts.get(node.name)
+        return axis if layout is None else layout.axis_of_counted(axis, dimensions)
 
 
 class Axes:
@@ -109,8 +137,8 @@ class Axes:
         self.layouts: dict[str, Layout] | None = None
         self._masked = -1
 
-    def kept(self, batch: Batch, values: Sequence[Any]) -> Tensor:
-        """The positions of a batch that count, bool (samples, positions); ``values`` are its flat inputs.
+    def of(self, batch: Batch, values: Sequence[Any]) -> Inside:
+        """The positions of a batch that count; ``values`` are its flat inputs.
 
         Raises:
             BatchError: the mask is no tensor of zeros and ones that fits the batch, or leaves no position.
@@ -131,7 +159,7 @@ class Axes:
                 f"mask has the shape {tuple(keep.shape)}; expected {shapes[self._masked]}, the first two axes of the "
                 f"input {inputs[self._masked].name!r}."
             )
-        return keep
+        return Inside(keep, self.layouts)
 
     def _keep(self, batch: Batch) -> Tensor:
         if callable(self.mask):
@@ -154,6 +182,17 @@ class Axes:
         return keep
 
 
+def without_axes(names: Sequence[str], count: int, what: str = "values") -> list[str]:
+    """That some of so many values cannot be masked, if any."""
+    if not names:
+        return []
+    have = "has" if len(names) == 1 else "have"
+    return [
+        f"mask: {len(names)} of {count} {what} {have} no certain axes of samples and positions, so all positions "
+        f"count: {few(names, 3)}"
+    ]
+
+
 class Positions:
     """A mask, and where the values of a program have its axes, by slot.
 
@@ -172,10 +211,10 @@ class Positions:
         Raises:
             BatchError: the mask is no tensor of zeros and ones that fits the batch, or leaves no position.
         """
-        keep = self._axes.kept(batch, values)
+        inside = self._axes.of(batch, values)
         if self.layouts is None:
-            self.layouts = self._by_slot(self._axes.layouts or {})
-        return Counted(keep, self.layouts, self.program)
+            self.layouts = self._by_slot(inside.layouts)
+        return Counted(inside.keep, self.layouts, self.program)
 
     def _by_slot(self, known: Mapping[str, Layout]) -> dict[int, Layout]:
         inputs = self._axes.graph_module.graph.find_nodes(op="placeholder")
@@ -192,14 +231,7 @@ class Positions:
         """How many of some values cannot be masked, once a batch was seen."""
         every = list(dict.fromkeys(slots))
         missing = [slot for slot in every if slot not in (self.layouts or {})]
-        if not missing:
-            return []
-        names = few([self._name(slot) for slot in missing], 3)
-        have = "has" if len(missing) == 1 else "have"
-        return [
-            f"mask: {len(missing)} of {len(every)} {what} {have} no certain axes of samples and positions, so all "
-            f"positions count: {names}"
-        ]
+        return without_axes([self._name(slot) for slot in missing], len(every), what)
 
     def _name(self, slot: int) -> str:
         producer = self.program.producers.get(slot)
