@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import re
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import pt2qa
 from pt2qa.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def site_module(name: str) -> ModuleType:
+    """A module of the folder that builds the site, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"site_{name}", ROOT / "docs" / "site" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+notebooks = site_module("notebooks")
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -89,7 +107,9 @@ def commands_of(page: Path, program: str) -> list[list[str]]:
     return [command[1:] for command in commands if command and command[0] == program]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in notebooks.TUTORIALS], ids=lambda page: page.name
+)
 def test_code_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +127,27 @@ def test_code_runs_and_prints_what_the_page_shows(
         elif block.language == "text" and printed:
             missing = not_printed(block.text, printed)
             assert not missing, f"{page.name}, line {block.line}: shows {missing}; printed is\n{printed}"
+
+
+def printed_by(cell: Any) -> str:
+    return "".join(output.text for output in cell.get("outputs", ()) if output.get("name") == "stdout")
+
+
+@pytest.mark.parametrize("name", notebooks.TUTORIALS)
+def test_a_notebook_runs_and_prints_what_it_stores(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tutorials that are notebooks, too, run as such, in a process of their own."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    page = ROOT / "docs" / name
+    stored = nbformat.from_dict(notebooks.notebook_of(page.read_text()))
+    nbformat.validate(stored)
+    languages = [block.language for block in blocks_of(page)]
+    assert languages.count("python") == sum(cell.cell_type == "code" for cell in stored.cells)
+    assert languages.count("text") == sum(bool(printed_by(cell)) for cell in stored.cells)
+    where = {"metadata": {"path": str(tmp_path)}}
+    run = NotebookClient(copy.deepcopy(stored), kernel_name="python3", resources=where).execute()
+    for shown, executed in zip(stored.cells, run.cells, strict=True):
+        assert not_printed(printed_by(shown), printed_by(executed)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

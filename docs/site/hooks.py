@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,18 +11,20 @@ from typing import Any, Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
+from notebooks import TUTORIALS, notebook_of  # noqa: E402
 from reference import pages  # noqa: E402
 
 _FETCHED: Final = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 
 
 def on_files(files: Files, config: MkDocsConfig, **kwargs: Any) -> Files:
-    """Add the front page, which is the README, the other pages of the top folder, and the reference."""
+    """Add the front page, which is the README, the other pages of the top folder, the reference, and notebooks."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "index.md", content=readme.replace("](docs/", "](")))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"):
@@ -29,13 +32,24 @@ def on_files(files: Files, config: MkDocsConfig, **kwargs: Any) -> Files:
         files.append(File.generated(config, name, content=text))
     for name, text in pages().items():
         files.append(File.generated(config, name, content=text))
+    for name in TUTORIALS:
+        text = json.dumps(notebook_of((ROOT / "docs" / name).read_text(encoding="utf-8")), indent=1)
+        files.append(File.generated(config, _notebook(name), content=text))
     script = HERE / "iframe-worker.js"
     files.append(File.generated(config, "assets/iframe-worker.js", abs_src_path=str(script)))
     return files
 
 
-def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    """Pages of ``docs`` reach the top folder by ``../``; in the site it is the same folder."""
+def _notebook(page: str) -> str:
+    return page.replace(".md", ".ipynb")
+
+
+def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
+    """Pages of ``docs`` reach the top folder by ``../``; in the site it is the same folder. Notebooks are linked."""
+    name = page.file.src_uri
+    if name in TUTORIALS:
+        title, _, rest = markdown.partition("\n\n")
+        markdown = f"{title}\n\nThis page is also a [Jupyter notebook]({_notebook(name)}).\n\n{rest}"
     return re.sub(r"\]\(\.\./(README|CHANGELOG|CONTRIBUTING)\.md", lambda found: f"]({_SITE[found[1]]}", markdown)
 
 
