@@ -10,9 +10,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # One release of torch, torchao and executorch: that of torch has a build without gigabytes of CUDA packages.
 CONSTRAINTS ?= $(ROOT)/constraints.txt
 
-# What `make compat` installs, and where.
+# What `make compat` installs, and where. torch.export makes no guards for code below a folder with "executorch" or
+# "torchao" in its name, so the folder has numbers only.
 TORCHAO ?= 0.18.0
-COMPAT = $(ROOT)/build/$(notdir $(PYTHON))-torch-$(TORCH)-torchao-$(TORCHAO)-executorch-$(EXECUTORCH)
+COMPAT = $(ROOT)/build/$(notdir $(PYTHON))-$(TORCH)-$(TORCHAO)-$(EXECUTORCH)
 
 # Packages that carry weights or pictures. Without their dependencies: some pin a torch of their own time, and none is
 # needed beyond what is here. pillow reads the pictures. mlxtend and transformers are for Python 3.11 and later.
