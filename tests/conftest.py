@@ -15,6 +15,14 @@ for _name in ("torch", "torchao", "executorch"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
+def pytest_collection_finish() -> None:
+    # From torch 2.14 on, a process has threads for gradients if an export comes before its first backward pass, and
+    # what is forked from it then has no gradients: the ranks of tests/distributed are.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.ones(1, requires_grad=True).sum().backward()
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     # Looked up, not imported: the tests of reports take a second, and without torch they stay that fast.

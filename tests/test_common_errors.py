@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -242,6 +243,10 @@ def test_every_heading_has_its_mistakes() -> None:
     }
 
 
+LOADED = ("The whole graph was pickled", 1)
+"""What raises nothing from torch 2.15 on."""
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("title", "number"), [(title, number) for title, actions in RAISED.items() for number in range(len(actions))]
@@ -249,6 +254,9 @@ def test_every_heading_has_its_mistakes() -> None:
 def test_the_message_is_raised(title: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the page, "…" stands for anything."""
     monkeypatch.chdir(tmp_path)
+    if (title, number) == LOADED and Version(torch.__version__) >= Version("2.15"):
+        assert RAISED[title][number]().graph is not None
+        return
     with pytest.raises(Exception) as raised:  # noqa: PT011  what is raised is compared with the page
         RAISED[title][number]()
     pattern = ".*".join(map(re.escape, messages()[title][number].split("…")))

@@ -88,7 +88,7 @@ def test_the_folder_of_the_plugins_is_no_package() -> None:
     assert not (ROOT / "quantizers" / "__init__.py").exists()
 
 
-def made(*arguments: str, cwd: Path = ROOT) -> str:
+def planned(*arguments: str, cwd: Path = ROOT) -> str:
     """What make would do, whatever make and whatever variables run these tests."""
     given = {"VENV", "PYTHON", "CONSTRAINTS", "TORCH", "TORCHAO", "EXECUTORCH", "NNCF", "MFLAGS"}
     env = {name: text for name, text in os.environ.items() if name not in given and not name.startswith("MAKE")}
@@ -98,14 +98,14 @@ def made(*arguments: str, cwd: Path = ROOT) -> str:
 
 @pytest.mark.parametrize("goal", ["demo", "check", "test", "zoo", "conformance", "bench", "package", "all"])
 def test_make_knows_its_goals_from_anywhere(goal: str, tmp_path: Path) -> None:
-    steps = made(f"VENV={tmp_path}", goal, cwd=tmp_path)
+    steps = planned(f"VENV={tmp_path}", goal, cwd=tmp_path)
     assert f'cd "{ROOT}"' in steps
     constrained = f'--constraint "{ROOT}/constraints.txt"'
     assert steps.index(f"{constrained} torch") < steps.index(f'{constrained} --editable ".[dev]"')
 
 
 def test_make_tests_other_releases_in_an_environment_of_their_own() -> None:
-    steps = made("TORCH=2.15.0", "EXECUTORCH=1.5.1", "compat")
+    steps = planned("TORCH=2.15.0", "EXECUTORCH=1.5.1", "compat")
     place = ROOT / "build/python3-2.15.0-0.18.0-1.5.1"
     assert f'torch==2.15.0 torchao==0.18.0 executorch==1.5.1 > "{place}/constraints.txt"' in steps
     assert f'"{place}/venv/bin/python" -m pytest' in steps

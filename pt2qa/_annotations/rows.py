@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import index, number
+from pt2qa._report.rows import Row
 
 Role = Literal["input", "output", "weight", "bias"]
 BASES: Final = ("annotated and converted", "annotated", "converted")
@@ -27,8 +28,8 @@ def _known(count: int) -> str:
     return str(count) if count >= 0 else "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotationRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class AnnotationRow(Row):
     """A place where an op produces or reads a value.
 
     A place that stays float has its float ``dtype`` and no other entry.  Where an op reads a rounded value and has not
@@ -125,8 +126,8 @@ class AnnotationCoverage:
     floating: Annotated[int, column("all\nfloat", importance=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotationDiffRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class AnnotationDiffRow(Row):
     """A place where two annotations differ.
 
     Args:

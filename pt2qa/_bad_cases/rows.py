@@ -7,14 +7,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import index
+from pt2qa._report.rows import Row
 
 
 def _position(value: int) -> str:
     return str(value) if value >= 0 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class CaseRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseRow(Row):
     """One bad case in one ranking.
 
     Args:
@@ -52,8 +53,8 @@ class CaseRow:
     ] = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking(Row):
     """A summary of one metric of one output over all data.
 
     Args:
@@ -99,8 +100,8 @@ class LabelCounts:
     gained: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCase:
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredCase(Row):
     """The inputs of one case, whose tensors are ``inputs["<batch>/<sample>/<number>"]`` of the report.
 
     Args:

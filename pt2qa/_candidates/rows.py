@@ -7,14 +7,15 @@ from typing import Annotated, ClassVar
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import number
+from pt2qa._report.rows import Row
 
 
 def _megabytes(size: int) -> str:
     return number(size / 1e6)
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateRow(Row):
     """One value of the model, with its SQNR for each candidate.
 
     Args:
@@ -34,8 +35,8 @@ class CandidateRow:
     custom: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate(Row):
     """One quantizer configuration.
 
     Args:

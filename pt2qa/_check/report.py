@@ -11,15 +11,15 @@ from typing import Annotated, ClassVar, Final, Literal
 from pt2qa._report.base import Grade, Group, Report
 from pt2qa._report.columns import column, derived
 from pt2qa._report.prose import LISTED, by_reason, counted, sections, wrap
-from pt2qa._report.rows import Environment
+from pt2qa._report.rows import Environment, Row
 from pt2qa._report.storage import register
 
 SEVERITIES: Final = ("error", "warning", "note")
 """The worst first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+@dataclass(frozen=True, slots=True, eq=False)
+class Finding(Row):
     """One thing that a rule found.
 
     Args:

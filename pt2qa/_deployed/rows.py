@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import share
+from pt2qa._report.rows import Row
 
 FLOAT_MATCH_DB: Final = 60.0
 """How closely a kernel's float output must match; other orders of summation leave 100 dB and more."""
@@ -16,8 +17,8 @@ LSB: Final = 1.0
 """How far, in integer steps, a kernel may be from the converted graph: two correct kernels may round a tie apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeployedRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class DeployedRow(Row):
     """One value of the deployed program.
 
     With the values of one place, all of them dequantized where they are integers::
@@ -85,8 +86,8 @@ class DeployedRow:
         return self.isolated_sqnr < FLOAT_MATCH_DB and not self.cumulative_sqnr >= FLOAT_MATCH_DB
 
 
-@dataclass(frozen=True, slots=True)
-class StageRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class StageRow(Row):
     """One stage of the way to the device, by the model's worst output.
 
     Args:

@@ -7,12 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import share
+from pt2qa._report.rows import Row
 
 Mechanism = Literal["activation rounding", "activation clamping", "weight rounding", "weight clamping", "bias"]
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class BudgetRow(Row):
     """The part of the output noise that one mechanism of one site makes alone.
 
     Let F be the model's outputs as a function of the site's value x, all else as in the reference, ``clamp(x)`` the

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import decibel, number, share
+from pt2qa._report.rows import Row
 
 
 def signed(value: float) -> str:
@@ -15,8 +16,8 @@ def signed(value: float) -> str:
     return number(value) if value in (inf, -inf) or isnan(value) else f"{value:+.3g}"
 
 
-@dataclass(frozen=True, slots=True)
-class CauseRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class CauseRow(Row):
     """One cause of the error, with what its remedy was measured to give.
 
     Args:
@@ -57,8 +58,8 @@ class CauseRow:
     shown: ClassVar[tuple[str, ...]] = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
 
 
-@dataclass(frozen=True, slots=True)
-class TriedRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class TriedRow(Row):
     """A remedy that was measured and is not recommended.
 
     Args:
@@ -76,8 +77,8 @@ class TriedRow:
     reason: Annotated[str, column(importance=1, shrinks_to=24)]
 
 
-@dataclass(frozen=True, slots=True)
-class FigureRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class FigureRow(Row):
     """What a configuration was measured to give on the evaluation data.
 
     Args:

@@ -13,6 +13,7 @@ from pt2qa._layers.rows import LayerRow
 from pt2qa._report.columns import column
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import counted
+from pt2qa._report.rows import Row
 
 FEWEST: Final = 4
 """Blocks that make a picture."""
@@ -45,8 +46,8 @@ class Blocks:
     places: tuple[tuple[int | None, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRow(Row):
     """One op of equal blocks.
 
     Args:

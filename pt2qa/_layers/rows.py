@@ -12,14 +12,15 @@ from typing import Annotated, ClassVar, Final, Literal
 from pt2qa._report.columns import column
 from pt2qa._report.formats import cosine as five_digits
 from pt2qa._report.formats import share
+from pt2qa._report.rows import Row
 from pt2qa.errors import ReportError
 
 NONFINITE_ALONE: Final = "NaN or infinite when run by itself"
 """In the note of a :class:`LayerRow` whose isolated SQNR was measured but is nan."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerRow(Row):
     """The error of one op's output (or a model output, or a module's output).
 
     Let ``ref`` be the reference's value and ``quant`` the quantized model's, with sums in float64 over all elements of

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pt2qa._report.columns import column, derived
 from pt2qa._report.formats import share
+from pt2qa._report.rows import Row
 
 Role = Literal["input", "output", "weight", "bias", "constant"]
 
@@ -19,8 +20,8 @@ BULK: Final = 0.999
 """Share of the values that :attr:`ProfileRow.outlier_ratio` compares the largest with."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileRow(Row):
     """One value at one op, over all batches.  All rows of a value, at its producer and its readers, agree.
 
     NaN and infinities are counted, and left out of every other number::
@@ -114,8 +115,8 @@ class ProfileRow:
         return self.nans + self.infs
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileShift:
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileShift(Row):
     """One value in two profiles, ``a`` and ``b``.
 
     Shifts are in units of the range of a::
@@ -178,8 +179,8 @@ class ProfileShift:
         return place_of(self.role, self.argument)
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileOnly:
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileOnly(Row):
     """A value that only one of two profiles has.
 
     Args:

@@ -13,7 +13,7 @@ from pt2qa._report.base import Block, Grade, Report, Table
 from pt2qa._report.columns import column
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
-from pt2qa._report.rows import Environment
+from pt2qa._report.rows import Environment, Row
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pt2qa.overrides.plan import OverridePlan
 
 
-@dataclass(frozen=True, slots=True)
-class EditRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class EditRow(Row):
     """One edit of the quantizer's configuration.
 
     Args:
@@ -44,8 +44,8 @@ class EditRow:
     ops: Annotated[str, column(extended=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+@dataclass(frozen=True, slots=True, eq=False)
+class CurvePoint(Row):
     """Quality against cost after a number of edits, in search order.
 
     Args:
@@ -67,8 +67,8 @@ class CurvePoint:
     measured: Annotated[float, column(worse="smaller", importance=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage(Row):
     """Measurements of one stage.
 
     Args:

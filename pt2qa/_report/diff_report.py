@@ -11,14 +11,14 @@ from pt2qa._report.base import Block, Report
 from pt2qa._report.columns import Column, column
 from pt2qa._report.formats import decibel, exact, number
 from pt2qa._report.prose import counted, few
-from pt2qa._report.rows import Environment
+from pt2qa._report.rows import Environment, Row
 from pt2qa._report.storage import register
 
 Status = Literal["worse", "changed", "gone", "new", "better", "unchanged"]
 
 
-@dataclass(frozen=True, slots=True)
-class DiffRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class DiffRow(Row):
     """What became of one row, or of one number of the whole report.
 
     Args:

@@ -1,12 +1,40 @@
-"""What any report may contain: its environment, and nodes without a partner."""
+"""What any report may contain: rows that can be compared, its environment, and nodes without a partner."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 from pt2qa import __version__
 from pt2qa._report.columns import column
+
+
+class Row:
+    """A row of a report: equal to another if all fields are, where NaN equals NaN.
+
+    Fields of a dataclass are compared with ``==``; before Python 3.13, one and the same NaN was equal to itself.
+
+    >>> from pt2qa.report import StageRow
+    >>> StageRow("eager", float("nan"), 40.0) == StageRow("eager", float("nan"), 40.0)
+    True
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return _compared(self) == _compared(other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(_compared(self))
+
+
+def _compared(value: Any) -> Any:
+    """A value in which NaN is something that equals itself."""
+    if isinstance(value, Row):
+        return tuple(_compared(getattr(value, each.name)) for each in fields(value))  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        return tuple((name, _compared(each)) for name, each in sorted(value.items()))
+    return "nan" if isinstance(value, float) and value != value else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import number, share
+from pt2qa._report.rows import Row
 
 ALL_SITES: Final = -1
 """The ``place`` of sums for the fully quantized model."""
@@ -22,8 +23,8 @@ def _sigma(value: float) -> str:
     return number(value) if value in (0.0, inf) or isnan(value) else f"{value:.1g}"
 
 
-@dataclass(frozen=True, slots=True)
-class SensitivityRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class SensitivityRow(Row):
     """How quantizing one site, or a group of sites together, affects the model's output.
 
     Let ``ref`` be the reference's outputs and ``alone`` the outputs with only this site quantized, with sums over all
@@ -75,8 +76,8 @@ class SensitivityRow:
     near_tie: Annotated[bool, column("", show=_tie, importance=4, extended=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class SensitivityBatch:
+@dataclass(frozen=True, slots=True, eq=False)
+class SensitivityBatch(Row):
     """One measured batch, so that an interrupted analysis can resume with the same data.
 
     Args:
@@ -92,8 +93,8 @@ class SensitivityBatch:
     projections: Annotated[int, column(since=2)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SensitivityPart:
+@dataclass(frozen=True, slots=True, eq=False)
+class SensitivityPart(Row):
     """The sums of one site or group on one batch; those of all batches make a row.
 
     Args:

@@ -8,13 +8,14 @@ from typing import Annotated, ClassVar, Final
 from pt2qa._report.columns import column
 from pt2qa._report.formats import cosine as five_digits
 from pt2qa._report.formats import index
+from pt2qa._report.rows import Row
 
 UNQUANTIZED: Final = "not quantized"
 """The note of a :class:`WeightRow` whose weight stays in float."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightRow:
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightRow(Row):
     """The error of one parameter: float against dequantized.  Formulas as in :class:`pt2qa.LayerRow`.
 
     Args:

@@ -27,8 +27,11 @@ def lowered_graph(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     The fusions look for ``aten.reshape`` around a linear whose input has more than two dimensions.  ``torch.compile``
     makes views reshapes before it fuses (``_freeze`` in ``torch/_inductor/freezing.py``); torchao's function does not,
     and leaves these linears in float.  So it is called with that step before its fusions.
+
+    From torch 2.14 on the fusions are torchao's, and only an import of its quantizer registers them.
     """
     import torch
+    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401
     from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
 
     names = lower_pt2e_quantized_to_x86.__globals__

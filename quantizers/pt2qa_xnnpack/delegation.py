@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from pt2qa.plugins import DoesNotApplyError
-from pt2qa_xnnpack.internals import is_delegated, op_name, value_of
+from pt2qa_xnnpack.internals import executorch_release, is_delegated, op_name, value_of
 from pt2qa_xnnpack.plugin import PRODUCTS
 
 _INPUT = "read_by_op_"
@@ -70,7 +70,7 @@ def _is_asked(step: Any, program: Any, values: Mapping[int, Any]) -> bool:
     """Whether the partitioner can say of an op alone whether it takes it."""
     if step.site is not None or not all(isinstance(values[slot], Tensor) for slot in (step.out, *step.reads)):
         return False
-    if step.op == "max_pool2d" and len(step.args) < 3:
+    if step.op == "max_pool2d" and len(step.args) < 3 and executorch_release() < (1, 5):
         return False  # the partitioner fails at it: rule xnnpack-pool-stride
     sites = {constant.slot: constant.site for constant in program.constants}
     return step.op not in PRODUCTS or all(sites[slot] is None for slot in step.constants)

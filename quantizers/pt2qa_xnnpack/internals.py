@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -46,6 +47,11 @@ def has_executorch() -> bool:
         return find_spec("executorch") is not None
     except ImportError:  # a finder may refuse it
         return False
+
+
+def executorch_release() -> tuple[int, ...]:
+    """ExecuTorch's release, as ``(1, 5)``; does not import it."""
+    return tuple(int(number) for number in version("executorch").split(".")[:2])
 
 
 def runtime() -> Runtime:

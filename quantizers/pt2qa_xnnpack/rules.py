@@ -11,10 +11,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from pt2qa.plugins import Found, Rule, op_type
+from pt2qa.plugins import DoesNotApplyError, Found, Rule, op_type
 from pt2qa_xnnpack.delegation import undelegated_ops
 from pt2qa_xnnpack.internals import (
     Rounding,
+    executorch_release,
     is_channel_dequantize,
     is_dequantize,
     is_quantize,
@@ -81,7 +82,7 @@ def _is_kernel(node: Node) -> bool:
         return len(node.all_input_nodes) > 1
     if op in RESHAPES and not all(isinstance(size, int) for size in (*(before or ()), *after)):
         return False
-    if op == "slice" and list(node.args[4:]) not in ([], [1]):
+    if op == "slice" and (list(node.args[4:]) not in ([], [1]) or executorch_release() >= (1, 5)):
         return False
     if op == "unsqueeze":
         return node.args[1] in (-1, len(after) - 1)
@@ -280,6 +281,8 @@ SLICES = Rule(
 
 def find_pool(context: Any) -> Iterator[Found]:
     """Max pools that were called without a stride."""
+    if executorch_release() >= (1, 5):
+        raise DoesNotApplyError("to ExecuTorch 1.5 and later, which takes them")
     for name, node in context.nodes.items():
         if op_type(node) == "max_pool2d" and len(node.args) < 3 and "stride" not in node.kwargs:
             yield Found(name, "max_pool2d has no stride")
@@ -289,8 +292,8 @@ POOL = Rule(
     id="xnnpack-pool-stride",
     severity="error",
     title="max pools without a stride",
-    why="XNNPACK's partitioner reads the stride and finds none: to_edge_transform_and_lower() fails with 'IndexError: "
-    "tuple index out of range'.",
+    why="Before ExecuTorch 1.5, XNNPACK's partitioner reads the stride and finds none: to_edge_transform_and_lower() "
+    "fails with 'IndexError: tuple index out of range'.",
     fix="write the stride: F.max_pool2d(x, 2, 2), or use nn.MaxPool2d(2), which does",
     needs=("graph",),
     find=find_pool,

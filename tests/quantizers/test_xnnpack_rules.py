@@ -18,6 +18,7 @@ from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.plugins import op_type
 from pt2qa.report import Finding
 from pt2qa_xnnpack import PLUGIN
+from pt2qa_xnnpack.internals import executorch_release
 from tests.flows import quantized_pair
 from tests.models import images, residual
 from tests.quantizers.device import XNNPACKDevice
@@ -115,6 +116,10 @@ def with_unequal_scales(op: str) -> pt2qa.QuantizedPair:
 @pytest.mark.parametrize("op", MOVES)
 def test_a_move_between_unequal_scales_does_not_load(op: str) -> None:
     pair = with_unequal_scales(op)
+    if op == "slice" and executorch_release() >= (1, 5):
+        assert found("xnnpack-refused-scales", pair) == []
+        assert torch.equal(XNNPACKDevice(pair.quantized, *MOVES[op][1])(*MOVES[op][1]), pair.quantized(*MOVES[op][1]))
+        return
     (row,) = found("xnnpack-refused-scales", pair)
     assert (row.severity, op in row.why) == ("error", True)
     with pytest.raises(RuntimeError, match="Failed to load method forward, error: 0x:1"):
@@ -211,8 +216,12 @@ def test_other_types_than_int8_have_no_kernel() -> None:
         XNNPACKDevice(pair.quantized, x)
 
 
-def test_a_pool_without_a_stride_cannot_be_lowered() -> None:
+def test_a_pool_without_a_stride_cannot_be_lowered_before_executorch_1_5() -> None:
     pair = quantized_pair(nn.Sequential(CONV, Calls(lambda x: F.max_pool2d(x, 2))), IMAGES, "xnnpack")
+    if executorch_release() >= (1, 5):
+        assert found("xnnpack-pool-stride", pair) == []
+        assert XNNPACKDevice(pair.quantized, IMAGES)(IMAGES).shape == pair.quantized(IMAGES).shape
+        return
     assert [row.name for row in found("xnnpack-pool-stride", pair)] == ["1/max_pool2d"]
     with pytest.raises(IndexError, match="tuple index out of range"):
         XNNPACKDevice(pair.quantized, IMAGES)

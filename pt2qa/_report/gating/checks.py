@@ -8,10 +8,11 @@ from math import isnan, nan
 
 from pt2qa._report.formats import exact
 from pt2qa._report.prose import LISTED
+from pt2qa._report.rows import Row
 
 
-@dataclass(frozen=True, slots=True)
-class GateCheck:
+@dataclass(frozen=True, slots=True, eq=False)
+class GateCheck(Row):
     """One requirement, or one comparison with the baseline, and whether it was met.
 
     Args:
