@@ -49,7 +49,22 @@ class Metric(Protocol):
     It may have an attribute ``worse``, ``"smaller"`` or ``"larger"``: which values are worse.  Without it, tables and
     ``report.worst`` treat larger values as worse, and a gate's ``max_drop`` refuses the metric.
 
-    See ``docs/custom_metric.md`` for a worked example.
+    >>> from typing import NamedTuple
+    >>> class LargestError(NamedTuple):
+    ...     largest: float = 0.0
+    ...
+    ...     def update(self, reference, quantized):
+    ...         return LargestError(max(self.largest, float((reference - quantized).abs().max())))
+    ...
+    ...     def merge(self, other):
+    ...         return LargestError(max(self.largest, other.largest))
+    ...
+    ...     def compute(self):
+    ...         return self.largest
+    >>> isinstance(LargestError(), Metric)
+    True
+    >>> LargestError().update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.5])).compute()
+    0.5
     """
 
     def update(self, reference: Tensor, quantized: Tensor) -> Metric:

@@ -78,6 +78,15 @@ class QuantAnalysis:
     Raises:
         SelectionError: ``pair`` is not a pair.
         BatchError: ``batches`` can be read only once.
+
+    >>> import tempfile, torch, pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     analysis = pt2qa.QuantAnalysis(pair, [x], out_dir=folder, progress=False)
+    ...     weights = analysis.compare_weights()
+    ...     list(analysis.reports())
+    ['weights']
     """
 
     if not TYPE_CHECKING:

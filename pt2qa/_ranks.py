@@ -133,13 +133,19 @@ def distributed(group: Any = None) -> Iterator[Ranks]:
     Raises:
         RankError: no process group is initialised, or a rank failed.
 
-    Example::
-
-        torch.distributed.init_process_group("gloo")
-        with pt2qa.distributed() as ranks:
-            mine = batches[ranks.rank :: ranks.size]
-            pair = pt2qa.quantize(capture, "xnnpack", mine)
-            report = pt2qa.compare_layers(pair, mine)
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> import pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), torch.zeros(8, 4))
+    >>> batches = [torch.randn(8, 4) for _ in range(4)]
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun gives rank and size
+    >>> with pt2qa.distributed() as ranks:
+    ...     mine = batches[ranks.rank :: ranks.size]
+    ...     pair = pt2qa.quantize(capture, "xnnpack", mine, progress=False)
+    ...     report = pt2qa.compare_layers(pair, mine, progress=False)
+    >>> dist.destroy_process_group()
+    >>> report.batches
+    4
     """
     import torch.distributed as dist
 

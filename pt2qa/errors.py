@@ -6,7 +6,15 @@ from pt2qa._printable import clean_lines
 
 
 class Pt2qaError(Exception):
-    """Base of every error that pt2qa raises on purpose.  Its text names what files hold, so it is cleaned."""
+    """Base of every error that pt2qa raises on purpose.  Its text names what files hold, so it is cleaned.
+
+    >>> import pt2qa
+    >>> try:
+    ...     pt2qa.quantizer("xnpack")
+    ... except pt2qa.Pt2qaError as error:
+    ...     print(f"{type(error).__name__}: {error}")
+    PluginError: no quantizer is named 'xnpack'; did you mean 'xnnpack'? Installed: x86, xnnpack...
+    """
 
     def __str__(self) -> str:
         return clean_lines(super().__str__())

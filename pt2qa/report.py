@@ -125,6 +125,12 @@ __all__ = [
 def load(path: str | os.PathLike[str]) -> Report:
     """Read a report of whatever kind the file holds.
 
+    Args:
+        path: a file that ``report.save`` or a command wrote.
+
+    Returns:
+        The report, of the class that was saved.
+
     Raises:
         ReportError: there is no such file, it is not a report, it is damaged, or a newer pt2qa wrote it.  The text
             names the file and the field.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,3 +66,37 @@ def test_every_column_has_a_meaning() -> None:
 def test_every_field_of_a_file_has_a_type() -> None:
     rows = [line.split(" | ") for line in pages()["reference/files.md"].splitlines() if line.startswith("| `")]
     assert [cells[0] for cells in rows if "``" in cells[1] or "Annotated" in cells[1]] == []
+
+
+CALLABLES = [name for name in pt2qa.__all__ if callable(getattr(pt2qa, name))]
+FUNCTIONS = [name for name in CALLABLES if inspect.isfunction(inspect.unwrap(getattr(pt2qa, name)))]
+ERRORS = [name for name in CALLABLES if name.endswith("Error")]
+
+
+def said_of(name: str) -> str:
+    return inspect.getdoc(getattr(pt2qa, name)) or ""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_says_what_it_takes_gives_and_raises(name: str) -> None:
+    parts = re.split(r"^(Args|Returns|Yields|Raises|Source):$|^(?=>>> )", said_of(name), flags=re.MULTILINE)
+    sections = {head: text for head, text in pairwise(parts) if head}
+    signature = inspect.signature(getattr(pt2qa, name))
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"^ {4}(\w[\w, ]*):", sections["Args"], re.MULTILINE))))
+    assert named == set(signature.parameters)
+    assert ("Returns" in sections or "Yields" in sections) == (signature.return_annotation != "None")
+    assert "Raises" in sections
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLABLES) - set(ERRORS)))
+def test_a_name_has_an_example_that_runs_or_says_which_function_gives_it(name: str) -> None:
+    said = said_of(name)
+    makers = re.findall(r":func:`pt2qa\.(\w+)`(?=[^.]* returns?\.)", said)
+    assert ">>> " in said or any(">>> " in said_of(maker) for maker in makers)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_is_in_what_a_function_raises_or_among_the_common_ones(name: str) -> None:
+    common = (SITE.parent / "common_errors.md").read_text()
+    raised = any(re.search(rf"^ {{4}}{name}:", said_of(each), re.MULTILINE) for each in CALLABLES)
+    assert raised or ">>> " in said_of(name) or f"{name}: " in common

@@ -70,14 +70,14 @@ def groups_of(path: Path) -> dict[str, list[str]]:
     return found
 
 
+TOP: Final = {name for names in groups_of(ROOT / "pt2qa" / "__init__.pyi").values() for name in names} - {"metrics"}
+"""The names at the top level, each with an entry on the first page of the reference."""
+
+
 def names_page(module: str, path: Path) -> str:
     """What a module offers, for mkdocstrings to fill in; what the top level has as well is a link to there."""
-    top = set() if module == "pt2qa" else {name for names in _top().values() for name in names}
+    top = set() if module == "pt2qa" else TOP
     return "\n".join([f"# {module}\n", *_names(module, groups_of(path), top)])
-
-
-def _top() -> dict[str, list[str]]:
-    return groups_of(ROOT / "pt2qa" / "__init__.pyi")
 
 
 def _names(module: str, groups: Mapping[str, list[str]], elsewhere: set[str]) -> Iterator[str]:

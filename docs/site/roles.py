@@ -1,9 +1,10 @@
-"""Docstrings as Markdown, which mkdocstrings reads: roles such as ``:func:`pt2qa.load``` and doctests become code."""
+"""Docstrings as Markdown, which mkdocstrings reads: doctests become code, roles of public names become links."""
 
 import re
 from typing import Any
 
 import griffe
+from reference import TOP
 
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?([^`]+)`")
 _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
@@ -15,5 +16,11 @@ class Roles(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Change the docstring of one object in place."""
         if obj.docstring is not None:
-            plain = _ROLE.sub(r"`\1`", obj.docstring.value).replace("::\n", ":\n")
+            plain = _ROLE.sub(_link, obj.docstring.value).replace("::\n", ":\n")
             obj.docstring.value = _DOCTEST.sub(r"```pycon\n\g<0>\n```", plain)
+
+
+def _link(role: re.Match[str]) -> str:
+    """A name that has its place in the reference links there."""
+    name = role[1]
+    return f"[`{name}`][{name}]" if name.removeprefix("pt2qa.") in TOP and name.startswith("pt2qa.") else f"`{name}`"

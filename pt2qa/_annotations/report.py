@@ -55,6 +55,8 @@ class AnnotationReport(Report):
 
     ``print`` shows one op per line; :meth:`table` one place per line.
 
+    What :func:`pt2qa.annotations` returns.
+
     Args:
         rows: one for each place where a value is made or read, in graph order, those that stay float included.
         modules: how often each module is called, in call order, those never called last.

@@ -36,6 +36,8 @@ class BadCases(Report):
     Tables can be sorted by ``worst`` (ranking by ranking), ``graph`` (in the order of the loader), ``name`` (by output)
     or a column.  ``to_pandas`` has one row for each case and ranking, worst first.
 
+    What :func:`pt2qa.find_bad_cases` returns.
+
     Args:
         rows: the worst k of every metric and output, worst first.
         rankings: a summary of each metric of each output, in the order of the rows.

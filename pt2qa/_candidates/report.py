@@ -29,6 +29,8 @@ CLOSE: Final = 0.5
 class CandidateReport(Report):
     """How several quantizer configurations of one model compare, as a whole and layer by layer.
 
+    What :func:`pt2qa.compare_quantizers` returns.
+
     Args:
         rows: the model's outputs, then each op that any of them has, in graph order.
         candidates: the configurations, in the order given.

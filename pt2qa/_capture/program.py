@@ -32,6 +32,8 @@ from pt2qa.errors import CaptureError
 class Capture:
     """A float model as one graph, with a handle on every op.
 
+    What :func:`pt2qa.capture` returns.
+
     Attributes:
         program: the exported program, normalised.
         args: positional example inputs.

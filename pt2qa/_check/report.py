@@ -22,6 +22,8 @@ SEVERITIES: Final = ("error", "warning", "note")
 class Finding(Row):
     """One thing that a rule found.
 
+    A row of what :func:`pt2qa.check` returns.
+
     Args:
         rule: id of the rule, such as ``unfused-pair``.
         severity: ``error``: fails, stays in float, or gives wrong numbers; ``warning``: costs accuracy or speed;
@@ -72,6 +74,8 @@ class Findings(Report):
     """What a structure check found.
 
     It is a sequence: ``len(findings)``, ``for finding in findings``; empty findings are false.
+
+    What :func:`pt2qa.check` returns.
 
     Args:
         rows: the findings, errors first, grouped by rule.

@@ -49,10 +49,21 @@ def error_budget(
         mask: which positions count, as in :func:`pt2qa.compare_layers`: only the outputs there have errors.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
+    Returns:
+        The report.  After Ctrl-C, if at least one batch is finished, it covers the finished batches and says so.
+
     Raises:
         BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
         SelectionError: ``projections`` is not positive, or no output is floating-point; ``mask`` names no input.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> budget = pt2qa.error_budget(pair, [3 * x], progress=False)  # calibrated on a third of the values' range
+    >>> budget.fault
+    'range'
     """
     noises = site_noises(
         pair,

@@ -42,6 +42,8 @@ _PRECISION: Final = (
 class ErrorBudget(Report):
     """The output noise of a quantized model, split by mechanism and place.
 
+    What :func:`pt2qa.error_budget` returns.
+
     Args:
         rows: one per site and mechanism, in graph order; a value that is quantized twice alike is one site.
         outputs: the outputs that were measured.

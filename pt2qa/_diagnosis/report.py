@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class Diagnosis(Report):
     """What causes the error of a quantized model, and what was measured to help.
 
+    What :func:`pt2qa.diagnose` returns.
+
     Args:
         rows: the causes, in the order to act on them.
         tried: remedies that were measured and did not help, or not any more.

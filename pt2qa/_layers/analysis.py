@@ -65,6 +65,14 @@ def compare_layers(
         BatchError: there is no batch, or one does not match the captured inputs.
         SelectionError: a prefix, op type or module matches nothing, or a metric's name is already taken.
         SimulationError: the simulator does not reproduce the converted graph.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> report = pt2qa.compare_layers(pair, [x], progress=False)
+    >>> [row.name for row in report.rows], report.sqnr > 20
+    (['input', 'linear'], True)
     """
     check_pair(pair)
     steps = [step for step in pair.program.steps if step.site is None]

@@ -33,6 +33,8 @@ class LayerRow(Row):
 
     ``nan`` means "not defined" or "not measured", and ``note`` says why.
 
+    A row of what :func:`pt2qa.compare_layers` returns.
+
     Args:
         handle: the op's handle, unique in the model and in graph order; -1 if there is none (outputs, modules).
         name: module path, op and ordinal, e.g. ``layer1.0.conv1/conv2d``.

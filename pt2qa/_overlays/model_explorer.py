@@ -36,6 +36,18 @@ def write_overlay(
     Source:
         https://github.com/google-ai-edge/model-explorer/wiki/2.-User-Guide#custom-node-data; its adapter for exported
         programs gives a node the id ``node.name``.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
+    >>> pair = pt2qa.quantize(capture, "xnnpack", [x], progress=False)
+    >>> report = pt2qa.compare_layers(pair, [x], progress=False)
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pt2qa.write_overlay(report, capture, f"{folder}/sqnr.json", column="sqnr")
+    ...     pathlib.Path(folder, "sqnr.json").exists()
+    True
     """
     marks = marks_of(report, graph, column)
     finite = {handle: number for handle, number in marks.numbers.items() if isfinite(number)}

@@ -44,6 +44,18 @@ def write_neighbourhood(
     Raises:
         ReportError: as for :func:`pt2qa.write_overlay`; the path has another ending; or Graphviz is missing or fails.
         SelectionError: there is no op of that name, or hops is negative.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
+    >>> pair = pt2qa.quantize(capture, "xnnpack", [x], progress=False)
+    >>> report = pt2qa.compare_layers(pair, [x], progress=False)
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pt2qa.write_neighbourhood(report, capture, f"{folder}/around.dot", column="sqnr")
+    ...     pathlib.Path(folder, "around.dot").read_text().splitlines()[0]
+    'digraph neighbourhood {'
     """
     suffix = Path(path).suffix
     if suffix not in {".dot", ".svg"}:

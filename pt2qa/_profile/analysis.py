@@ -83,6 +83,13 @@ def profile(
         CaptureError: the subject is not a graph.
         SelectionError: a prefix or op type matches nothing, or there is no such side or input for ``mask``.
         DeploymentError: the deployed side cannot be lowered or run, or nothing in it can be observed.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> report = pt2qa.profile(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), [x], progress=False)
+    >>> report.find("input").min, report.find("input").max
+    (-1.0, 1.0)
     """
     if side == "deployed":
         return profile_deployed(

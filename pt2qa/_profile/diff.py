@@ -30,6 +30,8 @@ class ProfileDiff(Report):
 
     Tables and texts show each pair of values once, the largest move first.
 
+    What :func:`pt2qa.diff_profiles` returns.
+
     Args:
         rows: one for each row of b that is also in a, in graph order.
         only: rows in only one of the two.
@@ -100,8 +102,20 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
         a: the profile to measure from; its ranges and standard deviations are the units.
         b: the profile to compare with it.
 
+    Returns:
+        One row for each value that both profiles have; what only one has is in ``only``.
+
     Raises:
         ReportError: one of the two is not a profile.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
+    >>> calibration, validation = (pt2qa.profile(capture, [data], progress=False) for data in (x, 3 * x))
+    >>> moved = pt2qa.diff_profiles(calibration, validation).rows[0]
+    >>> moved.name, round(moved.outside, 2)
+    ('input', 0.69)
     """
     for side, profile in (("a", a), ("b", b)):
         if not isinstance(profile, Profile):

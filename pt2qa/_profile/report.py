@@ -44,6 +44,8 @@ class Profile(Report):
 
     Tables and texts show each value once, at the op that produces it; ``to_pandas`` and ``csv`` have every row.
 
+    What :func:`pt2qa.profile` returns.
+
     Args:
         rows: one for each value at each op, in graph order: inputs, weights, bias, output.
         histograms: bins and counts of the values, packed; empty where none were made.  :meth:`histogram` reads them.

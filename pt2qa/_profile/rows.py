@@ -32,6 +32,8 @@ class ProfileRow(Row):
     Quantiles are the middle of the histogram bin that holds the value of rank ``ceil(share * count)``: within 1.6 % of
     it.  ``nan`` means "not defined" or "not measured".
 
+    A row of what :func:`pt2qa.profile` returns.
+
     Args:
         name: the op, e.g. ``layer1.0.conv1/conv2d``; of an input of the model its name.
         module: the op's module path; empty at the top of the model.

@@ -108,6 +108,8 @@ class Recipe:
 class QuantizedPair:
     """What every analysis takes: a reference, its quantized graph, and how their parts belong together.
 
+    What :func:`pt2qa.quantize` and :func:`pt2qa.pair` return.
+
     Attributes:
         reference: the float graph after the rewriting that ``prepare`` did (batch norms folded), observers off.
         quantized: what ``convert_pt2e`` returned.
@@ -278,9 +280,23 @@ def pair(
         quantizer: the quantizer's name in reports.
         model: the model's name in reports.
 
+    Returns:
+        The pair, which every analysis takes.
+
     Raises:
         PairingError: one of the graphs carries no handles, they have none in common, nothing is quantized, or constants
             are from another model.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
+    >>> prepared = prepare_pt2e(capture.module(), pt2qa.OverridePlan(()).apply_to("xnnpack"))
+    >>> calibrated = prepared(x)
+    >>> pair = pt2qa.pair(capture.module(), convert_pt2e(prepared), quantizer="xnnpack")
+    >>> [op.name for op in pair.pairing.pairs]
+    ['input', 'linear']
     """
     float_graph = as_graph_module("reference", reference)
     quantized_graph = as_graph_module("quantized", quantized)

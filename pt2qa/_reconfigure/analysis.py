@@ -90,6 +90,14 @@ def reconfigure(
         SelectionError: neither target nor budget, an invalid target, a level that the quantizer does not support, or a
             pair that pt2qa did not quantize.
         BatchError: there is no batch.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> fixed = pt2qa.reconfigure(pair, [x], target=20, progress=False)
+    >>> fixed.met, len(fixed.rows)
+    (1, 0)
     """
     check_pair(pair)
     recipe, capture = recipe_of(pair, fallback)

@@ -75,6 +75,14 @@ def repair(
         SelectionError: there is no such method, no output is floating-point, or the pair was trained (QAT) or not made
             by pt2qa.
         BatchError: there is no batch.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> repaired = pt2qa.repair(pair, [x], progress=False)
+    >>> [stage.name for stage in repaired.stages][:2]
+    ['before', 'converted']
     """
     check_pair(pair)
     recipe, capture = recipe_of(pair, "float")

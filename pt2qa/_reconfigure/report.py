@@ -94,6 +94,8 @@ _CURVE_POINTS: Final = 12
 class Reconfiguration(Report):
     """A quantizer configuration that was searched, applied and measured.
 
+    What :func:`pt2qa.reconfigure` and :func:`pt2qa.repair` return.
+
     Args:
         rows: the edits of the plan, in search order.
         curve: quality against cost along the search.

@@ -44,6 +44,12 @@ class Budget:
     Args:
         macs: share of the multiply-accumulates, 0..1.
         bytes: share of the bytes of all weights, counted in float, 0..1.
+
+    Raises:
+        SelectionError: a share is not from 0 to 1.
+
+    >>> Budget(macs=0.2)
+    Budget(macs=0.2, bytes=None)
     """
 
     macs: float | None = None

@@ -47,6 +47,9 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
         tolerance: change up to which a number counts as unchanged, in its own unit; None for 0.1 dB, or 0 if the
             measure is not in dB.
 
+    Returns:
+        One row for each row of either report, and what changed in the whole.
+
     Raises:
         ReportError: the reports are of different kinds or measure different things; there is no such measure; the kind
             has no usual one and ``by`` is not given; or the tolerance is negative or nan.

@@ -78,6 +78,8 @@ class ReportDiff(Report):
     Tables and texts show ``worst``: what changed, largest loss first; ``graph``: all rows, in the order of the new
     report, with removed rows where they were; or all by ``name`` or a column.
 
+    What :func:`pt2qa.diff` returns.
+
     Args:
         rows: one for each row of either report, in that order.
         figures: numbers of the whole report, such as the SQNR of each output.

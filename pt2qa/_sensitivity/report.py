@@ -41,6 +41,8 @@ class SensitivityReport(Report):
 
     ``to_pandas(extended=True)`` adds the site, its place in the model, its noise and its rank.
 
+    What :func:`pt2qa.sensitivity` returns.
+
     Args:
         rows: one per site, region or module, in graph order; a value that is quantized twice alike is one site.
         outputs: the outputs that were analyzed, ``output``, ``output[1]``, ``output.logits``.

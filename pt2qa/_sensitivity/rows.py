@@ -32,6 +32,8 @@ class SensitivityRow(Row):
 
         noise = sum((ref - alone)**2)        value = 10 * log10(sum(ref**2) / noise)     dB, for the metric sqnr
 
+    A row of what :func:`pt2qa.sensitivity` returns.
+
     Args:
         name: of the op that produces the value (activation) or reads it (weight), e.g. ``layer1.0.conv1/conv2d``; for a
             group the region's first op, or the module's path.

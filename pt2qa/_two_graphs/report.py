@@ -30,6 +30,8 @@ class GraphReport(LayerReport):
 
     ``ref_min`` and the like are of graph a, ``quant_min`` and the like of graph b.  Nothing is run in isolation or
     rounded anew, so ``isolated_sqnr``, ``rounding_sqnr`` and ``saturation`` are nan; ``quantizer`` is empty.
+
+    What :func:`pt2qa.compare_graphs` returns.
     """
 
     heading: ClassVar[str] = "Graphs"

@@ -34,6 +34,16 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         with the note ``not quantized``.  A weight that one module reads repeatedly, as at each step of a recurrent op,
         is one row, named after its first reader.  A channel is dead if its float value is not zero but its dequantized
         value is.
+
+    Raises:
+        SelectionError: it is not a pair.
+
+    >>> import torch
+    >>> import pt2qa
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> [(row.attr, row.dtype) for row in pt2qa.compare_weights(pair).rows]
+    [('weight', 'int8'), ('bias', 'float32')]
     """
     check_pair(pair)
     known = SumsOfWeights()

@@ -40,6 +40,8 @@ class WeightReport(Report):
 
     Tables show the quantized weights; ``to_pandas`` and ``csv`` have every weight.
 
+    What :func:`pt2qa.compare_weights` returns.
+
     Args:
         rows: one per parameter in graph order, including those that stay in float (``WeightRow.quantized``).
         unpaired: parameters of one graph without a counterpart in the other, with the reason.

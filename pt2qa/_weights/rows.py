@@ -18,6 +18,8 @@ UNQUANTIZED: Final = "not quantized"
 class WeightRow(Row):
     """The error of one parameter: float against dequantized.  Formulas as in :class:`pt2qa.LayerRow`.
 
+    A row of what :func:`pt2qa.compare_weights` returns.
+
     Args:
         handle: handle of the op that reads the weight.
         name: name of that op, e.g. ``layer1.0.conv1/conv2d``.

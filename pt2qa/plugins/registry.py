@@ -37,6 +37,9 @@ def quantizer(name: str, **options: object) -> QuantizerPlugin:
         name: name of its entry point in the group ``pt2qa.quantizers``.
         options: the plug-in's own; see ``pt2qa quantizers``.
 
+    Returns:
+        The plug-in, which :func:`pt2qa.quantize` takes.
+
     Raises:
         PluginError: no such plug-in, one that does not load, an unknown option, a value that the option does not take.
 

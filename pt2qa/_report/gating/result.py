@@ -14,6 +14,8 @@ from pt2qa._report.table import screen_width
 class GateResult:
     """Whether a report meets its requirements.
 
+    What :func:`pt2qa.gate` returns.
+
     Args:
         checks: the requirements in the order given, then the comparisons with the baseline.
         warnings: batches excluded from all numbers, and why the baseline may not be comparable.

@@ -45,6 +45,9 @@ def gate(
         max_drop: how much worse a number may be than in the baseline, in its own unit.
         by: the measure of the rows that is compared with the baseline; None for the one that :func:`pt2qa.diff` uses.
 
+    Returns:
+        Each check with what was measured; ``passed`` is true if none was missed.
+
     Raises:
         SelectionError: a requirement cannot be read, its pattern matches no row, nothing is required, or baseline and
             ``max_drop`` are not given together, or ``by`` without them.
