@@ -32,6 +32,7 @@ from pt2qa._report.base import Report, write_text
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
 from pt2qa._weights.analysis import compare_weights
 from pt2qa._weights.report import WeightReport
 from pt2qa.errors import BatchError, ReportError
@@ -73,6 +74,8 @@ class QuantAnalysis:
         inputs_of: from an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         post_process: from the model's output to what is scored, for :meth:`auto_find_bad_case` and
             :meth:`sensitivity`.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`, for every step that measures; :meth:`check`
+            looks at all of them.
         progress: whether to show progress bars; None: only if stderr is a terminal.
 
     Raises:
@@ -101,6 +104,7 @@ class QuantAnalysis:
         out_dir: str | os.PathLike[str],
         inputs_of: Callable[[Any], Batch] | None = None,
         post_process: Callable[[Any], Any] | None = None,
+        mask: Mask | None = None,
         progress: bool | None = None,
     ) -> None:
         check_pair(pair)
@@ -114,6 +118,7 @@ class QuantAnalysis:
         self.out_dir = Path(out_dir)
         self.inputs_of = inputs_of
         self.post_process = post_process
+        self.mask = mask
         self.progress = progress
         self.bad_case: BadCases | None = None
 
@@ -129,7 +134,7 @@ class QuantAnalysis:
             Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         self._claim(*_files_of("findings"))
-        findings = check(self.pair, **self._every_batch(), **options)
+        findings = check(self.pair, batches=self.batches, inputs_of=self.inputs_of, progress=self.progress, **options)
         self._write("findings", findings, listing.annotations(self.pair))
         return findings
 
@@ -173,6 +178,7 @@ class QuantAnalysis:
             post_process=post_process or self.post_process,
             inputs_of=self.inputs_of,
             targets_of=targets_of,
+            mask=self.mask,
             feedback=feedback,
             batch_axis=batch_axis,
             progress=self.progress,
@@ -190,7 +196,12 @@ class QuantAnalysis:
             BatchError: it does not fit the captured inputs.
         """
         self.bad_case = find_bad_cases(
-            self.pair, [batch], post_process=self.post_process, batch_axis=None, progress=self.progress
+            self.pair,
+            [batch],
+            post_process=self.post_process,
+            mask=self.mask,
+            batch_axis=None,
+            progress=self.progress,
         )
         return self.bad_case
 
@@ -247,7 +258,7 @@ class QuantAnalysis:
             known = ", ".join(map(str, sorted({row.index for row in rows}))) or "none"
             raise ReportError(f"no bad case has the index {index}; there are: {known}")
         batches = [self.bad_case.batch(row)]
-        return self._written("layers", compare_layers, batches=batches, progress=self.progress)
+        return self._written("layers", compare_layers, batches=batches, mask=self.mask, progress=self.progress)
 
     def diagnose(self, **options: Any) -> Diagnosis:
         """Finds what causes the error on all batches, and measures what helps: :func:`pt2qa.diagnose`.
@@ -361,13 +372,13 @@ class QuantAnalysis:
         return tuple(files)
 
     def _every_batch(self) -> dict[str, Any]:
-        return {"batches": self.batches, "inputs_of": self.inputs_of, "progress": self.progress}
+        return {"batches": self.batches, "inputs_of": self.inputs_of, "mask": self.mask, "progress": self.progress}
 
     def _data(self) -> dict[str, Any]:
         """The bad cases, or all batches if none is set."""
         if self.bad_case is None:
             return self._every_batch()
-        return {"batches": self.bad_case.batches(), "progress": self.progress}
+        return {"batches": self.bad_case.batches(), "mask": self.mask, "progress": self.progress}
 
     def _written(self, what: str, analysis: Callable[..., ReportType], **options: Any) -> ReportType:
         self._claim(*_files_of(what))

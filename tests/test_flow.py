@@ -46,6 +46,13 @@ def test_example_inputs_are_a_tensor_a_tuple_or_a_dict(flow):
     assert (loaded.args, list(loaded.kwargs)) == ((), ["input"])
 
 
+def test_a_dict_may_hold_a_mask(flow):
+    given = "dict(model=model, example_inputs=x, batches=[x], "
+    assert flow(f"return {given} mask='attention_mask')").mask == "attention_mask"
+    assert flow(f"return {given} mask=lambda batch: batch > 0)").mask(torch.ones(1)).all()
+    assert flow("return model, x, [x]").mask is None
+
+
 def test_a_dict_may_hold_dynamic_shapes(flow):
     loaded = flow(
         "n = torch.export.Dim('n')\n"
@@ -173,6 +180,7 @@ def test_a_metric_may_give_a_tensor_with_a_gradient(flow):
         ("return model, x, lambda: [x]", "batches: got function, expected a list or a DataLoader of batches; call it"),
         ("return given | dict(evaluation=x)", "evaluation: got one Tensor, expected several batches; put it in a list"),
         ("return given | dict(evaluation=iter([x]))", "evaluation: got list_iterator, which can be read only once"),
+        ("return given | dict(mask=[1, 0])", "mask: got list, expected the name of an input or a function from a"),
         ("return given | dict(metric=0.9)", "metric: got float, expected a function from a model to a number"),
         ("return given | dict(target='top1>=0.7')", "flow: target: got 'top1>=0.7', expected decibels such as 30, "),
         ("return given | dict(target=[30])", r"flow: target: got \[30\], expected decibels such as 30, "),

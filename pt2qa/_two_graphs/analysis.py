@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import kind_of
@@ -31,6 +31,7 @@ from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, re
 from pt2qa._simulator.batches import Batch, count_samples, flatten_batch
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
 from pt2qa._simulator.program import QuantParams
 from pt2qa._two_graphs.report import GraphReport
 from pt2qa._two_graphs.values import plan_values
@@ -53,6 +54,7 @@ def compare_graphs(
     ops: Sequence[OpKind] = (),
     model: str = "model",
     inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
     progress: bool | None = None,
 ) -> GraphReport:
     """Compares two graphs of one model value by value, with graph ``a`` as the signal.
@@ -69,6 +71,7 @@ def compare_graphs(
         ops: op types as in :func:`pt2qa.compare_layers`; only these are compared.
         model: the model's name in the report.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        mask: which positions count, as in :func:`pt2qa.compare_layers`; graph a tells which axes these are.
         progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Returns:
@@ -80,7 +83,7 @@ def compare_graphs(
             or dtype.
         BatchError: there is no batch, or one does not fit one of the graphs.
         SimulationError: an op of one of the graphs fails; the message names it.
-        SelectionError: a prefix or op type matches nothing.
+        SelectionError: a prefix or op type matches nothing, ``mask`` names no input, or graph a has no shapes.
 
     >>> import pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
@@ -92,7 +95,7 @@ def compare_graphs(
     """
     graphs = tuple(_runnable(which, graph) for which, graph in (("first", a), ("second", b)))
     check_handles({"first": graphs[0], "second": graphs[1]})
-    comparison = _Comparison(graphs[0], graphs[1], prefixes, ops)
+    comparison = _Comparison(graphs[0], graphs[1], prefixes, ops, mask)
     notes = accumulate(
         comparison, batches, title="compare graphs", purpose="compare on", inputs_of=inputs_of, progress=progress
     )
@@ -116,8 +119,11 @@ def _runnable(which: str, given: Graph) -> GraphModule:
 class _Comparison:
     """The rows of two graphs, summed over batches."""
 
-    def __init__(self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[OpKind]) -> None:
+    def __init__(
+        self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[OpKind], mask: Mask | None
+    ) -> None:
         self.a, self.b = a, b
+        self.axes = None if mask is None else Axes(a, mask)
         self.outputs = [_row(OpName(name, "", "", "output"), -1, None) for name in _output_names(a, b)]
         self.plan = plan_values(a, b)
         chosen = select([value.name for value in self.plan.values], prefixes, ops)
@@ -133,7 +139,8 @@ class _Comparison:
         """Runs both graphs on a batch; an interrupted batch leaves no trace."""
         values, others = flatten_batch(self.a, batch), flatten_batch(self.b, batch)
         samples = count_samples(values)
-        found, apart = self._run(values, others, samples)
+        inside = None if self.axes is None or not samples else self.axes.of(batch, values)
+        found, apart = self._run(values, others, samples, inside)
         for row, totals in found:
             if apart is None:
                 row.totals = row.totals.merge(totals)
@@ -147,7 +154,7 @@ class _Comparison:
     @computes
     @torch.no_grad()
     def _run(
-        self, values: list[Any], others: list[Any], samples: int
+        self, values: list[Any], others: list[Any], samples: int, inside: Inside | None
     ) -> tuple[list[tuple[Row, Totals]], SetApart | None]:
         """Runs each graph as far as the next value to compare; the sums, and why the batch does not count."""
         a = Walk("a", self.a, values, [value.a for value, _ in self.rows])
@@ -158,14 +165,15 @@ class _Comparison:
         found = []
         for compared, row in self.rows:
             one, other = a.value(compared.a), b.value(compared.b)
-            if (totals := _measure(row, one, other)) is not None:
+            if (totals := _measure(row, one, other, compared.a, inside)) is not None:
                 found.append((row, totals))
                 look.at(row.name, one, other)
             a.compared(compared.a)
             b.compared(compared.b)
         ends = [pytree.tree_leaves(plain(walk.outputs())) for walk in (a, b)]
-        for row, one, other in zip(self.outputs, *ends, strict=True):
-            if (totals := _measure(row, one, other)) is not None:
+        nodes = pytree.tree_leaves(plain(self.a.graph.output_node().args[0]))
+        for row, node, one, other in zip(self.outputs, nodes, *ends, strict=True):
+            if (totals := _measure(row, one, other, node, inside)) is not None:
                 found.append((row, totals))
                 look.at(row.name, one, other)
             elif row.problem:
@@ -173,7 +181,10 @@ class _Comparison:
             else:
                 row.problem = f"no tensor: {one} in a, {other} in b"
         broken = any(totals.nonfinite for _, totals in found)
-        broken = broken or any(isinstance(end, Tensor) and bool(end.isnan().any()) for end in ends[0])
+        for node, end in zip(nodes, ends[0], strict=True):
+            if isinstance(end, Tensor):
+                kept = end if inside is None else inside.counted(node, end)
+                broken = broken or bool(kept.isnan().any())
         if is_empty(samples, ends[1]):
             return found, empty_batch(self.batches)
         return found, look.found if broken else None
@@ -186,6 +197,11 @@ class _Comparison:
         ]
         silent = [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]
         said = [f"not compared, no tensor as value: {few(silent)}"] if silent else []
+        settings = {"graph b": fingerprint(self.b)}
+        if self.axes is not None:
+            settings["mask"] = self.axes.name
+            layouts = self.axes.layouts or {}
+            said += without_axes([row.name for value, row in self.rows if value.a.name not in layouts], len(self.rows))
         return GraphReport(
             **tables(sums, only_apart=len(self.set_apart) == self.batches),
             unpaired=self.plan.unpaired,
@@ -196,7 +212,7 @@ class _Comparison:
             model=model,
             environment=Environment.here(fingerprint(self.a)),
             set_apart=tuple(self.set_apart),
-            sums=packed(sums, {"graph b": fingerprint(self.b)}),
+            sums=packed(sums, settings),
         )
 
 
@@ -217,14 +233,15 @@ class _Search:
             self.found = SetApart(self.batch, self.samples, sample, whose, what, name)
 
 
-def _measure(row: Row, a: Any, b: Any) -> Totals | None:
-    """The sums of a value; None, and the row's problem, if it cannot be compared."""
+def _measure(row: Row, a: Any, b: Any, node: Node, inside: Inside | None) -> Totals | None:
+    """The sums of a node's value in both graphs; None, and the row's problem, if it cannot be compared."""
     tensors = [value for value in (a, b) if isinstance(value, Tensor)]
     floats = all(value.is_floating_point() or value.is_complex() for value in tensors)
     if len(tensors) < 2 or a.shape != b.shape or (a.dtype != b.dtype and not floats):
         row.problem = f"{kind_of(a)} in a, {kind_of(b)} in b" if tensors else ""
         return None
-    return Totals(error_sums(a, b), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
+    one, other = (a, b) if inside is None else (inside.counted(node, each) for each in (a, b))
+    return Totals(error_sums(one, other), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
 
 
 def _row(name: OpName, handle: int, params: QuantParams | None) -> Row:

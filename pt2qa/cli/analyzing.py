@@ -91,6 +91,7 @@ def analyze(
 
     \b
       evaluation      other batches to measure on; batches then only calibrate
+      mask            which positions count: the name of an input, such as attention_mask, or a function of a batch
       metric          a function of a model that returns a number, larger is better
       target          the metric to reach, or dB without a metric, as --target; or a pt2qa.Target
       dynamic_shapes  as for torch.export
@@ -222,19 +223,23 @@ class _Analyses:
             yield "diagnosis", diagnosis
             if "budget" in diagnosis.reports:
                 yield "error-budget", diagnosis.reports["budget"]
-        yield "layers", pt2qa.compare_layers(pair, self.batches)
+        yield "layers", pt2qa.compare_layers(pair, self.batches, mask=self.flow.mask)
         yield "weights", pt2qa.compare_weights(pair)
         if self.k is not None:
-            yield "bad-cases", pt2qa.find_bad_cases(pair, self.batches, k=self.k)
+            yield "bad-cases", pt2qa.find_bad_cases(pair, self.batches, k=self.k, mask=self.flow.mask)
         if self.deploys:
             kernels = None if diagnosis is None else diagnosis.reports.get("deployed")
-            yield "deployed", pt2qa.compare_deployed(pair, self.batches) if kernels is None else kernels
-        ranked = pt2qa.sensitivity(pair, self.batches) if self.ranks_sites else None
+            if kernels is None:
+                kernels = pt2qa.compare_deployed(pair, self.batches, mask=self.flow.mask)
+            yield "deployed", kernels
+        ranked = pt2qa.sensitivity(pair, self.batches, mask=self.flow.mask) if self.ranks_sites else None
         if ranked is not None:
             yield "sensitivity", ranked
         if self.target is not None:
-            searched = pt2qa.reconfigure(pair, self.batches, target=self.target, sensitivity=ranked)
-            yield "reconfiguration", searched
+            yield (
+                "reconfiguration",
+                pt2qa.reconfigure(pair, self.batches, target=self.target, sensitivity=ranked, mask=self.flow.mask),
+            )
 
     def _diagnosis(self, pair: Any) -> Any:
         """The diagnosis; None if there is none, for example without an SQNR, which must not stop the analyses."""
@@ -243,7 +248,9 @@ class _Analyses:
         # A target knows the metric that it is for.
         metric = self.flow.metric if self.target is None else None
         try:
-            return pt2qa.diagnose(pair, self.batches, metric=metric, target=self.target, deployed=self.deploys)
+            return pt2qa.diagnose(
+                pair, self.batches, metric=metric, target=self.target, deployed=self.deploys, mask=self.flow.mask
+            )
         except Pt2qaError as error:
             say(f"no diagnosis: {error}")
             return None

@@ -91,6 +91,8 @@ def check(
     if calibrate and findings.error_count:
         say("not calibrated, because of the errors below")
     elif calibrate:
+        if loaded.mask is not None:
+            say("the mask does not matter here: ops are checked at all positions, those of padding too")
         pair = pt2qa.quantize(loaded.capture(), spec, loaded.batches)
         findings = pt2qa.check(pair, model=loaded.model, batches=measured_on(loaded), **options).joined(findings)
     if text is not None:

@@ -89,6 +89,7 @@ def deploy(
         pt2qa.compare_deployed,
         pair,
         measured_on(given),
+        mask=given.mask,
         backend=backend,
         deployed=deployed,
         program=folder / "program" if own else program,

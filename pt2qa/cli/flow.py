@@ -19,7 +19,7 @@ from pt2qa._near_names import question
 from pt2qa.errors import FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
-OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "metric", "target")
+OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Flow:
     """The checked result of a flow function.
 
     ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration, and ``evaluation``, for measuring, can be
-    read again and again.  ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.
+    read again and again.  ``mask`` says which positions count: the name of an input, or a function of a batch.
+    ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.
     """
 
     model: Any
@@ -38,6 +39,7 @@ class Flow:
     dynamic_shapes: Any = None
     metric: Callable[[Any], float] | None = None
     target: Any = None
+    mask: str | Callable[[Any], Any] | None = None
 
     @property
     def same_data(self) -> bool:
@@ -114,7 +116,7 @@ def load_flow(where: str) -> Flow:
 
     The file's folder is added to ``sys.path``, as when Python runs the file, so that it can import its neighbours.  The
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
-    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``metric``, ``target``).
+    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``).
     ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs.
 
     Raises:
@@ -141,7 +143,13 @@ def load_flow(where: str) -> Flow:
     if metric is not None and (not callable(metric) or isinstance(metric, type)):
         raise FlowError(f"{where}: metric: got {_kind(metric)}, expected a function from a model to a number")
     metric = metric and _checked(metric, where, path)
-    flow = Flow(values["model"], args, kwargs, batches, evaluation, values.get("dynamic_shapes"), metric, target)
+    mask = values.get("mask")
+    if mask is not None and not isinstance(mask, str) and not callable(mask):
+        raise FlowError(
+            f"{where}: mask: got {_kind(mask)}, expected the name of an input or a function from a batch to a bool "
+            "tensor of shape (samples, positions)"
+        )
+    flow = Flow(values["model"], args, kwargs, batches, evaluation, values.get("dynamic_shapes"), metric, target, mask)
     try:
         flow.target_of(None)
     except SelectionError as error:

@@ -82,7 +82,8 @@ def profile(
         if spec is not None:
             subject = pt2qa.quantize(subject, spec, given.batches)
         batches = given.evaluation if spec is None else measured_on(given)
-        report = pt2qa.profile(subject, batches, side=side, histograms=histograms, program=program, backend=backend)
+        options: dict[str, Any] = {"side": side, "program": program, "backend": backend}
+        report = pt2qa.profile(subject, batches, histograms=histograms, mask=given.mask, **options)
     if writes:
         printing.deliver(report, file)
 
@@ -141,7 +142,7 @@ def repair(
     before = None if overrides is None else OverridePlan.load(overrides)
     given = load_flow(flow)
     pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=before)
-    report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric)
+    report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric, mask=given.mask)
     if plan is not None:
         report.plan.save(plan)
         say_wrote(plan)
@@ -173,7 +174,7 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
 
     chosen = quantizers_of(specs)
     with own_part(flow) as (given, writes):
-        report = pt2qa.compare_quantizers(given.capture(), chosen, given.batches, measured_on(given))
+        report = pt2qa.compare_quantizers(given.capture(), chosen, given.batches, measured_on(given), mask=given.mask)
     if not writes:
         return
     printing.deliver(report, file)
@@ -247,6 +248,7 @@ def sensitivity(
         report = pt2qa.sensitivity(
             pair,
             measured_on(given),
+            mask=given.mask,
             method=method,
             metric=metric,
             group=group,
@@ -278,7 +280,8 @@ def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Pri
 
     one, other = _exported(a), _exported(b)
     given = load_flow(flow)
-    report = pt2qa.compare_graphs(one, other, given.evaluation, model=type(given.model).__name__)
+    name = type(given.model).__name__
+    report = pt2qa.compare_graphs(one, other, given.evaluation, model=name, mask=given.mask)
     printing.deliver(report, file)
 
 

@@ -25,6 +25,7 @@ from pt2qa._report.html.sections import sections_of
 from pt2qa._two_graphs import analysis
 from pt2qa.cli import main
 from pt2qa.report import SetApart, Unpaired
+from tests import padded_prompts
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import (
     Conditional,
@@ -539,3 +540,22 @@ def test_the_command_compares_two_files(tmp_path: Path) -> None:
     result = run(main, ["compare-graphs", a, other, flow])
     assert result.exit_code == 2
     assert "other.pt2: expected a file that torch.export.save wrote (BadZipFile: " in result.output
+
+
+def test_padding_is_in_no_number_with_a_mask() -> None:
+    torch.manual_seed(0)
+    pair = padded_prompts.quantized(padded_prompts.Running(), "xnnpack")
+    batch = padded_prompts.padded(padded_prompts.prompts())
+
+    def compared(given: Any, mask: Any = "attention_mask") -> pt2qa.GraphReport:
+        return pt2qa.compare_graphs(pair.reference, pair.quantized, [given], mask=mask, progress=False)
+
+    one, other = compared(batch), compared(padded_prompts.with_garbage(batch))
+    assert str(one.rows) == str(other.rows)
+    assert one.outputs == other.outputs != compared(batch, None).outputs
+    masked = pt2qa.compare_layers(pair, [batch], mask="attention_mask", progress=False)
+    assert one.outputs[0].sqnr == pytest.approx(masked.outputs[0].sqnr, abs=1e-6)
+    with pytest.raises(pt2qa.ReportError, match="mask of report 2 is None, of the first one 'attention_mask'"):
+        pt2qa.merge([one, compared(batch, None)])
+    with pytest.raises(pt2qa.SelectionError, match="mask: the model has no input 'mask'"):
+        compared(batch, "mask")
