@@ -313,7 +313,7 @@ def library(monkeypatch, plugins):
         calls.overrides.append(overrides)
         return spec
 
-    def diagnose(pair, batches, *, metric, target, deployed):
+    def diagnose(pair, batches, *, metric, target, deployed, mask):
         calls.diagnosed.append((pair, len(batches), metric, target, deployed))
         return replace(DIAGNOSIS, quantizer=pair)
 
@@ -321,7 +321,7 @@ def library(monkeypatch, plugins):
         "capture": capture,
         "quantize": quantize,
         "diagnose": diagnose,
-        "compare_layers": lambda pair, batches: replace(LAYERS, quantizer=pair),
+        "compare_layers": lambda pair, batches, mask: replace(LAYERS, quantizer=pair),
         "compare_weights": lambda pair: replace(WEIGHTS, quantizer=pair),
     }
     for name, fake in fakes.items():
@@ -525,18 +525,18 @@ def searches(monkeypatch):
     """Stand-ins for the analyses that options ask for."""
     calls = SimpleNamespace(k=[], targets=[], given=[], met=1)
 
-    def find_bad_cases(pair, batches, *, k):
+    def find_bad_cases(pair, batches, *, k, mask):
         calls.k.append(k)
         return replace(CASES, quantizer=pair)
 
-    def reconfigure(pair, batches, *, target, sensitivity):
+    def reconfigure(pair, batches, *, target, sensitivity, mask):
         calls.targets.append(target)
         calls.given.append(sensitivity)
         return Searched(calls.met)
 
     monkeypatch.setitem(vars(pt2qa), "find_bad_cases", find_bad_cases)
     monkeypatch.setitem(vars(pt2qa), "reconfigure", reconfigure)
-    monkeypatch.setitem(vars(pt2qa), "sensitivity", lambda pair, batches: replace(WEIGHTS, model="Ranked"))
+    monkeypatch.setitem(vars(pt2qa), "sensitivity", lambda pair, batches, mask: replace(WEIGHTS, model="Ranked"))
     return calls
 
 
@@ -575,7 +575,9 @@ def test_a_number_is_a_target_for_the_metric_of_the_flow(
 
 def test_a_model_is_measured_on_the_evaluation_batches(run, library, flow, tmp_path, monkeypatch):
     measured = []
-    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches: measured.append(len(batches)) or LAYERS)
+    monkeypatch.setitem(
+        vars(pt2qa), "compare_layers", lambda pair, batches, mask: measured.append(len(batches)) or LAYERS
+    )
     assert "pt2qa: calibration" not in run("analyze", flow, "-q", "x86", "-o", tmp_path).stderr
     same = run("analyze", flow.replace(":flow", ":same"), "-o", tmp_path)
     assert same.stderr.count("pt2qa: calibration and measurement use the same data, which hides errors on other") == 1
@@ -610,7 +612,7 @@ def test_numbers_that_nobody_may_rely_on_are_exit_code_1(
     run, library, flow, tmp_path, monkeypatch, side, batches, code, line
 ):
     found = replace(LAYERS, batches=batches, set_apart=(SetApart(0, 8, 3, side, "NaN", "log"),))
-    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches: found)
+    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches, mask: found)
     result = run("analyze", flow, "-q", "x86", "-o", tmp_path)
     assert result.exit_code == code
     assert (result.stderr.splitlines()[-1].startswith(f"pt2qa: x86: {line}")) == bool(line)
@@ -622,7 +624,7 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
     row = CandidateRow(-1, "output", "", "output", {"x86": nan})
     candidate = Candidate("x86", "x86", nan, 1, 1, 1, 1, 8)
     nothing = CandidateReport((row,), (candidate,), (), 1, 8, "Net", LAYERS.environment, (found,))
-    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given: nothing)
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given, mask: nothing)
     result = run("compare", flow, "-q", "x86", "-o", tmp_path / "candidates.safetensors")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
@@ -630,12 +632,12 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
     )
     assert load(tmp_path / "candidates.safetensors").set_apart == (found,)
     better = replace(nothing, candidates=(replace(candidate, sqnr=30.0),))
-    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given: better)
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given, mask: better)
     assert run("compare", flow, "-q", "x86").exit_code == 0
 
 
 def test_an_analysis_that_fails_leaves_the_reports_before_it(run, library, searches, flow, tmp_path, monkeypatch):
-    def fails(pair, batches, *, k):
+    def fails(pair, batches, *, k, mask):
         raise QuantizeError("no output is a tensor")
 
     monkeypatch.setitem(vars(pt2qa), "find_bad_cases", fails)
@@ -790,7 +792,7 @@ def test_ctrl_c_is_exit_code_130_and_keeps_what_was_finished(run, library, flow,
 
 def test_a_partial_analysis_is_kept_ends_the_command_and_is_exit_code_130(run, library, flow, tmp_path, monkeypatch):
     note = "interrupted: covers the 2 batches that were finished"
-    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches: replace(LAYERS, notes=(note,)))
+    monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches, mask: replace(LAYERS, notes=(note,)))
     result = run("analyze", flow, "-o", tmp_path / "r", "--no-diagnosis")
     assert result.exit_code == 130
     assert [file.name for file in (tmp_path / "r").iterdir()] == ["x86-layers.safetensors"]

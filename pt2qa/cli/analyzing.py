@@ -91,7 +91,7 @@ def analyze(
 
     \b
       evaluation      other batches to measure on; batches then only calibrate
-      mask            which positions count: the name of an input, such as attention_mask, or a function of a batch
+      mask            the input, or a function of a batch, that says which positions count
       metric          a function of a model that returns a number, larger is better
       target          the metric to reach, or dB without a metric, as --target; or a pt2qa.Target
       dynamic_shapes  as for torch.export
