@@ -154,9 +154,9 @@ RAISED: dict[str, tuple[Callable[[], Any], ...]] = {
     "Forward branches on a value": (branches,),
     "The model was quantized by eager mode or FX": (quantized_eagerly,),
     "The model is in training mode": (lambda: pt2qa.capture(residual().train(), X),),
-    "The example inputs are no tuple": (lambda: torch.export.export(residual(), X),),  # type: ignore[arg-type]
+    "The example inputs are not a tuple": (lambda: torch.export.export(residual(), X),),  # type: ignore[arg-type]
     "The model keeps state": (lambda: captured(Counting()),),
-    "Two example inputs are one tensor": (lambda: captured(nn.Bilinear(16, 16, 4), (ROWS, ROWS)),),
+    "Two example inputs are the same tensor": (lambda: captured(nn.Bilinear(16, 16, 4), (ROWS, ROWS)),),
     "The functions of an older tutorial are gone": (
         lambda: importlib.import_module("torch.ao.quantization.quantize_pt2e"),
     ),
