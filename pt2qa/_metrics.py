@@ -232,6 +232,16 @@ def noise_sums(tensors: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> l
     return noises
 
 
+def differing(left: Tensor, right: Tensor) -> tuple[int, float]:
+    """How many elements of two floating-point tensors of one shape differ, and the largest absolute difference."""
+    count, largest = 0, [torch.zeros(())]
+    for a, b in _chunks((left, right)):
+        memory = scratch(a) if a.dtype == b.dtype == torch.float32 else None
+        count += int(torch.ne(a, b, out=memory).sum())
+        largest.append(torch.sub(a, b, out=memory).abs_().amax().cpu())
+    return count, float(torch.stack(largest).amax())
+
+
 def value_range(x: Tensor) -> Range:
     """Smallest and largest value of a non-empty floating-point tensor; nan if it contains a NaN."""
     # Two passes that use the vector units beat torch.aminmax, which does not.

@@ -17,7 +17,7 @@ from torchao.quantization.utils import compute_error
 
 from pt2qa import metrics
 from pt2qa._decibels import decibels
-from pt2qa._metrics import ErrorSums, NoiseSums, error_sums, noise_sums, sums_of_row
+from pt2qa._metrics import CHUNK, ErrorSums, NoiseSums, differing, error_sums, noise_sums, sums_of_row
 
 OF_TENSORS = ("atol", "cosine", "l1", "mse", "sqnr")
 """The metrics of two tensors, in the order of ``metrics.__all__``."""
@@ -244,6 +244,18 @@ def test_noise_sums_agree_with_error_sums() -> None:
         assert (forth.sqnr, forth.count) == (pytest.approx(full.sqnr, abs=1e-6), size)
         assert back.signal == pytest.approx(full.quant_signal, rel=1e-6)
     assert math.isnan(NoiseSums().sqnr)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [0, 7, CHUNK + 3])
+def test_what_differs_is_counted_chunk_by_chunk(dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(0)
+    left = torch.randn(size).to(dtype)
+    right = left.clone()
+    right[::5] += 0.25
+    right[-1:] -= 0.5
+    difference = (left - right).abs()
+    assert differing(left, right) == (int((left != right).sum()), float(difference.max()) if size else 0.0)
 
 
 def test_noise_sums_of_pairs_are_nan_where_one_value_alone_is_not_finite() -> None:

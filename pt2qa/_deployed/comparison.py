@@ -25,7 +25,7 @@ from pt2qa._deployed.stages import Stages
 from pt2qa._deployed.taps import Lowerable, Tap, leaves_of
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._metrics import NoiseSums, noise_sums
+from pt2qa._metrics import NoiseSums, differing, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
@@ -344,14 +344,14 @@ def _compared(
         (isolated, quantized, reference, deployed), ((0, 3), (1, 3), (2, 1), (2, 3))
     )
     # Most kernels are exact; then nothing needs to be counted.
-    equal = alone.noise == 0.0
+    count, atol = (0, 0.0) if alone.noise == 0.0 else differing(isolated, deployed)
     return _Sums(
         alone,
         cumulative,
         converted,
         total,
-        atol=0.0 if equal else float((isolated - deployed).abs_().max()),
-        differing=0 if equal else int((isolated != deployed).sum()),
+        atol=atol,
+        differing=count,
         count=deployed.numel(),
         dtype=_dtype(deployed),
     )
