@@ -77,13 +77,23 @@ def said_of(name: str) -> str:
     return inspect.getdoc(getattr(pt2qa, name)) or ""
 
 
+def sections_of(function: Any) -> dict[str, str]:
+    said = inspect.getdoc(function) or ""
+    parts = re.split(r"^(Args|Returns|Yields|Raises|Source):$|^(?=>>> )", said, flags=re.MULTILINE)
+    return {head: text for head, text in pairwise(parts) if head}
+
+
+@pytest.mark.parametrize("module", ["", "report", "metrics", "overrides", "plugins", "testing"])
+def test_functions_name_their_parameters(module: str) -> None:
+    owner: Any = importlib.import_module(f"pt2qa.{module}" if module else "pt2qa")
+    for function in filter(inspect.isfunction, (getattr(owner, name) for name in owner.__all__)):
+        args = re.findall(r"^ {4}(\w[\w, ]*):", sections_of(function).get("Args", ""), re.MULTILINE)
+        assert set(re.findall(r"\w+", " ".join(args))) == set(inspect.signature(function).parameters), function
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_says_what_it_takes_gives_and_raises(name: str) -> None:
-    parts = re.split(r"^(Args|Returns|Yields|Raises|Source):$|^(?=>>> )", said_of(name), flags=re.MULTILINE)
-    sections = {head: text for head, text in pairwise(parts) if head}
-    signature = inspect.signature(getattr(pt2qa, name))
-    named = set(re.findall(r"\w+", " ".join(re.findall(r"^ {4}(\w[\w, ]*):", sections["Args"], re.MULTILINE))))
-    assert named == set(signature.parameters)
+def test_a_function_says_what_it_gives_and_raises(name: str) -> None:
+    sections, signature = sections_of(getattr(pt2qa, name)), inspect.signature(getattr(pt2qa, name))
     assert ("Returns" in sections or "Yields" in sections) == (signature.return_annotation != "None")
     assert "Raises" in sections
 

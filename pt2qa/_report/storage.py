@@ -86,9 +86,20 @@ def register(name: str, *, schema: int, oldest: int | None = None, was: str = ""
 def save(report: Any, path: str | os.PathLike[str]) -> None:
     """Write a report to one ``.safetensors`` file.  An existing file stays until the new one is complete.
 
+    Args:
+        report: of a class that is registered.
+        path: the file.
+
     Raises:
         ReportError: the folder does not exist, or the disk refuses.
         TypeError: the class is not registered.
+
+    >>> import tempfile
+    >>> from pt2qa.report import Environment, WeightReport, load
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(WeightReport((), (), (), "xnnpack", "Net", Environment.here("")), f"{folder}/weights.safetensors")
+    ...     load(f"{folder}/weights.safetensors").model
+    'Net'
     """
     # Imported here, as in load: a report that is only shown needs no file format.
     from safetensors.numpy import save as to_bytes

@@ -302,12 +302,29 @@ def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
     Args:
         sites: of a pair made by the same quantizer from the same capture, such as ``pair.sites``.
         annotations: that quantizer's annotations of the capture, after edits.
+
+    >>> import torch, pt2qa
+    >>> x = torch.ones(1, 4)
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
+    >>> sites = pt2qa.quantize(capture, "xnnpack", [x], progress=False).sites
+    >>> sites_on(sites, pt2qa.overrides.annotations_of(capture, "xnnpack")) == set(range(len(sites)))
+    True
     """
     return {index for index, points in annotations.points_at(sites).items() if points}
 
 
 def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:
-    """The ``fuse`` edits that are possible in an annotated model, in graph order."""
+    """The ``fuse`` edits that are possible in an annotated model, in graph order.
+
+    Args:
+        annotations: of a capture, as :func:`pt2qa.overrides.annotations_of` returns them.
+
+    >>> import torch, pt2qa
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU6()).eval()
+    >>> annotated = pt2qa.overrides.annotations_of(pt2qa.capture(model, torch.zeros(1, 1, 4, 4)), "xnnpack")
+    >>> [edit.ops for edit in fusions_in(annotated)]
+    [('0/conv2d', '1/hardtanh')]
+    """
     nodes = annotations.ground.nodes
     pairs = annotations.ground.fusable or ()
     edits = [

@@ -106,6 +106,11 @@ def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (),
         QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
         SelectionError: an edit names an op that the model does not have.
         PluginError: there is no such quantizer, or the backend does not support an edit.
+
+    >>> import torch, pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
+    >>> sorted({edge.kind for edge in annotations_of(capture, "xnnpack").edges})
+    ['activation', 'weight']
     """
     plugin = resolve(quantizer)
     graph = annotate(copy_to_edit(capture.module()), plugin, tuple(edits), capture.names, qat=qat)
@@ -124,5 +129,11 @@ def fusions(capture: Capture, quantizer: Any) -> tuple[Edit, ...]:
     Raises:
         QuantizeError: the quantizer cannot annotate the model.
         PluginError: there is no such quantizer.
+
+    >>> import torch, pt2qa
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU6()).eval()
+    >>> capture = pt2qa.capture(model, torch.zeros(1, 1, 4, 4))
+    >>> [edit.ops for edit in fusions(capture, "xnnpack")]
+    [('0/conv2d', '1/hardtanh')]
     """
     return fusions_in(annotations_of(capture, quantizer))

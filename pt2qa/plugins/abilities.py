@@ -32,12 +32,28 @@ def own_method(plugin: Any, name: str) -> Callable[..., Any] | None:
 
 
 def levels_of(plugin: Any) -> tuple[str, ...]:
-    """The kinds of edit worth trying op by op with a plug-in's backend."""
+    """The kinds of edit worth trying op by op with a plug-in's backend.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
+    >>> import pt2qa
+    >>> "float" in levels_of(pt2qa.quantizer("xnnpack"))
+    True
+    """
     return tuple(getattr(plugin, "levels", LEVELS))
 
 
 def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
-    """Pairs of op types that the backend runs as one kernel; None if the plug-in does not declare them."""
+    """Pairs of op types that the backend runs as one kernel; None if the plug-in does not declare them.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
+    >>> import pt2qa
+    >>> ("conv2d", "hardtanh") in fusable_of(pt2qa.quantizer("xnnpack"))
+    True
+    """
     pairs = getattr(plugin, "fusable", None)
     return None if pairs is None else tuple((first, second) for first, second in pairs)
 
@@ -63,13 +79,33 @@ def taken_by(plugin: Any) -> tuple[str, ...]:
 
 
 def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
-    """Why an op cannot take an edit; empty if it can, or if the plug-in does not say."""
+    """Why an op cannot take an edit; empty if it can, or if the plug-in does not say.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+        kind: of the edit, such as ``float``.
+        node: the op in the captured graph.
+
+    >>> import torch, pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
+    >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
+    >>> unsupported_reason(pt2qa.quantizer("xnnpack"), "float", linear)
+    ''
+    """
     own = own_method(plugin, "unsupported_reason")
     return "" if own is None else str(own(kind, node))
 
 
 def rules_of(plugin: Any) -> tuple[Rule, ...]:
-    """The rules that a plug-in adds to the structure check, specific to its backend."""
+    """The rules that a plug-in adds to the structure check, specific to its backend.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
+    >>> import pt2qa
+    >>> {type(rule).__name__ for rule in rules_of(pt2qa.quantizer("xnnpack"))}
+    {'Rule'}
+    """
     rules = getattr(plugin, "rules", None)
     return () if rules is None else tuple(rules())
 
@@ -80,7 +116,15 @@ def quantizer_classes_of(plugin: Any) -> tuple[str, ...]:
 
 
 def backend_of(plugin: Any) -> Backend | None:
-    """What lowers and runs a plug-in's models; None if it has nothing."""
+    """What lowers and runs a plug-in's models; None if it has nothing.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
+    >>> import pt2qa
+    >>> backend_of(pt2qa.quantizer("xnnpack")).name
+    'ExecuTorch with XNNPACK'
+    """
     return getattr(plugin, "backend", None)
 
 
@@ -95,6 +139,12 @@ def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: 
 
     Raises:
         SelectionError: the plan names an op that the graph does not have.
+
+    >>> import torch, pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
+    >>> code = quantizer_code(pt2qa.quantizer("xnnpack"), pt2qa.OverridePlan(()), capture.module())
+    >>> code.splitlines()[-1]
+    'quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))'
     """
     own = own_method(plugin, "quantizer_code")
     if own is not None and not qat:

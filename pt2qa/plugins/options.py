@@ -30,8 +30,15 @@ class Option:
 def options_of(plugin: object) -> tuple[Option, ...]:
     """The options of a plug-in, in the order of its fields.
 
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
     Raises:
         PluginError: the annotations of its fields cannot be read.
+
+    >>> import pt2qa
+    >>> [option.name for option in options_of(pt2qa.quantizer("x86"))]
+    ['mode', 'reduce_range', 'modules', 'op_types']
     """
     hints = _hints(plugin)
     return tuple(
@@ -46,8 +53,16 @@ def check_options(plugin: object) -> None:
     ``bool``, ``int``, ``float``, ``str``, ``Literal``, ``Mapping`` and unions of these are checked; the plug-in must
     check other types itself.
 
+    Args:
+        plugin: a dataclass whose fields are its options.
+
     Raises:
         PluginError: names the plug-in, the option, what it got and what it takes.
+
+    >>> import pt2qa
+    >>> pt2qa.quantizer("x86", reduce_range="yes")
+    Traceback (most recent call last):
+    pt2qa.errors.PluginError: quantizer 'x86': option reduce_range: got 'yes', expected true|false...
     """
     hints = _hints(plugin)
     for field in _fields(plugin):
@@ -94,6 +109,13 @@ def describe(plugin: object) -> str:
     """The shortest description of a configured plug-in: its name, and the options that differ from their default.
 
     If the options can be written as text, :func:`pt2qa.plugins.resolve` creates the same plug-in from it.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
+    >>> import pt2qa
+    >>> describe(pt2qa.quantizer("x86", reduce_range=True))
+    'x86:reduce_range=true'
     """
     changed = []
     for field in _fields(plugin):

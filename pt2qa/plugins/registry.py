@@ -26,7 +26,11 @@ def available() -> dict[str, QuantizerPlugin]:
 
 
 def unavailable() -> dict[str, str]:
-    """The installed plug-ins that do not load: name to reason. One broken plug-in never hides the others."""
+    """The installed plug-ins that do not load: name to reason. One broken plug-in never hides the others.
+
+    >>> unavailable()
+    {}
+    """
     return _load_all()[1]
 
 
@@ -79,6 +83,12 @@ def spec_of(plugin: object) -> BackendSpec | None:
     """What a plug-in's backend takes; None if nothing states it.
 
     A torchao quantizer object without a spec of its own has that of the plug-in that knows its class.
+
+    Args:
+        plugin: as :func:`pt2qa.quantize` takes a quantizer, but no name.
+
+    >>> spec_of(resolve("xnnpack")).name
+    'XNNPACK'
     """
     own: BackendSpec | None = getattr(plugin, "spec", None)
     if own is None and isinstance(plugin, GenericPlugin):

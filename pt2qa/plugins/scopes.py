@@ -73,8 +73,16 @@ class Scope(Generic[_P]):
 def check_overrides(plugin: Scoped) -> None:
     """Checks the entries of ``modules`` and ``op_types``; for a plug-in's ``__post_init__``.
 
+    Args:
+        plugin: a plug-in with ``modules`` and ``op_types``.
+
     Raises:
         PluginError: an entry is neither None nor a mapping of valid options to valid values.
+
+    >>> import pt2qa
+    >>> pt2qa.quantizer("x86", modules={"head": 8})
+    Traceback (most recent call last):
+    pt2qa.errors.PluginError: ...
     """
     for option, entries in (("modules", plugin.modules), ("op_types", plugin.op_types)):
         for name, override in entries.items():
@@ -94,6 +102,12 @@ def scopes_in(plugin: _P, graph: GraphModule, ops: Collection[str]) -> tuple[Sco
     Raises:
         PluginError: the graph does not have a module, or the backend quantizes nothing in it; the backend does not
             quantize an op type, or the graph does not have it. The message lists similar names.
+
+    >>> import torch, pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
+    >>> plugin = pt2qa.quantizer("x86", modules={"0": None})
+    >>> len(scopes_in(plugin, capture.module(), ["linear"]))
+    1
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     deepest_first = sorted(plugin.modules, key=lambda path: -path.count("."))
@@ -107,19 +121,41 @@ def modules_of(node: Node) -> tuple[str, ...]:
     """Paths of the modules around an op, outermost first, without the root: ``("blocks", "blocks.0", "blocks.0.fc")``.
 
     This includes containers, which are not among the :func:`called_modules`.
+
+    Args:
+        node: an op of a captured graph.
+
+    >>> import torch, pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
+    >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
+    >>> modules_of(linear)
+    ('0',)
     """
     parts = [clean_path(path).split(".") for path in called_modules(node)]
     return tuple(dict.fromkeys(".".join(path[:end]) for path in parts for end in range(1, len(path) + 1)))
 
 
 def called_modules(node: Node) -> tuple[str, ...]:
-    """Paths of the called modules around an op, outermost first, as torchao's name filters compare them."""
+    """Paths of the called modules around an op, outermost first, as torchao's name filters compare them.
+
+    Args:
+        node: an op of a captured graph.
+
+    >>> import torch, pt2qa
+    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
+    >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
+    >>> called_modules(linear)
+    ('0',)
+    """
     paths = [path.removeprefix(_ROOT) for path, _ in module_stack(node).values()]
     return tuple(path for path in paths if path)
 
 
 def op_type(node: Node) -> str:
     """A node's op without namespace, overload and in-place underscore: ``add`` for ``aten.add_.Tensor``.
+
+    Args:
+        node: an op of a captured graph.
 
     >>> import torch
     >>> graph = torch.fx.Graph()

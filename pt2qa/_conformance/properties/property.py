@@ -24,22 +24,50 @@ class Outcome:
 
 
 def passed(why: str) -> Outcome:
-    """The property holds."""
+    """The property holds.
+
+    Args:
+        why: what was seen, for the report.
+
+    >>> passed("42 of 42").why
+    '42 of 42'
+    """
     return Outcome("passed", why)
 
 
 def failed(why: str) -> Outcome:
-    """The property does not hold."""
+    """The property does not hold.
+
+    Args:
+        why: what was seen, for the report.
+
+    >>> failed("42 of 42").why
+    '42 of 42'
+    """
     return Outcome("failed", why)
 
 
 def does_not_apply(why: str) -> Outcome:
-    """The model has nothing that the property covers."""
+    """The model has nothing that the property covers.
+
+    Args:
+        why: what was seen, for the report.
+
+    >>> does_not_apply("42 of 42").why
+    '42 of 42'
+    """
     return Outcome("does not apply", why)
 
 
 def skipped(why: str) -> Outcome:
-    """The property was not checked."""
+    """The property was not checked.
+
+    Args:
+        why: what was seen, for the report.
+
+    >>> skipped("42 of 42").why
+    '42 of 42'
+    """
     return Outcome("skipped", why)
 
 
