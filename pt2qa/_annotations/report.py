@@ -73,6 +73,7 @@ class AnnotationReport(Report):
     """
 
     heading: ClassVar[str] = "Annotations"
+    instead_of_merging: ClassVar[str] = "Annotations do not depend on batches: run it once."
     usual_measures: ClassVar[tuple[str, ...]] = ("dtype",)
     ties: ClassVar[str] = "name"
 

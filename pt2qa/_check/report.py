@@ -88,6 +88,7 @@ class Findings(Report):
     """
 
     heading: ClassVar[str] = "Findings"
+    instead_of_merging: ClassVar[str] = "Run check once, with all batches if rules are to read any."
     usual_measures: ClassVar[tuple[str, ...]] = ("severity",)
     ties: ClassVar[str] = "rule"
 

@@ -53,6 +53,7 @@ class DeployedReport(Report):
     """
 
     heading: ClassVar[str] = "Deployed"
+    instead_of_merging: ClassVar[str] = "Run compare_deployed once, in one process with all batches."
     usual_measures: ClassVar[tuple[str, ...]] = ("isolated_sqnr", "outputs.deployed_sqnr")
     ties: ClassVar[str] = "isolated_max_lsb"
 

@@ -54,6 +54,7 @@ class WeightReport(Report):
     """
 
     heading: ClassVar[str] = "Weights"
+    instead_of_merging: ClassVar[str] = "Weights do not depend on batches: run it once."
     usual_measures: ClassVar[tuple[str, ...]] = (BY,)
 
     rows: tuple[WeightRow, ...]

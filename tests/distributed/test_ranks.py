@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import signal
 import subprocess
 import sys
 import traceback
@@ -16,18 +19,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchao.quantization.pt2e import observer as observers
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
+from pt2qa._quantize.calibration import share_observed
 
-Task = Callable[[Any], Any]
 
+def spawned(task: Callable[..., Any], size: int, folder: Path, *, tells: bool = False) -> list[Any]:
+    """What a function of the ranks returns in each of so many processes, or the text of its error.
 
-def spawned(task: Task, size: int, folder: Path) -> list[Any]:
-    """What a function of the ranks returns in each of so many processes, or the text of its error."""
+    With ``tells`` the function also gets one with which a process says so before it dies.
+    """
     context = torch.multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    workers = [context.Process(target=_work, args=(task, rank, size, folder / "store", queue)) for rank in range(size)]
+    workers = [
+        context.Process(target=_work, args=(task, rank, size, folder / "store", queue, tells)) for rank in range(size)
+    ]
     for worker in workers:
         worker.start()
     found = dict(queue.get() for _ in workers)
@@ -37,12 +45,12 @@ def spawned(task: Task, size: int, folder: Path) -> list[Any]:
     return [found[rank] for rank in range(size)]
 
 
-def _work(task: Task, rank: int, size: int, store: Path, queue: Any) -> None:
+def _work(task: Callable[..., Any], rank: int, size: int, store: Path, queue: Any, tells: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         with pt2qa.distributed() as ranks:
-            result = task(ranks)
+            result = task(ranks, lambda said: queue.put((rank, said))) if tells else task(ranks)
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
         if not isinstance(error, pt2qa.Pt2qaError):
@@ -268,26 +276,71 @@ def test_what_an_interrupted_run_measured_is_not_measured_again(capture: Any, da
     assert others == [4, "of the 4 batches in the report to resume, 3 are in the data; the others do not count"]
 
 
-def test_an_error_of_one_is_an_error_of_all(capture: Any, data: Any, tmp_path: Path) -> None:
-    def task(ranks: Any) -> Any:
-        pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
-        bad = [torch.zeros(4, 1, 8, 8)] if ranks.rank == 1 else data[:1]
-        return pt2qa.compare_layers(pair, bad, progress=False)
+EVERY = {
+    "compare_layers": lambda pair, data: pt2qa.compare_layers(pair, data, progress=False),
+    "sensitivity": lambda pair, data: pt2qa.sensitivity(pair, data, progress=False),
+    "error_budget": lambda pair, data: pt2qa.error_budget(pair, data, progress=False),
+    "find_bad_cases": lambda pair, data: pt2qa.find_bad_cases(pair, data, progress=False),
+    "profile": lambda pair, data: pt2qa.profile(pair, data, progress=False),
+    "diagnose": lambda pair, data: pt2qa.diagnose(pair, data, progress=False),
+    "reconfigure": lambda pair, data: pt2qa.reconfigure(pair, data, target=45.0, progress=False),
+}
 
-    for said in spawned(task, 2, tmp_path):
+
+@pytest.mark.parametrize("analysis", EVERY)
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_error_of_one_is_an_error_of_all(capture: Any, data: Any, tmp_path: Path, size: int, analysis: str) -> None:
+    pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+
+    def task(ranks: Any) -> Any:
+        bad = [torch.zeros(4, 1, 8, 8)] if ranks.rank == 1 else data[:1]
+        return EVERY[analysis](pair, bad)
+
+    for said in spawned(task, size, tmp_path):
         assert said.startswith("RankError: rank 1: BatchError: ")
 
 
-def test_a_rank_that_is_gone(capture: Any, data: Any, tmp_path: Path) -> None:
-    def task(ranks: Any) -> Any:
-        pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
-        if ranks.rank == 1:
-            return "left"
-        return pt2qa.compare_layers(pair, data, progress=False)
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_is_gone(capture: Any, data: Any, tmp_path: Path, size: int, how: str) -> None:
+    pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
 
-    first, second = spawned(task, 2, tmp_path)
-    assert second == "left"
-    assert first.startswith("RankError: rank 0 cannot reach all others; one of them ended")
+    def dying(batches: Any, queue: Any) -> Any:
+        yield batches[0]
+        queue("died")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def task(ranks: Any, tell: Any) -> Any:
+        if ranks.rank == 1 and how == "leaves":
+            return "left"
+        given = dying(data, tell) if ranks.rank == 1 else data
+        pt2qa.compare_layers(pair, given, progress=False).save(tmp_path / "layers.safetensors")
+        return "finished"
+
+    found = spawned(task, size, tmp_path, tells=True)
+    assert found.pop(1) == {"leaves": "left", "dies": "died"}[how]
+    for said in found:
+        assert re.match(r"RankError: rank \d cannot reach all others; one of them ended", said)
+    assert not list(tmp_path.glob("*.safetensors*"))
+
+
+def test_a_process_group_of_some_processes(capture: Any, data: Any, tmp_path: Path) -> None:
+    pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
+    expected = pt2qa.sensitivity(pair, data[:3], method="exact", progress=False)
+
+    def task(ranks: Any) -> Any:
+        some = dist.new_group([1, 2])
+        if ranks.rank == 0:
+            return None
+        with pt2qa.distributed(some) as own:
+            assert (own.rank, own.size) == (ranks.rank - 1, 2)
+            mine = data[own.rank : 2 * own.rank + 1]
+            return pt2qa.sensitivity(pair, mine, method="exact", progress=False)
+
+    alone, *others = spawned(task, 3, tmp_path)
+    assert alone is None
+    for found in others:
+        assert same(found, expected) == []
 
 
 def test_models_that_differ(data: Any, tmp_path: Path) -> None:
@@ -333,12 +386,12 @@ def flow():
 """
 
 
-def torchrun(*arguments: str) -> str:
-    """What the first of two processes prints."""
+def torchrun(*arguments: str, fails: bool = False) -> str:
+    """What the first of two processes prints; if they fail, what all of them say."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pt2qa", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr if fails else done.stdout
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -354,3 +407,62 @@ def test_torchrun(tmp_path: Path) -> None:
     torchrun("sensitivity", flow, "-q", "xnnpack", "--resume", str(before), "-o", str(again))
     assert pt2qa.load(again).batches == 5
     assert same(pt2qa.load(again), pt2qa.load(before)) == []
+
+
+FAILING = """
+class Broken(list):
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            if number == 4:  # the second process reads it
+                raise ValueError("the disk is full")
+            yield batch
+
+def failing():
+    model, example, batches = flow()
+    return {"model": model, "example_inputs": example, "batches": batches, "evaluation": Broken(batches)}
+"""
+
+
+def test_torchrun_ends_with_the_message_of_the_rank_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(FLOW + FAILING)
+    out = tmp_path / "out"
+    said = torchrun("analyze", f"{tmp_path}/flow.py:failing", "-q", "xnnpack", "-o", str(out), fails=True)
+    assert "rank 1: ValueError: the disk is full" in said
+    assert not list(out.glob("*"))
+
+
+OBSERVERS: dict[str, tuple[Callable[[], Any], bool]] = {
+    "MinMaxObserver": (observers.MinMaxObserver, True),
+    "PerChannelMinMaxObserver": (lambda: observers.PerChannelMinMaxObserver(ch_axis=1), True),
+    "HistogramObserver": (observers.HistogramObserver, False),
+    "MovingAverageMinMaxObserver": (observers.MovingAverageMinMaxObserver, False),
+    "MovingAveragePerChannelMinMaxObserver": (
+        lambda: observers.MovingAveragePerChannelMinMaxObserver(ch_axis=1),
+        False,
+    ),
+}
+"""Each with whether several processes get the scales of one."""
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_which_observers_are_exact(tmp_path: Path, observer: str) -> None:
+    make, exact = OBSERVERS[observer]
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(6, 4, generator=generator) for _ in range(5)]
+
+    def scales(parts: list[torch.Tensor]) -> list[float]:
+        module = make()
+        for batch in parts:
+            module(batch)
+        share_observed({"it": module}, {module}, len(parts))
+        found: list[float] = module.calculate_qparams()[0].tolist()
+        return found
+
+    whole = scales(batches)
+    for size, splits in SPLITS.items():
+        (tmp_path / str(size)).mkdir()
+        parts = [batches[slice(*ends)] for ends in splits]
+        found = spawned(lambda ranks, own=parts: scales(own[ranks.rank]), size, tmp_path / str(size))
+        for own in found:
+            assert own == found[0]
+            assert own == whole if exact else own == pytest.approx(whole, rel=0.5)
