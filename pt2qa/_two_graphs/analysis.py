@@ -201,7 +201,8 @@ class _Comparison:
         if self.axes is not None:
             settings["mask"] = self.axes.name
             layouts = self.axes.layouts or {}
-            said += without_axes([row.name for value, row in self.rows if value.a.name not in layouts], len(self.rows))
+            tensors = [(value, row) for value, row in self.rows if row.totals.dtype or row.apart.dtype]
+            said += without_axes([row.name for value, row in tensors if value.a.name not in layouts], len(tensors))
         return GraphReport(
             **tables(sums, only_apart=len(self.set_apart) == self.batches),
             unpaired=self.plan.unpaired,

@@ -287,8 +287,7 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("analysis", EVERY)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "analysis"), [*((2, name) for name in EVERY), (4, "compare_layers"), (4, "diagnose")])
 def test_an_error_of_one_is_an_error_of_all(capture: Any, data: Any, tmp_path: Path, size: int, analysis: str) -> None:
     pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
 

@@ -105,7 +105,7 @@ def test_reports_of_another_quantization_do_not_merge(
 ) -> None:
     wide = pt2qa.quantize(capture, "xnnpack", [3 * images(4)], progress=False)
     one, other = (KINDS[kind](each, batches[:1]) for each in (pair, wide))
-    with pytest.raises(pt2qa.ReportError, match=r"cannot merge: .* report 2"):
+    with pytest.raises(pt2qa.ReportError, match=r"cannot merge: .*report 2"):
         pt2qa.merge([one, other])
 
 
