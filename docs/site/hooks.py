@@ -35,8 +35,8 @@ def on_files(files: Files, config: MkDocsConfig, **kwargs: Any) -> Files:
     for name in TUTORIALS:
         text = json.dumps(notebook_of((ROOT / "docs" / name).read_text(encoding="utf-8")), indent=1)
         files.append(File.generated(config, _notebook(name), content=text))
-    script = HERE / "iframe-worker.js"
-    files.append(File.generated(config, "assets/iframe-worker.js", abs_src_path=str(script)))
+    for name in ("iframe-worker.js", "wide.css"):
+        files.append(File.generated(config, f"assets/{name}", abs_src_path=str(HERE / name)))
     return files
 
 

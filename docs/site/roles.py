@@ -11,7 +11,13 @@ _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class Roles(griffe.Extension):
-    """Rewrites each docstring when griffe has read it."""
+    """Rewrites each docstring when griffe has read it, and the types of columns."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
+        """Leave out of a column's type how tables show it."""
+        said = attr.annotation
+        if isinstance(said, griffe.ExprSubscript) and str(said.left) == "Annotated":
+            attr.annotation = said.slice.elements[0]
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Change the docstring of one object in place."""
