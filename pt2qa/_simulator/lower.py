@@ -271,9 +271,9 @@ class _Lowering:
         known = Integers.of(integers, params.scale, params.zero_point, params.axis) if plain else None
 
         def make() -> Any:
-            return run_on_constants(node, given.__getitem__, integers) if known is None else known.value()
+            return run_on_constants(node, given.__getitem__, integers)
 
-        return self.dequantized.setdefault(key, Stored(make, self.cache, known))
+        return self.dequantized.setdefault(key, Stored(make if known is None else known, self.cache))
 
     def _half_cast(self, node: Node) -> Any:
         value = self._value(node.args[0])

@@ -6,13 +6,15 @@ the same, since making them takes time in each run.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from pt2qa._graph.internals.torch import is_alone
 from pt2qa._metrics import CHUNK
 
 WEIGHT_CACHE: Final = 1 << 27
@@ -24,9 +26,18 @@ _EXACT: Final = frozenset({torch.int8, torch.uint8, torch.int16})
 
 @dataclass(eq=False, slots=True)
 class ValueCache:
-    """How many bytes are left for values that are kept; what was kept once stays."""
+    """How many bytes are left for values that are kept, and memory for one that is not.
+
+    What was kept once stays.  The memory is used again once nothing else has it, since writing to fresh memory takes
+    ten times as long; it is at most as large as the whole cache.
+    """
 
     left: int
+    _largest: int = field(init=False)
+    _memory: list[Tensor] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._largest = self.left
 
     def takes(self, value: Tensor) -> bool:
         """Whether there is room for a value; if so, it is used up."""
@@ -35,6 +46,22 @@ class ValueCache:
             return False
         self.left -= size
         return True
+
+    def memory_like(self, integers: Tensor) -> Tensor | None:
+        """A float32 tensor of their shape for a value that is not kept; None for one that is, or is too large."""
+        count, known = integers.numel(), None
+        if 4 * count <= self.left or 4 * count > self._largest:
+            return None
+        # Taken off the list, so that no other thread has it.
+        with contextlib.suppress(IndexError):
+            known = self._memory.pop()
+        if known is None or known.numel() < count or known.device != integers.device or not is_alone(known):
+            known = torch.empty(count, device=integers.device)
+        like = torch.empty_like(integers, device="meta")
+        found = torch.empty(0, device=integers.device)
+        found.set_(known.untyped_storage(), 0, like.shape, like.stride())
+        self._memory = [known]
+        return found
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,9 +101,9 @@ class Integers:
             return None
         return cls(integers, scale, zero_point or None)
 
-    def value(self) -> Tensor:
-        """The whole value, as a new tensor."""
-        result = torch.empty_like(self.integers, dtype=torch.float32)
+    def value(self, out: Tensor | None = None) -> Tensor:
+        """The whole value, in ``out`` or as a new tensor."""
+        result = torch.empty_like(self.integers, dtype=torch.float32) if out is None else out
         rows = max(1, CHUNK // max(1, self.integers[:1].numel()))
         for start in range(0, len(result), rows):
             # A block at a time: what is written is still in cache when it is read.
@@ -98,27 +125,27 @@ class Integers:
 class Stored:
     """A constant that is made from what the graph holds of it, with the same bits each time."""
 
-    __slots__ = ("_cache", "_integers", "_make", "_value")
+    __slots__ = ("_cache", "_make", "_value")
 
-    def __init__(self, make: Callable[[], Any], cache: ValueCache | None, integers: Integers | None = None) -> None:
-        """``cache`` is None for what is never kept, such as a view of another constant.
-
-        ``integers``, if given, are those that ``make`` dequantizes.
-        """
-        self._make, self._cache, self._integers = make, cache, integers
+    def __init__(self, make: Callable[[], Any] | Integers, cache: ValueCache | None) -> None:
+        """``cache`` is None for what is never kept, such as a view of another constant."""
+        self._make, self._cache = make, cache
         self._value: Any = None
 
     @property
     def by_rows(self) -> Any:
         """The integers, where the value would be made from them now; else the value."""
-        return self.value() if self._value is not None or self._integers is None else self._integers
+        return self._make if self._value is None and isinstance(self._make, Integers) else self.value()
 
     def value(self) -> Any:
         """The value; nothing may write to it."""
         if self._value is not None:
             return self._value
         with torch.no_grad():
-            made = self._make()
+            if isinstance(self._make, Integers):
+                made = self._make.value(None if self._cache is None else self._cache.memory_like(self._make.integers))
+            else:
+                made = self._make()
         if self._cache is not None and isinstance(made, Tensor) and self._cache.takes(made):
             self._value = made
         return made

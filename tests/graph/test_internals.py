@@ -56,6 +56,7 @@ from pt2qa._graph.internals.torch import (
     dynamic_dimensions,
     flop_registry,
     instructions_found,
+    is_alone,
     is_composite,
     is_mutable,
     make_fx,
@@ -526,3 +527,13 @@ def test_export_still_names_no_module_for_the_sizes_that_it_asks_for() -> None:
     program = torch.export.export(Halved(), (torch.ones(3, 4),), dynamic_shapes=({0: Dim("rows", min=2)},))
     (size,) = calls(program.graph, ATEN.sym_size.int)
     assert [clean_path(path) for path, _ in module_stack(size).values()] == [""]
+
+
+def test_torch_still_counts_who_has_the_memory_of_a_tensor() -> None:
+    memory = torch.ones(4)
+    assert is_alone(memory)
+    others = [memory[1:], memory.numpy(), (memory * torch.ones(4, requires_grad=True)).sum(), memory.untyped_storage()]
+    while others:
+        assert not is_alone(memory)
+        others.pop()
+    assert is_alone(memory)

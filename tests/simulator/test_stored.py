@@ -101,6 +101,27 @@ def test_the_first_values_that_fit_are_kept() -> None:
     assert cache.left == 0
 
 
+def test_memory_of_a_value_that_nothing_reads_is_used_again() -> None:
+    """Neither a view nor a graph that is to be differentiated loses its value."""
+    cache = ValueCache(40)
+    made = [Integers.of(torch.full((2, 3), number, dtype=torch.int8), 0.5, 0, None) for number in range(6)]
+    kept, *others = [Stored(each, cache) for each in made if each is not None]
+    kept.value()
+    where = others[0].value().data_ptr()
+    second = others[1].value()
+    assert second.data_ptr() == where
+    view = second.t()
+    del second
+    third = others[2].value()
+    assert third.data_ptr() != where
+    result = (third * torch.ones(3, requires_grad=True)).sum()
+    where = third.data_ptr()
+    del third
+    assert others[3].value().data_ptr() != where
+    del result
+    assert [float(view[0, 0]), float(kept.value()[0, 0]), float(others[4].value()[0, 0])] == [1.0, 0.0, 2.5]
+
+
 def test_a_pair_without_a_cache_keeps_no_float_value_of_rounded_weights() -> None:
     """There is no such tensor."""
     uncached = dataclasses.replace(quantized(1), weight_cache=0)

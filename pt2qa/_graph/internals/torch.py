@@ -45,6 +45,7 @@ __all__ = [
     "arguments_of",
     "calling_convention",
     "instructions_found",
+    "is_alone",
     "is_composite",
     "is_mutable",
     "overload_name",
@@ -156,6 +157,12 @@ def dynamic_dimensions(values: Sequence[Any]) -> tuple[Any, ...]:
         }
         for value in values
     )
+
+
+def is_alone(tensor: Tensor) -> bool:
+    """Whether nothing else has the tensor's memory: no view of it, no graph that is to be differentiated."""
+    storage = tensor.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)  # the tensor, and the name in this function
 
 
 def instructions_found() -> Mapping[str, bool]:
