@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import pt2qa
 from pt2qa import OverridePlan
-from tests.benchmarks.repair_models import rounded_weights, setting
+from tests.benchmarks.repair_models import INSERTED, rounded_weights, setting
 
 
 def options() -> dict[str, dict[str, Any]]:
@@ -48,7 +48,7 @@ def main() -> None:
     plan = OverridePlan.from_json(fusions)
     capture = pt2qa.capture(given.model, (given.calibration[0],))
     outputs: dict[str, torch.Tensor] = {}
-    rounded: dict[str, str] = {}
+    counts: dict[str, str] = {}
     for option, arguments in options().items():
         exported = capture.module()
         data = nncf.Dataset(given.calibration)
@@ -61,8 +61,9 @@ def main() -> None:
             continue
         with torch.no_grad():
             outputs[option] = torch.cat([made(batch) for batch in given.held_out])
-        rounded[option] = str(rounded_weights(made))
-    save_file(outputs, Path(out), rounded)
+        counts[option] = str(rounded_weights(made))
+        counts[f"{option}{INSERTED}"] = str(sum(node.op == "call_module" for node in made.graph.nodes))
+    save_file(outputs, Path(out), counts)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ _MADE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 """How a model and its samples are made, and the size of a batch."""
 
 NAMES = tuple(_MADE)
+INSERTED = ", inserted"
+"""Behind the name of an option of NNCF: how many modules it inserted, each an op more at run time."""
 
 
 def setting(name: str) -> Setting:

@@ -30,7 +30,7 @@ from pt2qa import OverridePlan
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.methods import METHODS
 from pt2qa.overrides import fusions
-from tests.benchmarks.repair_models import NAMES, Setting, rounded_weights, setting
+from tests.benchmarks.repair_models import INSERTED, NAMES, Setting, rounded_weights, setting
 
 QUANTIZERS = ("xnnpack", "x86")
 LEAST = -0.2
@@ -133,7 +133,8 @@ def _nncf(
         if counts[option] == rounded
     }
     best = max(found, key=found.__getitem__, default="none")
-    return best, found.get(best, math.nan)
+    inserted = counts.get(f"{best}{INSERTED}", 0)
+    return f"{best}, {inserted} more ops" if inserted else best, found.get(best, math.nan)
 
 
 def _errors(graph: GraphModule, given: Setting, reference: Tensor) -> Tensor:
