@@ -32,30 +32,37 @@ def spawned(task: Callable[..., Any], size: int, folder: Path, *, tells: bool = 
     With ``tells`` the function also gets one with which a process says so before it dies.
     """
     context = torch.multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    workers = [
-        context.Process(target=_work, args=(task, rank, size, folder / "store", queue, tells)) for rank in range(size)
-    ]
-    for worker in workers:
-        worker.start()
-    found = dict(queue.get() for _ in workers)
+    readers, workers = [], []
+    for rank in range(size):
+        reader, writer = context.Pipe(duplex=False)
+        workers.append(context.Process(target=_work, args=(task, rank, size, folder / "store", writer, tells)))
+        workers[-1].start()
+        writer.close()
+        readers.append(reader)
+    found = []
+    for rank, reader in enumerate(readers):
+        assert reader.poll(PATIENCE), f"rank {rank} has not answered in {PATIENCE} seconds"
+        found.append(reader.recv())
     for worker in workers:
         worker.join(60)
         assert not worker.is_alive()
-    return [found[rank] for rank in range(size)]
+    return found
 
 
-def _work(task: Callable[..., Any], rank: int, size: int, store: Path, queue: Any, tells: bool) -> None:
+PATIENCE = 120
+
+
+def _work(task: Callable[..., Any], rank: int, size: int, store: Path, answers: Any, tells: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         with pt2qa.distributed() as ranks:
-            result = task(ranks, lambda said: queue.put((rank, said))) if tells else task(ranks)
+            result = task(ranks, answers.send) if tells else task(ranks)
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
         if not isinstance(error, pt2qa.Pt2qaError):
             result += traceback.format_exc()
-    queue.put((rank, result))
+    answers.send(result)
     dist.destroy_process_group()
 
 
