@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterator
@@ -15,12 +16,18 @@ for _name in ("torch", "torchao", "executorch"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collectstart(collector: pytest.Collector) -> None:
     # From torch 2.14 on, a process has threads for gradients if an export comes before its first backward pass, and
-    # what is forked from it then has no gradients: the ranks of tests/distributed are.
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.ones(1, requires_grad=True).sum().backward()
+    # what is forked from it then has no gradients: the ranks of tests/distributed are. Modules export when collected.
+    if isinstance(collector, pytest.Module) and "report" not in collector.path.parts:
+        _differentiate()
+
+
+@functools.cache
+def _differentiate() -> None:
+    import torch
+
+    torch.ones(1, requires_grad=True).sum().backward()
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def _shrunk(drawn: list[_Drawn], width: int) -> list[_Drawn]:
 
 def _tabulated(drawn: list[_Drawn]) -> str:
     # Imported here: a report that is only computed or saved prints nothing.
-    from tabulate import tabulate
+    import tabulate
 
     if not drawn or not drawn[0].cells:
         return "(no rows)"
@@ -149,5 +149,10 @@ def _tabulated(drawn: list[_Drawn]) -> str:
         *zip(*(each.cells for each in drawn), strict=True),
     ]
     align = ["left" if each.column.show is str else "right" for each in drawn]
-    lines = tabulate(rows, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
+    # Widths are counted in characters here; where wcwidth is installed, tabulate would count cells of a terminal.
+    wide, tabulate.WIDE_CHARS_MODE = tabulate.WIDE_CHARS_MODE, False
+    try:
+        lines = tabulate.tabulate(rows, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
+    finally:
+        tabulate.WIDE_CHARS_MODE = wide
     return "\n".join(line.rstrip() for line in lines)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import inf, isnan, nan
 
 import pytest
+import tabulate
 
 from pt2qa._layers.verdict import clamped_share, growth
 from pt2qa._printable import clean
@@ -353,3 +354,13 @@ def test_a_metric_with_a_control_character_in_its_name_takes_the_width_that_it_i
     text = report.text(width=40)
     assert "00000?0" in text
     assert max(map(len, text.splitlines())) <= 40
+
+
+def test_widths_are_in_characters_whatever_else_is_installed(monkeypatch, weights):
+    narrow = weights.text(width=40)
+    wide = replace(weights, rows=(replace(weights.rows[0], name="层" * 12, attr="重"), *weights.rows[1:]))
+    for mode in (True, False):
+        monkeypatch.setattr("tabulate.WIDE_CHARS_MODE", mode)
+        assert weights.text(width=40) == narrow
+        assert max(map(len, wide.text(width=40).splitlines())) <= 40
+        assert tabulate.WIDE_CHARS_MODE is mode
