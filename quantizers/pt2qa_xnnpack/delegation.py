@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from pt2qa.plugins import DoesNotApplyError
-from pt2qa_xnnpack.internals import executorch_release, is_delegated, op_name, value_of
+from pt2qa_xnnpack.internals import captured_size, executorch_release, is_delegated, op_name, value_of
 from pt2qa_xnnpack.plugin import PRODUCTS
 
 _INPUT = "read_by_op_"
@@ -105,11 +105,11 @@ def _kernels(steps: list[Any], program: Any, values: Mapping[int, Any]) -> list[
 
         def source(slot: int) -> Any:
             if not isinstance(values[slot], Tensor):
-                return values[slot]
+                return captured_size(values[slot]) if isinstance(values[slot], torch.SymInt) else values[slot]
             if slot in constants:
                 root.register_buffer(f"constant_{slot}", values[slot])
                 return graph.get_attr(f"constant_{slot}")
-            sizes = [int(size) for size in values[slot].shape]
+            sizes = [captured_size(size) for size in values[slot].shape]
             inputs.append(torch.zeros(sizes, dtype=values[slot].dtype))
             return graph.placeholder(f"{_INPUT}{len(inputs)}")
 

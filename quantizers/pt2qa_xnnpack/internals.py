@@ -205,6 +205,16 @@ def is_delegated(node: Node) -> bool:
     return "delegation_tag" in node.meta
 
 
+def captured_size(size: int | torch.SymInt) -> int:
+    """A size with which a model was captured; 1 if it depends on data.
+
+    ``int(size)`` would fix a dynamic size in the user's program.
+    """
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 1
+
+
 def value_of(node: Node) -> object:
     """What a node was traced with; None if it was not."""
     return node.meta.get(_VALUE)

@@ -262,3 +262,13 @@ def test_what_does_not_belong_together_is_refused() -> None:
         pt2qa.check(pair, batches=3)  # type: ignore[arg-type]
     with pytest.raises(pt2qa.BatchError, match="no batch to compare on"):
         pt2qa.check(pair, batches=[])
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_dynamic_sizes_stay_dynamic(quantizer: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    x = torch.randn(4, 3, 8, 8)
+    capture = pt2qa.capture(model, x, dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
+    pair = pt2qa.quantize(capture, quantizer, [x], progress=False)
+    pt2qa.check(pair, [x], progress=False)
+    assert pt2qa.compare_layers(pair, [x, x[:3], x[:1]], progress=False).samples == 8
