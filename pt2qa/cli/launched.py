@@ -31,6 +31,10 @@ def launched() -> Iterator[Ranks | None]:
     import torch
     import torch.distributed as dist
 
+    # It imports torch._dynamo, which keeps a reference to a group that is there before; the threads of the group would
+    # then live until the process ends, and now and then abort it.
+    import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401
+
     import pt2qa
 
     if torch.accelerator.is_available():

@@ -472,3 +472,29 @@ def test_which_observers_are_exact(tmp_path: Path, observer: str) -> None:
         for own in found:
             assert own == found[0]
             assert own == whole if exact else own == pytest.approx(whole, rel=0.5)
+
+
+WITHIN_A_GROUP = """
+import os
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from pt2qa.cli.launched import launched
+
+start = dist.init_process_group
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "LOCAL_RANK": "0"}
+with mock.patch.object(dist, "init_process_group", lambda of: start(of, store=dist.HashStore(), rank=0, world_size=1)):
+    with launched():
+        torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+print([name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text())])
+"""
+
+
+def test_a_group_leaves_no_threads() -> None:
+    """Those that are there when a process ends may abort it."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHIN_A_GROUP]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
