@@ -58,6 +58,8 @@ PARTS = ((0,), (1,), (0, 1))
 class FittedBiases:
     """What is added to biases: by the name of the op, the slot in the program and float32 of shape (channels,)."""
 
+    weaker: ClassVar[tuple[()]] = ()
+
     added: Mapping[str, tuple[int, Tensor]]
 
     @property

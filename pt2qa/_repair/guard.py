@@ -27,6 +27,11 @@ class Fit(Protocol):
     """A repair of a pair; false if it changes nothing."""
 
     @property
+    def weaker(self) -> tuple[Fit, ...]:
+        """Less of the same, as many for each fit of a method: what is taken instead where it gains more."""
+        ...
+
+    @property
     def edits(self) -> tuple[Edit, ...]:
         """What quantizing again applies."""
         ...
@@ -82,7 +87,7 @@ class Guarded:
 
 
 def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
-    """Fits to each half of the data and measures on the other; the fit to all of it if that gains."""
+    """Fits to each half of the data and measures on the other; the fit to all of it, or a weaker one, if that gains."""
     if data.distinct < 2:
         return Guarded(
             method.name,
@@ -94,37 +99,50 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
         look = method.look(pair, data)
     except SelectionError as error:
         return Guarded(method.name, None, math.nan, str(error))
-    gain, least = _gains(pair, data, [look.fit([other]) for other in (1, 0)])
     fit = look.fit((0, 1))
     if not fit:
         return Guarded(method.name, None, math.nan, "nothing that it changes would help")
-    if not (gain >= LEAST_GAIN and least >= 0):
+    halves = [(other, *other.weaker) for other in (look.fit([1]), look.fit([0]))]
+    tried = list(zip((fit, *fit.weaker), _gains(pair, data, list(zip(*halves, strict=True))), strict=True))
+    helpful = [each for each in tried if each[1][0] >= LEAST_GAIN and each[1][1] >= 0]
+    if not helpful:
+        gain, least = max(found for _, found in tried)
         change = f"on data that it was not fitted to, it would change {gain:+.2g} dB"
         also = f", and {least:+.2g} dB on one half" if gain >= LEAST_GAIN else ""
         return Guarded(method.name, None, gain, change + also)
-    return Guarded(method.name, fit, gain, left_out=look.left_out)
+    best, (gain, _) = helpful[0]
+    for weaker, (own, _) in helpful[1:]:
+        if own >= gain + LEAST_GAIN:
+            best, gain = weaker, own
+    return Guarded(method.name, best, gain, left_out=look.left_out)
 
 
-def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Fit]) -> tuple[float, float]:
-    """The gain of the worst output on both halves together, and the smaller of those on each, in dB."""
-    simulators = [fit.simulator(pair) for fit in fits]
-    own: dict[tuple[int, bool], list[ErrorSums]] = {}
+def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Sequence[Fit]]) -> list[tuple[float, float]]:
+    """The gain of the worst output on both halves together, and the smaller of those on each, in dB.
+
+    Each of ``fits`` is a pair: what is played on the first half of the data, and on the second.
+    """
+    simulators = [[pair.simulator] * 2, *([fit.simulator(pair) for fit in each] for each in fits)]
+    own: dict[tuple[int, int], list[ErrorSums]] = {}
     for half, values, counted in data.with_positions():
         reference = _outputs(pair, pair.simulator.run(values, on=False), counted)
-        for repaired, simulator in ((False, pair.simulator), (True, simulators[half])):
-            outputs = _outputs(pair, simulator.run(values, on=True), counted)
+        for number, by_half in enumerate(simulators):
+            outputs = _outputs(pair, by_half[half].run(values, on=True), counted)
             found = [_error(ref, quant) for ref, quant in zip(reference, outputs, strict=True)]
-            known = own.get((half, repaired))
-            own[half, repaired] = found if known is None else _merged(known, found)
+            known = own.get((half, number))
+            own[half, number] = found if known is None else _merged(known, found)
     parts = everywhere(own)
-    gains = []
-    for halves in ((0, 1), (0,), (1,)):
-        before, after = (
-            _worst([part[half, which] for part in parts for half in halves if (half, which) in part])
-            for which in (False, True)
-        )
-        gains.append(after - before if after != before else 0.0)
-    return gains[0], min(gains[1:])
+    every = []
+    for number in range(1, len(simulators)):
+        gains = []
+        for halves in ((0, 1), (0,), (1,)):
+            before, after = (
+                _worst([part[half, which] for part in parts for half in halves if (half, which) in part])
+                for which in (0, number)
+            )
+            gains.append(after - before if after != before else 0.0)
+        every.append((gains[0], min(gains[1:])))
+    return every
 
 
 def _outputs(pair: QuantizedPair, returned: Any, counted: Counted | None) -> list[Tensor]:

@@ -9,6 +9,10 @@ the group's own range, and the range of the data with each end drawn in; so a fe
 costs less than the coarser steps that they require.  All candidates are compared on one histogram of x with weights
 g**2, for which one forward and one backward pass of each batch suffice.
 
+Far from the range that calibration chose, that is too optimistic: clamping changes a value in the same direction each
+time, so what several groups clamp adds up, and behind a large value a norm is far from linear.  So weaker repairs are
+tried, too: with r how much an end of a range is drawn in, for all groups r**(1/2) or r**(1/4), as in a line search.
+
 Source:
     the squared error of clipping against that of rounding is in "Post-training 4-bit quantization of convolution
     networks for rapid-deployment" (Banner et al., 2019); weighted with gradients, as the Fisher information is, in
@@ -32,7 +36,7 @@ from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.gradients import Gradients, WithoutGradient, float_tensors
 from pt2qa._sensitivity.outputs import float_leaves
-from pt2qa._sensitivity.played import fitted_by_channel, with_roundings
+from pt2qa._sensitivity.played import fitted, fitted_by_channel, with_roundings
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import rounding
@@ -51,6 +55,9 @@ FACTORS = tuple(step / 20 for step in range(20, -1, -1))
 
 LEAST = 0.02
 """The share of a group's cost that another range must save."""
+
+WEAKER = (0.5, 0.25)
+"""Exponents of how much ends are drawn in."""
 
 BINS = 1 << 12
 """Bins of a histogram: at least 16 for each of 256 steps."""
@@ -113,6 +120,14 @@ class FittedRanges:
     """Other ranges for some groups."""
 
     groups: Mapping[RangeGroup, QuantParams]
+
+    @property
+    def weaker(self) -> tuple[FittedRanges, ...]:
+        """Ranges between those of calibration and these."""
+        return tuple(
+            FittedRanges({group: _between(group, each, exponent) for group, each in self.groups.items()})
+            for exponent in WEAKER
+        )
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -259,3 +274,25 @@ def _best(group: RangeGroup, low: float, high: float, histogram: Histogram) -> Q
             scale, zero_point = (torch.as_tensor(each)[number].item() for each in (found.scale, found.zero_point))
             best, least = replace(own, scale=float(scale), zero_point=int(zero_point)), float(costs[number])
     return best
+
+
+def _between(group: RangeGroup, other: QuantParams, exponent: float) -> QuantParams:
+    """The group's own range, each end times the share that another range leaves of it to the power of ``exponent``."""
+    own = group.params
+    if group.symmetric:
+        return replace(own, scale=_power(float(own.scale), float(other.scale), exponent))  # type: ignore[arg-type]
+    low, high = (_power(*each, exponent) for each in zip(_ends(own), _ends(other), strict=True))
+    found = fitted(low, high, own.quant_min, own.quant_max)
+    return replace(own, scale=found.scale, zero_point=found.zero_point)
+
+
+def _ends(params: QuantParams) -> tuple[float, float]:
+    scale, zero_point = float(params.scale), int(params.zero_point)  # type: ignore[arg-type]
+    return (params.quant_min - zero_point) * scale, (params.quant_max - zero_point) * scale
+
+
+def _power(own: float, other: float, exponent: float) -> float:
+    """The geometric mean with weights; the arithmetic one where there is none."""
+    if own * other > 0:
+        return own * math.pow(other / own, exponent)
+    return own + (other - own) * exponent

@@ -50,6 +50,8 @@ LARGEST = 5000
 class FittedIntegers:
     """Weights as int8, by the name of the op that reads them; with it, the site and how it rounds."""
 
+    weaker: ClassVar[tuple[()]] = ()
+
     integers: Mapping[str, tuple[int, QuantParams, Tensor]]
 
     @property

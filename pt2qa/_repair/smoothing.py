@@ -74,6 +74,8 @@ class Norm:
 class FittedFactors:
     """The factors of some norms, by the ops of the edit: float32 of shape (channels,)."""
 
+    weaker: ClassVar[tuple[()]] = ()
+
     data: Halves
     factors: Mapping[tuple[str, ...], Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._repair.halves import Halves
-from pt2qa._repair.ranges import BINS, Histogram, RangeGroup, Ranges, _best, _weighted, groups_in
+from pt2qa._repair.ranges import BINS, FittedRanges, Histogram, RangeGroup, Ranges, _best, _weighted, groups_in
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import QuantParams
 from tests.repair.nets import batches, clipped_pair
@@ -61,6 +61,17 @@ def test_a_range_that_fits_is_left_alone() -> None:
     values = torch.linspace(-1.0, 1.0, 100_001)
     own = group(2 / 255, 0)
     assert _best(own, -1.0, 1.0, histogram(values, torch.ones_like(values), -1.0, 1.0)) is own.params
+
+
+def test_a_weaker_range_lies_between_geometrically() -> None:
+    wide, narrow = group(100 / 255, -128), replace(group(1.0, 0).params, scale=4 / 255, zero_point=-128)
+    weaker = FittedRanges({wide: narrow}).weaker
+    assert [float(each.groups[wide].scale) * 255 for each in weaker] == pytest.approx([20.0, 44.72], rel=1e-3)  # type: ignore[arg-type]
+    assert {each.groups[wide].zero_point for each in weaker} == {-128}
+    even = group(100 / 255, 0, symmetric=True)
+    [half, _] = FittedRanges({even: replace(even.params, scale=4 / 255)}).weaker
+    assert half.groups[even].zero_point == 0
+    assert half.groups[even].scale == pytest.approx(20 / 255)
 
 
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])

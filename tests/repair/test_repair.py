@@ -17,7 +17,7 @@ import pt2qa
 from pt2qa._repair.guard import guarded
 from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
-from pt2qa._repair.ranges import FittedRanges, Ranges
+from pt2qa._repair.ranges import FittedRanges, Ranges, _between
 from pt2qa.cli import main
 from tests.flows import direct_sqnr, quantized_pair
 from tests.models import Linears
@@ -126,6 +126,22 @@ def test_what_loses_on_the_other_half_is_refused() -> None:
     assert found.fit is None
     assert found.gain < 0
     assert "on data that it was not fitted to, it would change -" in found.refused
+
+
+def test_a_weaker_repair_is_taken_where_the_whole_goes_too_far() -> None:
+    class Overdone(Ranges):
+        """Draws every end in twice as far, on a logarithmic scale."""
+
+        def fit(self, halves: Collection[int]) -> FittedRanges:
+            found = super().fit(halves)
+            return FittedRanges({group: _between(group, each, 2.0) for group, each in found.groups.items()})
+
+    pair = clipped_pair()
+    data = Halves.of(pair, batches(), None)
+    found, sound = guarded(Overdone, pair, data), guarded(Ranges, pair, data)
+    whole = Overdone.look(pair, data).fit((0, 1))
+    assert found.fit == whole.weaker[0]
+    assert found.gain > sound.gain / 2
 
 
 def test_what_cannot_be_repaired_is_said() -> None:
