@@ -45,7 +45,10 @@ RIDGE = 0.1
 """How much the own projections of each op weigh against its share."""
 
 ROUNDS = 100
-"""Rounds of coordinate descent."""
+"""Rounds of coordinate descent, at most."""
+
+CLOSE = 1e-9
+"""The change of shares in a round at which it ends."""
 
 CHANNELS = {"conv1d": 1, "conv2d": 1, "conv3d": 1, "linear": -1}
 """The axis of the output channels."""
@@ -161,10 +164,13 @@ def _shares(gram: Tensor, right: Tensor) -> Tensor:
     diagonal = gram.diagonal() * (1 + RIDGE)
     shares = torch.zeros_like(right)
     for _ in range(ROUNDS):
+        before = shares.clone()
         for number in range(len(shares)):
             if diagonal[number] > 0:
                 rest = right[number] - gram[number] @ shares + gram[number, number] * shares[number]
                 shares[number] = (rest / diagonal[number]).clamp(0, 1)
+        if bool(((shares - before).abs() <= CLOSE).all()):
+            break
     return shares
 
 
@@ -222,7 +228,7 @@ def _isolated(simulator: Simulator, run: GradientRun, step: Step) -> Tensor:
         rounded = producer is not None and producer.site is not None
         own[slot] = simulator.site_function(producer)(env[slot], out=None) if rounded and producer else env[slot]
     changed: Tensor = simulator.call(step, own, False)
-    plain: Tensor = simulator.call(step, {slot: env[slot] for slot in (*step.reads, *step.constants)}, False)
+    plain: Tensor = env[step.out]
     return changed - plain
 
 
