@@ -8,7 +8,7 @@ to the second op that does arithmetic, and projected behind the last nonlinear o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ from torch import Tensor
 from pt2qa._graph.handles import op_of
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.layouts import laid_out_inputs
-from pt2qa._sensitivity.roundings import Rounding, Variant
+from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS
 from pt2qa._simulator.program import Program, Slot, Step
-from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.simulator import Simulator, Values
+from pt2qa._simulator.site_functions import is_elementwise
 
 _LINEAR = {
     *("add", "sub", "mean", "sum", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm", "dropout", "cat", "pad"),
@@ -33,6 +34,9 @@ _NONLINEAR = {
     *("relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", "elu", "leaky_relu", "tanh", "clamp"),
     *("gelu", "prelu", "softmax", "layer_norm", "max_pool2d", "mul", "div", "mish", "softplus"),
 }
+
+PIECE = 2 << 20
+"""Bytes of the largest value along a path up to which samples are followed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,17 @@ class Path:
     def end(self) -> Step:
         """The step at whose output the error is projected."""
         return self.steps[-1] if self.steps else self.start
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether it can be followed for some samples at a time: one value leads to its end, through ops of samples."""
+        if self.constant is None and not is_elementwise(self.start.function):
+            return False
+        ops = [step for step in (self.start, *self.steps) if step.site is None]
+        return all(
+            len(step.reads) == 1 and (step.op in ("conv2d", "linear") or op_rules.is_pointwise(step.function))
+            for step in ops
+        )
 
 
 def plan_paths(program: Program) -> tuple[Path, ...]:
@@ -96,39 +111,39 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
     return tuple(found[:kept])
 
 
-def errors_at_end(
-    path: Path, simulator: Simulator, reference: list[Any], variants: Mapping[str, Variant]
-) -> Iterator[tuple[list[str], list[Tensor] | None]]:
-    """How each floating-point tensor at the end of a path changes in each variant of its site; None if none does.
+def pieces_of(path: Path, reference: Values, samples: int) -> Iterator[tuple[slice, Values]]:
+    """The values along a path that goes by sample, for some samples at a time.
 
-    Variants that make the same change come together: what clamps nothing leaves the value as it is.  ``reference`` has
-    the values by slot.
+    What is computed from few stays in the CPU's cache, and in memory that need not be asked of the system.
+    """
+    steps = (path.start, *path.steps)
+    constants = {slot: reference[slot] for step in steps for slot in step.constants}
+    values = {slot: reference[slot] for step in steps for slot in (*step.reads, step.out)}
+    count = max(1, PIECE * samples // max(1, *(value.nbytes for value in values.values())))
+    for first in range(0, samples, count):
+        own = slice(first, first + count)
+        yield own, {**constants, **{slot: value[own] for slot, value in values.items()}}
+
+
+def errors_at_end(
+    path: Path, simulator: Simulator, reference: Values, roundings: Iterable[Rounding]
+) -> Iterator[tuple[Rounding, list[Tensor] | None]]:
+    """How each floating-point tensor at the end of a path changes with each rounding of its site; None if none does.
+
+    ``reference`` has the values by slot.
     """
     before = reference[path.start.reads[0] if path.constant is None else path.constant]
-    unchanged = float_tensors(reference[path.end.out]), False
-    ends: dict[Rounding | None, tuple[list[Tensor], bool]] = {None: unchanged}
-    alike: dict[tuple[Rounding | None, Rounding | None], list[str]] = {}
-    for name, variant in variants.items():
-        for each in (variant.start, variant.end):
-            if each is not None and each not in ends:
-                value = each(before)
-                ends[each] = unchanged if value is before else _followed(path, simulator, reference, value)
-        start, end = (None if ends[each] is unchanged else each for each in (variant.start, variant.end))
-        alike.setdefault((start, end), []).append(name)
-    last = {each: change for change in alike for each in change}
-    for change, names in alike.items():
-        (old, _), (new, own) = (ends[each] for each in change)
-        if new is old:
-            yield names, None
+    unchanged = float_tensors(reference[path.end.out])
+    for rounding in roundings:
+        value = rounding(before)
+        if value is before:
+            yield rounding, None
         else:
-            own = own and last[change[1]] == change
-            yield names, [a.sub_(b) if own else a - b for a, b in zip(new, old, strict=True)]
-        for each in change:
-            if each is not None and last[each] == change:
-                ends.pop(each, None)
+            changed, own = _followed(path, simulator, reference, value)
+            yield rounding, [a.sub_(b) if own else a - b for a, b in zip(changed, unchanged, strict=True)]
 
 
-def _followed(path: Path, simulator: Simulator, reference: list[Any], changed: Any) -> tuple[list[Tensor], bool]:
+def _followed(path: Path, simulator: Simulator, reference: Values, changed: Any) -> tuple[list[Tensor], bool]:
     """The tensors at the end of a path with the site's value changed, and whether they own their memory."""
     step = path.start
     own = True

@@ -16,7 +16,7 @@ Source:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,8 @@ from pt2qa._report.prose import few
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
 from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
-from pt2qa._sensitivity.paths import Path, errors_at_end
-from pt2qa._sensitivity.roundings import Variant
+from pt2qa._sensitivity.paths import Path, errors_at_end, pieces_of
+from pt2qa._sensitivity.roundings import Rounding, Variant
 from pt2qa._sensitivity.survey import Survey, is_independent, marks, survey
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
@@ -166,7 +166,7 @@ class ProjectedBatch:
             self._forward()
         meter = _Meter(self)
         self.backward(count, meter.visit)
-        for key, dots in meter.dots.items():
+        for key, dots in meter.dots:
             self._dots[key].append(dots)
 
     def backward(
@@ -223,43 +223,61 @@ class ProjectedBatch:
 
 
 class _Meter:
-    """Computes the dot products of errors and gradients in the backward pass."""
+    """Computes the dot products of errors and gradients in the backward pass, for each rounding of each site."""
 
     def __init__(self, batch: ProjectedBatch) -> None:
         self.projection, self.run, self.samples = batch.projection, batch.run, batch.samples
         self.independent = batch.projection.independent or frozenset()
-        self.dots: dict[Key, Tensor] = {}
+        self.roundings = {
+            site: dict.fromkeys(each for own in variants.values() for each in (own.end, own.start) if each is not None)
+            for site, variants in self.projection.variants.items()
+        }
+        self.found: dict[int, dict[Rounding, Tensor]] = defaultdict(dict)
         self.paths: dict[int, list[Path]] = defaultdict(list)
         for path in self.projection.paths:
             self.paths[path.end.index].append(path)
 
     def visit(self, step: Step, gradients: Gradients) -> None:
         """Projects the errors whose paths end at a step."""
-        simulator = self.projection.pair.simulator
+        independent = step.out in self.independent
+        whole = [(slice(None), self.run.env)]
         with torch.no_grad():
             for path in self.paths.get(step.index, ()):
-                variants = self.projection.variants[path.site]
-                for names, errors in errors_at_end(path, simulator, self.run.env, variants):
-                    self._add(path, names, gradients, errors)
+                apart = independent and path.by_sample
+                dots: dict[Rounding, list[Tensor]] = defaultdict(list)
+                for own, values in pieces_of(path, self.run.env, self.samples) if apart else whole:
+                    rows = len(range(self.samples)[own]) if independent else 1
+                    there = [None if leaf is None else [each[own] for each in leaf] for leaf in gradients]
+                    roundings = self.roundings[path.site]
+                    for rounding, errors in errors_at_end(path, self.projection.pair.simulator, values, roundings):
+                        dots[rounding].append(self._projected(path, there, errors, rows))
+                known = self.found[path.site]
+                for rounding, parts in dots.items():
+                    known[rounding] = _sum(known.get(rounding), torch.cat(parts, 1))
 
-    def _add(self, path: Path, names: Iterable[str], gradients: Gradients, errors: list[Tensor] | None) -> None:
-        """Adds dot products: float64 of shape (projections, samples or 1)."""
-        rows = self.samples if path.end.out in self.independent else 1
-        for number, leaf in enumerate(gradients):
-            if leaf is None:
-                continue
-            if errors is None:
-                for name in names:
-                    self.dots.setdefault((path.site, name), torch.zeros(len(leaf), rows, dtype=torch.float64))
-                continue
-            error = errors[number]
-            dots = _dots(leaf, error, rows)
-            if not bool(dots.isfinite().all()):
+    def _projected(self, path: Path, gradients: Gradients, errors: list[Tensor] | None, rows: int) -> Tensor:
+        """The dot products of an error with each gradient, row by row: float64 of shape (projections, rows)."""
+        leaves = [(number, leaf) for number, leaf in enumerate(gradients) if leaf is not None]
+        dots = torch.zeros(len(leaves[0][1]), rows, dtype=torch.float64)
+        if errors is None:
+            return dots
+        for number, leaf in leaves:
+            found = _dots(leaf, errors[number], rows)
+            if not bool(found.isfinite().all()):
                 self.projection.cleaned[path.start.name] = None
-                finite = error.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-                dots = _dots(leaf, finite, rows).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            for name in names:
-                self.dots[path.site, name] = _sum(self.dots.get((path.site, name)), dots)
+                finite = errors[number].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                found = _dots(leaf, finite, rows).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            dots += found
+        return dots
+
+    @property
+    def dots(self) -> Iterator[tuple[Key, Tensor]]:
+        """Those of each variant: the error that it ends with, less the one that it starts with."""
+        for site, variants in self.projection.variants.items():
+            if site in self.found:
+                for name, own in variants.items():
+                    end = self.found[site][own.end]
+                    yield (site, name), end if own.start is None else end - self.found[site][own.start]
 
 
 def _sum(known: Tensor | None, dots: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.stored import read
 
 Rounding = Callable[[Tensor], Tensor]
-"""Maps a site's value to a fresh one of its shape; to the value itself if that does not change."""
+"""Maps a site's value to a fresh one of its shape; to the value itself if that does not change.  At a site with fixed
+parameters it may get some samples of the value at a time."""
 
 HALF = 0.501
 """Steps outside a range up to which an error is rounding: half a step, and some for the error of floats, since the
