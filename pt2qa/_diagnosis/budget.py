@@ -13,7 +13,7 @@ from pt2qa._diagnosis.in_series import sites_before
 from pt2qa._diagnosis.merging import split
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._sensitivity.roundings import Rounding, Variant, clamping, own_rounding
+from pt2qa._sensitivity.roundings import InSeries, Variant, clamping, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
@@ -90,7 +90,7 @@ def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]
             own = clamp = _unchanged
         elif site.index in before:
             start = before[site.index].leaves
-            own, clamp = _after(start, own), _after(start, clamp)
+            own, clamp = InSeries(start, own), InSeries(start, clamp)
         return {f"{site.kind} rounding": Variant(own, clamp), f"{site.kind} clamping": Variant(clamp, start)}
 
     return mechanisms
@@ -108,10 +108,6 @@ def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
 
 def _unchanged(value: Tensor) -> Tensor:
     return value
-
-
-def _after(first: Rounding, then: Rounding) -> Rounding:
-    return lambda value: then(first(value))
 
 
 def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:

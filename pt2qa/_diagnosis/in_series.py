@@ -102,9 +102,12 @@ def _effect(simulator: Simulator, first: Site, clips: Sequence[Step], own: Round
     ends = torch.tensor([-torch.inf, torch.inf])
     with torch.no_grad():
         (low, high), (lowest, highest) = (clipped(each).tolist() for each in (ends, before(ends)))
+        alike = clipped(before(clipped(ends))).tolist() == [lowest, highest]
 
     def leaves(value: Tensor) -> Tensor:
         rounded = clipped(before(value))
+        if alike:
+            return rounded
         # A value at the end of a clip may have been beyond it.
         return torch.where(value >= high, highest, torch.where(value <= low, lowest, rounded))
 

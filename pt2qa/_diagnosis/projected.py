@@ -267,8 +267,8 @@ class _Noises:
             for site, variants in self.variants.items():
                 outputs: dict[Rounding | None, Any] = {None: reference}
                 for name, variant in variants.items():
-                    for each in (variant.start, variant.end):
-                        if each is not None and each not in outputs:
+                    for each in variant.both:
+                        if each not in outputs:
                             outputs[each] = self._with(values, site, each, reference)
                     found[site, name] = _noise(outputs[variant.start], outputs[variant.end]), 0.0
             self._add(samples, reference, quantized, found)
@@ -343,7 +343,7 @@ class _Noises:
 
 def _runs(variants: Mapping[str, Variant]) -> int:
     """How many roundings the variants of a site have."""
-    return len({each for variant in variants.values() for each in (variant.start, variant.end)} - {None})
+    return len({each for variant in variants.values() for each in variant.both})
 
 
 def _noise(start: Any, end: Any) -> float:

@@ -8,7 +8,7 @@ to the second op that does arithmetic, and projected behind the last nonlinear o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from pt2qa._graph.handles import op_of
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.layouts import laid_out_inputs
-from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS
@@ -56,6 +55,11 @@ class Path:
     def end(self) -> Step:
         """The step at whose output the error is projected."""
         return self.steps[-1] if self.steps else self.start
+
+    @property
+    def source(self) -> int:
+        """The slot of the value that is rounded."""
+        return self.start.reads[0] if self.constant is None else self.constant
 
     @property
     def by_sample(self) -> bool:
@@ -125,22 +129,14 @@ def pieces_of(path: Path, reference: Values, samples: int) -> Iterator[tuple[sli
         yield own, {**constants, **{slot: value[own] for slot, value in values.items()}}
 
 
-def errors_at_end(
-    path: Path, simulator: Simulator, reference: Values, roundings: Iterable[Rounding]
-) -> Iterator[tuple[Rounding, list[Tensor] | None]]:
-    """How each floating-point tensor at the end of a path changes with each rounding of its site; None if none does.
+def error_at_end(path: Path, simulator: Simulator, reference: Values, changed: Any) -> list[Tensor]:
+    """How each floating-point tensor at the end of a path changes with the value of its site, which is overwritten.
 
     ``reference`` has the values by slot.
     """
-    before = reference[path.start.reads[0] if path.constant is None else path.constant]
+    changed, own = _followed(path, simulator, reference, changed)
     unchanged = float_tensors(reference[path.end.out])
-    for rounding in roundings:
-        value = rounding(before)
-        if value is before:
-            yield rounding, None
-        else:
-            changed, own = _followed(path, simulator, reference, value)
-            yield rounding, [a.sub_(b) if own else a - b for a, b in zip(changed, unchanged, strict=True)]
+    return [a.sub_(b) if own else a - b for a, b in zip(changed, unchanged, strict=True)]
 
 
 def _followed(path: Path, simulator: Simulator, reference: Values, changed: Any) -> tuple[list[Tensor], bool]:

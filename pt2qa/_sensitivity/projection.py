@@ -29,8 +29,8 @@ from pt2qa._report.prose import few
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
 from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
-from pt2qa._sensitivity.paths import Path, errors_at_end, pieces_of
-from pt2qa._sensitivity.roundings import Rounding, Variant
+from pt2qa._sensitivity.paths import Path, error_at_end, pieces_of
+from pt2qa._sensitivity.roundings import Rounding, Variant, changes
 from pt2qa._sensitivity.survey import Survey, is_independent, marks, survey
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
@@ -229,7 +229,7 @@ class _Meter:
         self.projection, self.run, self.samples = batch.projection, batch.run, batch.samples
         self.independent = batch.projection.independent or frozenset()
         self.roundings = {
-            site: dict.fromkeys(each for own in variants.values() for each in (own.end, own.start) if each is not None)
+            site: tuple(dict.fromkeys(each for own in variants.values() for each in own.both))
             for site, variants in self.projection.variants.items()
         }
         self.found: dict[int, dict[Rounding, Tensor]] = defaultdict(dict)
@@ -239,35 +239,46 @@ class _Meter:
 
     def visit(self, step: Step, gradients: Gradients) -> None:
         """Projects the errors whose paths end at a step."""
-        independent = step.out in self.independent
-        whole = [(slice(None), self.run.env)]
         with torch.no_grad():
             for path in self.paths.get(step.index, ()):
-                apart = independent and path.by_sample
                 dots: dict[Rounding, list[Tensor]] = defaultdict(list)
-                for own, values in pieces_of(path, self.run.env, self.samples) if apart else whole:
-                    rows = len(range(self.samples)[own]) if independent else 1
-                    there = [None if leaf is None else [each[own] for each in leaf] for leaf in gradients]
-                    roundings = self.roundings[path.site]
-                    for rounding, errors in errors_at_end(path, self.projection.pair.simulator, values, roundings):
-                        dots[rounding].append(self._projected(path, there, errors, rows))
+                for roundings, found in self._projected(path, gradients):
+                    for rounding in roundings:
+                        dots[rounding].append(found)
                 known = self.found[path.site]
                 for rounding, parts in dots.items():
                     known[rounding] = _sum(known.get(rounding), torch.cat(parts, 1))
 
-    def _projected(self, path: Path, gradients: Gradients, errors: list[Tensor] | None, rows: int) -> Tensor:
+    def _projected(self, path: Path, gradients: Gradients) -> Iterator[tuple[list[Rounding], Tensor]]:
+        """The dot products of each change at the end of a path with each gradient, for some samples after others."""
+        env, roundings = self.run.env, self.roundings[path.site]
+        independent = path.end.out in self.independent
+        pieces = pieces_of(path, env, self.samples) if independent and path.by_sample else [(slice(None), env)]
+        constant = None if path.constant is None else list(changes(env[path.source], roundings))
+        for own, values in pieces:
+            rows = len(range(self.samples)[own]) if independent else 1
+            there = [None if leaf is None else [each[own] for each in leaf] for leaf in gradients]
+            for same, changed in constant or changes(values[path.source], roundings):
+                if changed is values[path.source]:
+                    count = next(len(leaf) for leaf in there if leaf is not None)
+                    yield same, torch.zeros(count, rows, dtype=torch.float64)
+                else:
+                    errors = error_at_end(path, self.projection.pair.simulator, values, changed)
+                    yield same, self._dots(path, there, errors, rows)
+
+    def _dots(self, path: Path, gradients: Gradients, errors: list[Tensor], rows: int) -> Tensor:
         """The dot products of an error with each gradient, row by row: float64 of shape (projections, rows)."""
-        leaves = [(number, leaf) for number, leaf in enumerate(gradients) if leaf is not None]
-        dots = torch.zeros(len(leaves[0][1]), rows, dtype=torch.float64)
-        if errors is None:
-            return dots
-        for number, leaf in leaves:
-            found = _dots(leaf, errors[number], rows)
+        dots = None
+        for leaf, error in zip(gradients, errors, strict=True):
+            if leaf is None:
+                continue
+            found = _dots(leaf, error, rows)
             if not bool(found.isfinite().all()):
                 self.projection.cleaned[path.start.name] = None
-                finite = errors[number].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                finite = error.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
                 found = _dots(leaf, finite, rows).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            dots += found
+            dots = found if dots is None else dots + found
+        assert dots is not None, "a gradient reached the value"
         return dots
 
     @property

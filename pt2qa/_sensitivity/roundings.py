@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,46 @@ class Variant:
 
     end: Rounding
     start: Rounding | None = None
+
+    @property
+    def both(self) -> tuple[Rounding, ...]:
+        """The roundings that it consists of."""
+        return (self.end,) if self.start is None else (self.end, self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class InSeries:
+    """A rounding of what another one leaves."""
+
+    first: Rounding
+    then: Rounding
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return self.then(self.first(value))
+
+
+def changes(value: Tensor, roundings: Sequence[Rounding]) -> Iterator[tuple[list[Rounding], Tensor]]:
+    """What roundings make of a value, each computed once; those that come to the same are together.
+
+    The results may be written to; what leaves the value as it is comes with the value itself.
+    """
+    unchanged: list[Rounding] = []
+    for first in dict.fromkeys(each.first if isinstance(each, InSeries) else each for each in roundings):
+        before = first(value)
+        same = [first] if first in roundings else []
+        for each in roundings:
+            if isinstance(each, InSeries) and each.first == first:
+                after = each.then(before)
+                if after is before:
+                    same.append(each)
+                else:
+                    yield [each], after
+        if before is value:
+            unchanged += same
+        elif same:
+            yield same, before
+    if unchanged:
+        yield unchanged, value
 
 
 @dataclass(frozen=True, slots=True)
