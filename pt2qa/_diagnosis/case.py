@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pt2qa._diagnosis.budget import budget_of, mechanisms_in
 from pt2qa._diagnosis.budget_report import ErrorBudget
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import SiteNoises, site_noises
-from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of
+from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of, with_params
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.costs import Costs, costs_of
@@ -23,7 +24,7 @@ from pt2qa._report.prose import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
 from pt2qa._sensitivity.ranges import Observed, observe
-from pt2qa._sensitivity.roundings import Variant, own_rounding, rounding
+from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.positions import Counted, Positions
@@ -34,6 +35,12 @@ from pt2qa.overrides.plan import Edit
 
 FEWEST_STEPS = 127
 """Integer steps below which an 8-bit site is narrowed by mistake: 7 bits are a choice for CPUs without VNNI."""
+
+OUTLIER = 0.1
+"""What is left, at most, of the noise of a site with outlier channels, if each channel has a range of its own."""
+
+ALIKE = 0.01
+"""Difference of scales, as a share, that changes nothing."""
 
 PRODUCTS = ("conv", "linear")
 CLAMPING = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min"})
@@ -197,14 +204,12 @@ class Case:
         own = {"quantized": Variant(own_rounding(self.pair.simulator, site))}
         if self.state != Treatment():  # ranges were looked at before
             return own
-        # Where a rounding is needless, its channels are not looked at.
-        by_channel = {} if site.index in self.needless else self.by_channel
-        known = {"fitted": {**self.fitted, **self.fitted_weights}, "by channel": by_channel}
-        played = {
-            name: Variant(each[site.index].value)
-            for name, each in known.items()
-            if name in self.instead and site.index in each
-        }
+        fitted = self.fitted.get(site.index, self.fitted_weights.get(site.index))
+        played = {}
+        if "fitted" in self.instead and fitted is not None and not is_alike(site, fitted):
+            played["fitted"] = Variant(fitted.value)
+        if "by channel" in self.instead and self._may_have_outliers(site):
+            played["by channel"] = Variant(self.by_channel[site.index].value)
         return {**own, **played, **self._mechanisms(site)}
 
     @functools.cached_property
@@ -243,7 +248,7 @@ class Case:
         for site in self.static_sites:
             low, high = self.ranges[site.index].whole
             if math.isfinite(low) and math.isfinite(high):
-                found[site.index] = Played(rounding(fitted(low, high, *self.levels(site))))
+                found[site.index] = with_params(fitted(low, high, *self.levels(site)))
         return found
 
     @functools.cached_property
@@ -256,8 +261,7 @@ class Case:
                 low, high = observed.channel_lowest, observed.channel_highest
                 assert low is not None, "an axis comes with ranges"
                 assert high is not None, "an axis comes with ranges"
-                params = fitted_by_channel(low, high, observed.axis, *self.levels(site))
-                found[site.index] = Played(rounding(params))
+                found[site.index] = with_params(fitted_by_channel(low, high, observed.axis, *self.levels(site)))
         return found
 
     @functools.cached_property
@@ -267,7 +271,7 @@ class Case:
         for site in self.pair.sites:
             constant = self.constant(site)
             if site.kind == "weight" and constant is not None and site.params.dtype in ("int8", "uint8"):
-                found[site.index] = Played(rounding(fitted_weight(constant.reference, weight_axis(constant))))
+                found[site.index] = with_params(fitted_weight(constant.reference, weight_axis(constant)))
         return found
 
     @functools.cached_property
@@ -278,6 +282,20 @@ class Case:
             for site in self.pair.sites
             if site.kind == "activation" and not site.params.dynamic and site.params.dtype in ("int8", "uint8")
         )
+
+    def _may_have_outliers(self, site: Site) -> bool:
+        """Whether half of a site's channels, or more, are far smaller than its range; not where it is needless."""
+        observed = self.ranges.get(site.index)
+        if observed is None or site.index in self.needless or site.index not in self.by_channel:
+            return False
+        if observed.channel_lowest is None or observed.channel_highest is None:
+            return False
+        widths = observed.channel_highest.clamp(min=0.0) - observed.channel_lowest.clamp(max=0.0)
+        low, high = observed.whole
+        own = site.params.largest_scale * (site.params.quant_max - site.params.quant_min)
+        # The noise of rounding goes with the square of the scale.
+        most: float = OUTLIER**0.5 * max(own, max(high, 0.0) - min(low, 0.0))
+        return float(widths.median()) <= most
 
     @functools.cached_property
     def needless(self) -> tuple[int, ...]:
@@ -325,6 +343,19 @@ class Case:
     def names(self, sites: Sequence[int]) -> tuple[str, ...]:
         """The names of sites, each once, in this order."""
         return tuple(dict.fromkeys(self.pair.sites[site].name for site in sites))
+
+
+def is_alike(site: Site, played: Played) -> bool:
+    """Whether a site's parameters are those that would be played, but for a step at the ends."""
+    own, other = site.params, played.params
+    if other is None or own.scale is None or own.zero_point is None or own.axis != other.axis:
+        return False
+    before, after = (
+        torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in (params.scale, params.zero_point)])
+        for params in (own, other)
+    )
+    steps = max(abs(own.quant_min - other.quant_min), abs(own.quant_max - other.quant_max))
+    return before.shape == after.shape and steps <= 1 and torch.allclose(before, after, rtol=ALIKE, atol=0.0)
 
 
 def weight_axis(constant: Constant) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
@@ -155,11 +155,13 @@ class Search:
     def _bound(self) -> None:
         """What the model would have with ranges that fit the data, per tensor and by channel, and if that is much."""
         case = self.case
+        own = case.pair.sites
+        weights = {index: each for index, each in case.fitted_weights.items() if not is_alike(own[index], each)}
         for name, title, least, params in (
             ("fitted", "ranges fitted to the data", FITS, case.fitted),
             ("by channel", "ranges fitted by channel", SPREAD, case.by_channel),
         ):
-            instead = {**params, **case.fitted_weights}
+            instead = {**params, **weights}
             if instead:
                 self.bounds[title] = case.trials.quality(case.played(instead))
                 if self._gain_of(title) >= least:

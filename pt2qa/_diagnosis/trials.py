@@ -21,8 +21,9 @@ from pt2qa._reconfigure.scoring import SimulatedModel
 from pt2qa._reconfigure.target import Target
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.played import with_roundings
-from pt2qa._sensitivity.roundings import Rounding
+from pt2qa._sensitivity.roundings import Rounding, rounding
 from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Outputs, Verification, digest_of, graph_outputs
 from pt2qa.errors import Pt2qaError
@@ -59,9 +60,15 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What rounds at a place instead."""
+    """What rounds at a place instead, and its parameters if it is quantize-dequantize and nothing else."""
 
     value: Rounding = field(repr=False)
+    params: QuantParams | None = None
+
+
+def with_params(params: QuantParams) -> Played:
+    """Quantize-dequantize with other parameters."""
+    return Played(rounding(params), params)
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,13 @@ from torch import Tensor
 
 from pt2qa._check.masks import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
-from pt2qa._diagnosis.case import FEWEST_STEPS, Case, Hypothesis
+from pt2qa._diagnosis.case import FEWEST_STEPS, OUTLIER, Case, Hypothesis
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.ranges import use_of
 from pt2qa._simulator.program import Site
 from pt2qa.overrides.plan import Edit
-
-OUTLIER = 0.1
-"""An activation has outlier channels if ranges by channel would leave this share of its noise, or less."""
 
 UNFIT = 2.5
 """How many times the noise of a fitted range a site must make: one observer's choice against another's is less."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
@@ -141,7 +142,9 @@ def _rounded_without(params: QuantParams, silent: Tensor, weight: Tensor) -> Ten
 
 
 def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
-    """The largest distance in integer steps between a weight and its float value, where that can be held."""
+    """The largest distance in integer steps between a weight and its float value, where that can be held; 0 if it is
+    what rounding makes.
+    """
     params = site.params
     assert params.scale is not None, "weights have fixed scales"
     assert params.zero_point is not None, "as above"
@@ -150,10 +153,11 @@ def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
         each.view(shape) if isinstance(each, Tensor) and each.dim() == 1 and params.axis is not None else each
         for each in (params.scale, params.zero_point)
     )
+    apart = (quantized - reference).abs_().div_(scale)
+    if not apart.numel() or apart.amax() <= CHANGED_STEPS:  # then clamped weights are not apart either
+        return 0.0
     low, high = (params.quant_min - zero) * scale, (params.quant_max - zero) * scale
-    held = (reference >= low) & (reference <= high)
-    apart = ((quantized - reference).abs() / scale)[held]
-    return float(apart.max()) if apart.numel() else 0.0
+    return float(torch.where((reference >= low) & (reference <= high), apart, 0.0).amax())
 
 
 def _per_tensor(case: Case, index: int) -> bool:
