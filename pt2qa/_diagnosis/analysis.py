@@ -22,7 +22,6 @@ from pt2qa._diagnosis.verdict import next_command, verdict_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
-from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._report.base import Report
 from pt2qa._simulator.batches import Batch
@@ -97,14 +96,14 @@ def diagnose(
         )
     aim = _aim(metric, target)
     data = Data("batches", batches, inputs_of, mask)
-    reference = Reference(pair, batches if evaluation is None else evaluation, inputs_of, mask)
+    measured = Data("evaluation", batches if evaluation is None else evaluation, inputs_of, mask)
+    trials = Trials(pair, measured, aim, progress)
+    reference = trials.reference
     if (aim is None or aim.metric is None) and not reference.names:
         raise SelectionError(
             "no output is a floating-point tensor, so there is no SQNR. Pass metric=a function of a model."
         )
-    trials = Trials(pair, reference, aim, progress)
-    for on in (True, False):
-        trials.outputs(reference.first.values, on)
+    trials.outputs(reference.first.values)
     notes = reference.notes
     if reference.aside:
         notes.append(f"left out, because the float model returns NaN there: {'; '.join(reference.aside)}")

@@ -122,8 +122,8 @@ class Trials:
     ``forwards`` counts runs of the model on a batch, and ``quantizations`` how often it was quantized again.
     """
 
-    def __init__(self, pair: QuantizedPair, reference: Reference, target: Target | None, progress: bool | None) -> None:
-        self.pair, self.reference, self.target = pair, reference, target
+    def __init__(self, pair: QuantizedPair, data: Data, target: Target | None, progress: bool | None) -> None:
+        self.pair, self.target = pair, target
         self.forwards = self.quantizations = 0
         self._pairs: dict[Any, QuantizedPair] = {(): pair}
         self._annotations: dict[Any, Annotations] = {}
@@ -132,7 +132,9 @@ class Trials:
         self._returned: dict[tuple[Treatment, str], str] = {}
         self._free = KEPT_BYTES
         self.checks = {on: Verification(pair.graphs) for on in (True, False)}
-        self._batches = sum(1 for _ in reference)
+        run = functools.partial(self.outputs, on=False)
+        self.reference = Reference(pair, data.batches, data.inputs_of, data.mask, run)
+        self._batches = sum(1 for _ in self.reference)
         hidden = None if progress is None else not progress
         # Measured on MobileNetV2 and EfficientNet-Lite0; what is needed depends on what is found.
         self.bar = tqdm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,8 @@ class Reference:
 
     Batches on which the float model itself returns NaN say nothing about any configuration: they are set ``aside``, and
     nothing measured without them meets a target.  Batches without samples are skipped.  ``positions`` are those
-    of the outputs with ``names`` among all flattened model outputs; ``runs`` is how often the float model ran.
+    of the outputs with ``names`` among all flattened model outputs; ``runs`` is how often the float model ran.  ``run``
+    runs it on flat inputs; None: the simulator does.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Reference:
         batches: Iterable[Any],
         inputs_of: Callable[[Any], Batch] | None,
         mask: Mask | None = None,
+        run: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.pair, self.mask = pair, mask
+        self._run = functools.partial(pair.simulator.run, on=False) if run is None else run
         self._positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.names = tuple[str, ...]()
         self.positions = tuple[int, ...]()
@@ -126,7 +130,7 @@ class Reference:
         known = self._kept.get(key)
         if known is not None:
             return known
-        outputs = self.pair.simulator.run(values, on=False)
+        outputs = self._run(values)
         if not self.runs:
             leaves = pytree.tree_leaves(outputs)
             names = output_names(self.pair.quantized, len(leaves))

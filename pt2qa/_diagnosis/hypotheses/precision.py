@@ -31,13 +31,17 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     for candidate in candidates_of(case.pair, annotations, case.costs, "float"):
         freed = [site for site, edges in edges_of.items() if edges and edges <= candidate.frees]
         noise = sum(map(case.noise, freed))
-        if noise > 0 and _cause(case, freed) and _is_quantized_after(case, (candidate.edit,)):
+        if noise > 0 and _cause(case, freed):
             found.append((noise, candidate, freed))
     # With a target, small gains count, too.
     least = SHARE if case.trials.target is None else 0.0
-    for noise, candidate, freed in sorted(found, key=lambda each: -each[0])[:MOST]:
-        if noise < least * case.total_noise:
+    tried: list[set[str]] = []
+    for noise, candidate, freed in sorted(found, key=lambda each: -each[0]):
+        if noise < least * case.total_noise or len(tried) == MOST:
             break
+        if not _is_quantized_after(case, (candidate.edit,)):
+            continue
+        tried.append(set(candidate.edit.ops))
         worst = max(freed, key=case.noise)
         yield Hypothesis(
             cause=_cause(case, freed),
@@ -48,13 +52,12 @@ def needed(case: Case) -> Iterator[Hypothesis]:
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
-    tried = {frozenset(candidate.edit.ops) for _, candidate, _ in found}
     noisiest = case.ranked([site.index for site in case.pair.sites], case.noise)
     yield from _together(case, noisiest[:MOST], tried)
     yield from _together(case, [site for site in noisiest if _cause(case, [site]) == "narrow-calibration"], tried)
 
 
-def _together(case: Case, worst: Sequence[int], tried: set[frozenset[str]]) -> Iterator[Hypothesis]:
+def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> Iterator[Hypothesis]:
     """Sites all at once: what one op makes and the next amplifies needs both in float."""
     edits = [edit for index in worst for edit in in_float(case, case.pair.sites[index])[0].floats]
     ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
