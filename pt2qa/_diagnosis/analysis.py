@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
 from pt2qa._reconfigure.target import Target, read_target
+from pt2qa._repair.methods import methods_named
 from pt2qa._report.base import Report
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
@@ -41,6 +42,7 @@ def diagnose(
     target: Target | float | str | None = None,
     deployed: bool | str | Backend | DeployedReport = False,
     findings: Findings | None = None,
+    repairs: Sequence[str] | None = (),
     verify_code: bool = True,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
@@ -64,6 +66,9 @@ def diagnose(
         deployed: whether to lower the model and look at the kernels, too; a backend as for
             :func:`pt2qa.compare_deployed`, True for the plug-in's own; or its report for this pair.
         findings: of :func:`pt2qa.check` for this pair; None: the rules whose findings are errors run here.
+        repairs: methods of :func:`pt2qa.repair`, such as ``("ranges", "biases")``, to be tried last; None: its default.
+            Each takes 15 to 30 more runs of the model on the calibration batches, which are not in
+            ``diagnosis.forwards``.
         verify_code: whether to execute ``diagnosis.code``, the pair with all remedies as code for a plain export flow.
         inputs_of: maps an item of ``batches`` and ``evaluation`` to a batch.
         mask: which positions count, in both, as in :func:`pt2qa.compare_layers`: in SQNR, ranges and the error budget.
@@ -75,8 +80,8 @@ def diagnose(
         data, and ``diagnosis.reports`` has the reports of the analyses.
 
     Raises:
-        SelectionError: an invalid target, or no floating-point output and no metric; ``mask`` names no input, or
-            ``deployed`` is a report, which may have been made without it.
+        SelectionError: an invalid target, or no floating-point output and no metric; there is no such repair; ``mask``
+            names no input, or ``deployed`` is a report, which may have been made without it.
         BatchError: there is no batch, or the float model returns NaN on all of them.
         SimulationError: the simulator does not reproduce the converted graph.
 
@@ -94,7 +99,7 @@ def diagnose(
             "deployed: a report does not say which positions count in it. With a mask expected True or a backend, so "
             "that the kernels are compared with the same mask."
         )
-    aim = _aim(metric, target)
+    aim, methods = _aim(metric, target), methods_named(repairs, "repairs")
     data = Data("batches", batches, inputs_of, mask)
     measured = Data("evaluation", batches if evaluation is None else evaluation, inputs_of, mask)
     trials = Trials(pair, measured, aim, progress)
@@ -109,7 +114,7 @@ def diagnose(
         notes.append(f"left out, because the float model returns NaN there: {'; '.join(reference.aside)}")
     now = trials.quality(Treatment())
     case = Case(pair, trials, data, now, progress)
-    search = Search(case, _needed(aim, trials))
+    search = Search(case, _needed(aim, trials), methods)
     reports: dict[str, Report] = {}
     interrupted, structure = False, findings
     try:

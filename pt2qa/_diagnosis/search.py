@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
-from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, sites, stages, weights
+from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
 from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow
 from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.figures import Figures
+from pt2qa._repair.guard import Method
 from pt2qa._report.base import Report
 from pt2qa._report.formats import share
 from pt2qa.errors import Pt2qaError
@@ -31,6 +32,9 @@ GAIN_FOR_ALL: Final = 8.0
 
 GOOD, GAIN_OF_GOOD = 40.0, 6.0
 """From this SQNR in dB on, nobody would notice less than this gain."""
+
+GUARDED_GAIN: Final = 0.5
+"""The same for a repair, which is kept only if it helps data that it was not fitted to."""
 
 WITH_TARGET: Final = 0.5
 """The same for all where there is a target to reach."""
@@ -69,6 +73,7 @@ class Search:
 
     case: Case
     needed: float | None
+    repairs: Sequence[type[Method]] = ()
 
     def __post_init__(self) -> None:
         self.rows: list[CauseRow] = []
@@ -89,7 +94,11 @@ class Search:
         if not self._enough(case.now):
             self._bound()
             own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
-            self._take([*always, *(each for find in own for each in find(case)), *self._ranges()])
+            found = [*always, *(each for find in own for each in find(case)), *self._ranges()]
+            costly = [each for each in found if not _is_free(each)] if self.repairs else []
+            self._take([each for each in found if each not in costly])
+            self._repair()
+            self._take(costly)
             self._take(list(calibration.bad_sample(self.quality, calibration.MOST)))
             if self.quality.worst[1] < GOOD if self.needed is None else not self._enough(self.quality):
                 self._take(list(precision.needed(self._treated())))
@@ -98,6 +107,20 @@ class Search:
                 self._take(list(calibration.bad_sample(self.quality)))
         else:
             self._take(always)
+
+    def _repair(self) -> None:
+        """Fits what costs nothing at run time to the model with the free remedies, one method after the other."""
+        for method in self.repairs:
+            cause = repairs.CAUSE_OF[method.name]
+            data, reason = repairs.calibration_of(self.case, self.state)
+            if data is not None and not self._enough(self.quality):
+                found = repairs.fitted(self.case, self.case.trials.applied(self.state), data, method)
+                if isinstance(found, Hypothesis):
+                    self._take([found])
+                    continue
+                reason = found
+            remedy = f"the {method.name} of pt2qa.repair"
+            self.tried.append(TriedRow(cause, "", remedy, math.nan, reason or "the target is met without it"))
 
     def final(self) -> tuple[QuantizedPair | None, Figures]:
         """The pair with all remedies that can be applied by quantizing again, and the figures with all of them."""
@@ -198,7 +221,8 @@ class Search:
         if pair is self.case.pair:
             return self.case
         treated = Case(pair, self.case.trials, self.case.data, self.quality, self.case.progress, self.state)
-        if not (self.state.data or self.state.options):
+        fitted = any(edit.kind in FITTED for edit in self.state.edits)
+        if not (fitted or self.state.data or self.state.options):
             # Edits leave the parameters of all other sites as they were, so what these make was measured before.
             at = {place: index for index, place in self.case.places.items()}
             before = self.case.noises
@@ -300,6 +324,8 @@ class Search:
 
     def _least_without_target(self, each: Hypothesis) -> float:
         now, natural = self.quality.worst[1], each.cause in NATURAL
+        if each.cause in repairs.CAUSE_OF.values():
+            return GUARDED_GAIN  # on data that it was not fitted to
         if now >= GOOD:
             return math.inf if natural else GAIN_OF_GOOD
         paid = bool(each.treatment.floats) or each.cause in PAID_CAUSES
@@ -322,6 +348,9 @@ class Search:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
 
 
+FITTED: Final = ("range", "bias", "round", "smooth")
+"""Edits that change how much noise their ops make in int8."""
+
 PAID_CAUSES: Final = frozenset({"precision", "outlier-channel", "bad-sample"})
 """Causes whose remedy is always costly, whatever it takes out of int8."""
 
@@ -333,6 +362,11 @@ NATURAL: Final = PAID_CAUSES | {
     "observer",
 }
 """Causes that are a matter of degree: other samples of the same kind, and other layers of a sound model, show them."""
+
+
+def _is_free(each: Hypothesis) -> bool:
+    """Whether quantizing again applies a remedy, and all stays in int8."""
+    return each.treatment.made_of_edits and not each.treatment.floats
 
 
 def _figure_row(name: str, found: Figures) -> FigureRow:

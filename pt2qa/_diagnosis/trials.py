@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -104,6 +104,13 @@ class Treatment:
             played=tuple(dict((*self.played, *other.played)).items()),
             as_deployed=self.as_deployed or other.as_deployed,
         )
+
+    @property
+    def all_edits(self) -> tuple[Edit, ...]:
+        """Those that were played, too; what was fitted to an op in int8 does not fit it in float."""
+        left = {op for edit in self.floats for op in edit.ops}
+        kept = (edit for edit in self.edits if edit.kind not in ("bias", "round") or edit.ops[0] not in left)
+        return (*kept, *self.floats)
 
     @property
     def requantizes(self) -> bool:
@@ -222,17 +229,12 @@ class Trials:
 
     def pair_with(self, treatment: Treatment) -> QuantizedPair:
         """The pair that a treatment quantizes; what it plays is not in it."""
-        key = self._key(treatment)
-        if key not in self._pairs:
-            self._pairs[key] = self._quantized(treatment, treatment.edits)
-        pair = self._pairs[key]
+        pair = self._quantized(treatment, treatment.edits)
         return pair.as_deployed() if treatment.as_deployed else pair
 
     def applied(self, treatment: Treatment) -> QuantizedPair:
         """The pair with all edits of a treatment, those that were played by switching too."""
-        if not treatment.floats:
-            return self.pair_with(replace(treatment, as_deployed=False))
-        return self._quantized(treatment, (*treatment.edits, *treatment.floats))
+        return self._quantized(treatment, treatment.all_edits)
 
     def annotations(self, treatment: Treatment) -> Annotations | None:
         """The quantizer's annotations with the options and edits of a treatment; None if they are not known."""
@@ -253,18 +255,20 @@ class Trials:
 
     def plan(self, treatment: Treatment) -> OverridePlan | None:
         """The override plan of a treatment with the edits of the pair itself; None without new edits."""
-        edits = (*treatment.edits, *treatment.floats)
+        edits = treatment.all_edits
         if self.recipe is None or not edits:
             return None
         plugin = with_options(self.recipe.plugin, dict(treatment.options))
         return OverridePlan((*self.recipe.edits, *edits), describe(plugin), self.pair.model)
 
-    def _key(self, treatment: Treatment) -> Any:
-        if not treatment.requantizes:
-            return ()
-        return treatment.options, treatment.edits, treatment.data
-
     def _quantized(self, treatment: Treatment, edits: tuple[Edit, ...]) -> QuantizedPair:
+        """The pair with the options and data of a treatment, and some edits; each is quantized once."""
+        key = (treatment.options, edits, treatment.data) if edits or treatment.requantizes else ()
+        if key not in self._pairs:
+            self._pairs[key] = self._quantized_again(treatment, edits)
+        return self._pairs[key]
+
+    def _quantized_again(self, treatment: Treatment, edits: tuple[Edit, ...]) -> QuantizedPair:
         recipe, capture = self.recipe, self.pair.capture
         assert recipe is not None, "only a pair with a recipe is quantized again"
         assert capture is not None, "as above"

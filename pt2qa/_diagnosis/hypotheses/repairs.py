@@ -1,0 +1,64 @@
+"""What quantizing with other numbers would give at no cost: ranges, biases, integers and norms fitted to the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.trials import Data, Treatment
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._repair.guard import Method, guarded
+from pt2qa._repair.halves import Halves
+from pt2qa._report.prose import counted
+
+CAUSE_OF: Final = {
+    "smoothing": "norm-outliers",
+    "ranges": "range",
+    "rounding": "weight-rounding",
+    "biases": "bias",
+}
+"""What each method of :func:`pt2qa.repair` is the remedy for."""
+
+
+def calibration_of(case: Case, state: Treatment) -> tuple[Data | None, str]:
+    """The batches that a repair is fitted to; None, and why, if there are none."""
+    recipe = case.trials.recipe
+    if recipe is None:
+        return None, "the pair was not made by pt2qa.quantize"
+    if recipe.qat:
+        return None, "the pair was trained (QAT), which has chosen its ranges and weights"
+    if not state.made_of_edits:
+        return None, "a remedy above must be applied to the model or the quantizer first"
+    if state.data is not None:
+        return state.data, ""
+    if recipe.calibration is None:
+        return None, "the batches that the pair was calibrated on were an iterator, which is used up"
+    return Data("calibration", recipe.calibration, recipe.inputs_of, case.data.mask), ""
+
+
+def fitted(case: Case, pair: QuantizedPair, data: Data, method: type[Method]) -> Hypothesis | str:
+    """What a method changes in a pair with all remedies so far; why not, if it helps no data that it did not see."""
+    found = guarded(method, pair, Halves.of(pair, data.batches, data.inputs_of, data.mask))
+    if found.fit is None:
+        return found.refused
+    edits = found.fit.edits
+    names = _noisiest(case, [op for edit in edits for op in edit.ops])
+    return Hypothesis(
+        cause=CAUSE_OF[method.name],
+        name=names[0],
+        others=names,
+        evidence=f"{counted(len(edits), 'edit')} fitted to what the output costs; {found.gain:+.2g} dB on calibration "
+        "data that was left out of the fit",
+        remedy=f"the {method.name} of pt2qa.repair: {counted(len(edits), 'edit')} of the plan",
+        treatment=Treatment(edits=edits),
+    )
+
+
+def _noisiest(case: Case, ops: Sequence[str]) -> tuple[str, ...]:
+    """Ops by the noise that the sites at them make, the largest first."""
+    noise = dict.fromkeys(ops, 0.0)
+    for site in case.pair.sites:
+        if site.name in noise:
+            noise[site.name] += case.noise(site.index)
+    return tuple(sorted(noise, key=lambda op: -noise[op]))
