@@ -300,7 +300,7 @@ def test_quantizers_says_when_there_is_none(run, plugins):
 @pytest.fixture
 def library(monkeypatch, plugins):
     """Stand-ins for the functions that analyze calls; they write down what they were given."""
-    calls = SimpleNamespace(captured=[], quantized=[], broken=(), diagnosed=[], overrides=[])
+    calls = SimpleNamespace(captured=[], quantized=[], broken=(), diagnosed=[], repairs=[], overrides=[])
 
     def capture(model, args, kwargs=None, *, dynamic_shapes=None, strict=False):
         calls.captured.append((args, kwargs, dynamic_shapes))
@@ -313,7 +313,8 @@ def library(monkeypatch, plugins):
         calls.overrides.append(overrides)
         return spec
 
-    def diagnose(pair, batches, *, metric, target, deployed, mask):
+    def diagnose(pair, batches, *, metric, target, deployed, repairs, mask):
+        calls.repairs.append(repairs)
         calls.diagnosed.append((pair, len(batches), metric, target, deployed))
         return replace(DIAGNOSIS, quantizer=pair)
 
@@ -553,6 +554,12 @@ def test_analyze_writes_what_its_options_ask_for(run, library, searches, flow, t
         assert part in result.stdout
     assert (searches.k, searches.targets) == ([5], [Target(30.0)])
     assert searches.given[0].model == "Ranked"
+
+
+@pytest.mark.parametrize(("options", "repairs"), [((), ()), (("--repairs",), None)])
+def test_repairs_are_measured_if_they_are_asked_for(run, library, flow, tmp_path, options, repairs):
+    assert run("analyze", flow, "-q", "x86", "-o", tmp_path, *options).exit_code == 0
+    assert library.repairs == [repairs]
 
 
 def test_a_target_may_be_a_number_and_needs_no_sensitivity(run, library, searches, flow, tmp_path):
