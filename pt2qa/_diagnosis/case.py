@@ -18,7 +18,7 @@ from pt2qa._diagnosis.projected import SiteNoises, site_noises
 from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of, with_params
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
-from pt2qa._reconfigure.costs import Costs, costs_of
+from pt2qa._reconfigure.costs import Costs, costs_from, costs_of
 from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.prose import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
@@ -167,6 +167,8 @@ class Case:
     @functools.cached_property
     def costs(self) -> Costs:
         """The share of the arithmetic of each op."""
+        if "noises" in self.__dict__ and self.noises.flops:
+            return costs_from(self.pair, self.noises.flops)
         self.trials.forwards += 1
         return costs_of(self.pair, self.pair.values(self.first))
 

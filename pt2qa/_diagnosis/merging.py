@@ -79,4 +79,5 @@ def _noises_of(report: Any, rows: Sequence[BudgetRow]) -> SiteNoises:
         notes=report.notes,
         set_apart=report.set_apart,
         settings=settings_of(report.sums),
+        flops={},
     )

@@ -66,6 +66,7 @@ class SiteNoises:
         notes: what else the reader must know.
         set_apart: batches excluded from all numbers.
         settings: what they were measured with, as far as reports must agree in it to be merged.
+        flops: of the first batch, by step.
     """
 
     noise: Mapping[Key, float]
@@ -80,6 +81,7 @@ class SiteNoises:
     notes: tuple[str, ...]
     set_apart: tuple[SetApart, ...]
     settings: Mapping[str, str]
+    flops: Mapping[int, int]
 
 
 def site_noises(
@@ -338,6 +340,7 @@ class _Noises:
             notes=tuple(dict.fromkeys(notes)),
             set_apart=tuple(self.set_apart),
             settings=settings,
+            flops={} if self.seen is None else self.seen.flops,
         )
 
 

@@ -232,6 +232,7 @@ class Search:
                 if place in at and (at[place], "quantized") in before.noise
             }
             treated.noises = replace(before, noise=known)
+            treated.costs = self.case.costs  # by op, of which edits change none
         return treated
 
     def _take(self, hypotheses: Sequence[Hypothesis]) -> None:

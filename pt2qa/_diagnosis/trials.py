@@ -16,7 +16,7 @@ from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize
 from pt2qa._ranks import everywhere
 from pt2qa._reconfigure.figures import Figures, figures_of
-from pt2qa._reconfigure.reference import KEPT_BYTES, Reference
+from pt2qa._reconfigure.reference import KEPT_BYTES, Item, Reference
 from pt2qa._reconfigure.scoring import SimulatedModel
 from pt2qa._reconfigure.target import Target
 from pt2qa._sensitivity.metrics import detached
@@ -139,8 +139,9 @@ class Trials:
         self._returned: dict[tuple[Treatment, str], str] = {}
         self._free = KEPT_BYTES
         self.checks = {on: Verification(pair.graphs) for on in (True, False)}
-        run = functools.partial(self.outputs, on=False)
-        self.reference = Reference(pair, data.batches, data.inputs_of, data.mask, run)
+        self.reference = Reference(
+            pair, data.batches, data.inputs_of, data.mask, lambda values, key: self.outputs(values, False, key)
+        )
         self._batches = sum(1 for _ in self.reference)
         hidden = None if progress is None else not progress
         # Measured on MobileNetV2 and EfficientNet-Lite0; what is needed depends on what is found.
@@ -168,19 +169,24 @@ class Trials:
             on = self._sites_on(pair, treatment)
             simulator = _played(pair, treatment)
             model = SimulatedModel(pair, on, simulator)
-            run = self.outputs if treatment == Treatment() else self._counted(model.run, treatment)
+            run = self._own_outputs if treatment == Treatment() else self._counted(model.run, treatment)
             self._known[treatment] = self._measured(pair, model, run)
         return self._known[treatment]
 
-    def outputs(self, values: Sequence[Any], on: bool = True) -> Any:
+    def _own_outputs(self, item: Item) -> Any:
+        return self.outputs(item.values, key=item.key)
+
+    def outputs(self, values: Sequence[Any], on: bool = True, key: str | None = None) -> Any:
         """What the simulator returns for the pair or its reference; each is run once, and verified.
+
+        ``key`` is the digest of the values, if it is known.
 
         Raises:
             SimulationError: the simulator does not compute what the graph computes.
         """
-        key = (on, digest_of(values))
-        if key in self._own:
-            return self._own[key]
+        place = (on, key or digest_of(values))
+        if place in self._own:
+            return self._own[place]
         simulator = self.pair.simulator
 
         def engine() -> Outputs:
@@ -193,7 +199,7 @@ class Trials:
         size = sum(leaf.nbytes for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor))
         if size <= self._free:
             self._free -= size
-            self._own[key] = found
+            self._own[place] = found
         return found
 
     @property
@@ -212,7 +218,7 @@ class Trials:
         if item is not None:
             self.forwards += 1
             returned = pytree.tree_leaves(graph_outputs(pair.quantized, item.values))
-            same = digest_of(returned) == self._returned.get((treatment, digest_of(item.values)))
+            same = digest_of(returned) == self._returned.get((treatment, item.key))
         return self.quality(treatment) if all(everywhere(same)) else self.converted(pair)
 
     def converted(self, pair: QuantizedPair) -> Figures:
@@ -300,26 +306,24 @@ class Trials:
             on -= {index for index, place in places_of(pair).items() if place in treatment.exact}
         return frozenset(on)
 
-    def _counted(
-        self, run: Callable[[list[Any]], Any], treatment: Treatment | None = None
-    ) -> Callable[[list[Any]], Any]:
-        """The same function, whose calls are counted; what it returns is remembered for a new pair."""
+    def _counted(self, run: Callable[[list[Any]], Any], treatment: Treatment | None = None) -> Callable[[Item], Any]:
+        """The same function of a batch, whose calls are counted; what it returns is remembered for a new pair."""
 
-        def counted(values: list[Any]) -> Any:
+        def counted(item: Item) -> Any:
             self.forwards += 1
-            found = run(values)
+            found = run(item.values)
             if treatment is not None and treatment.requantizes and treatment.made_of_edits:
-                self._returned[treatment, digest_of(values)] = digest_of(pytree.tree_leaves(found))
+                self._returned[treatment, item.key] = digest_of(pytree.tree_leaves(found))
             return found
 
         return counted
 
-    def _measured(self, pair: QuantizedPair, model: Callable[..., Any], run: Callable[[list[Any]], Any]) -> Figures:
+    def _measured(self, pair: QuantizedPair, model: Callable[..., Any], run: Callable[[Item], Any]) -> Figures:
         metric = None
         if self.target is not None and self.target.metric is not None:
             metric = functools.partial(self.target.metric, model)
             self.forwards += self._batches
-        return figures_of(self.reference.of(pair), lambda item: run(item.values), metric)
+        return figures_of(self.reference.of(pair), run, metric)
 
 
 def _played(pair: QuantizedPair, treatment: Treatment) -> Simulator:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from torch.fx import GraphModule
+
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
 from pt2qa._quantize import biases, rounding
@@ -46,10 +48,10 @@ class FlowText:
     asks: bool
 
 
-def plain_text(capture: Capture, recipe: Recipe, about: str, rules: Collection[str]) -> FlowText:
-    """The flow without pt2qa, with the part of capture's rewriting that ``rules`` name."""
+def plain_text(capture: Capture, recipe: Recipe, graph: GraphModule, about: str, rules: Collection[str]) -> FlowText:
+    """The flow without pt2qa for the captured graph, with the part of capture's rewriting that ``rules`` name."""
     edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "round", "smooth"))
-    code = quantizer_code(recipe.plugin, OverridePlan(edits), capture.module(), qat=recipe.qat)
+    code = quantizer_code(recipe.plugin, OverridePlan(edits), graph, qat=recipe.qat)
     lines, parts = code.splitlines(), ast.parse(code).body
     imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
     defined = [part for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef)]

@@ -92,13 +92,14 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
         )
     about = about or f"{pair.model}, quantized by {pair.quantizer}."
     changed = recorded(capture)
+    graph = capture.module() if pair.float_graph is None else pair.float_graph
     reason = _reason_not_to_run(pair, recipe, capture) if verify else "verification is switched off"
     if reason:
-        return PlainFlow(plain_text(capture, recipe, about, changed).text, f"not run: {reason}")
+        return PlainFlow(plain_text(capture, recipe, graph, about, changed).text, f"not run: {reason}")
     trial = _Trial(pair, recipe, capture, progress)
 
     def text(rules: tuple[str, ...]) -> FlowText:
-        return plain_text(capture, recipe, about, rules)
+        return plain_text(capture, recipe, graph, about, rules)
 
     plain = text(())
     own_options = plain.asks and not isinstance(recipe.plugin, GenericPlugin)

@@ -45,6 +45,11 @@ class Costs:
 def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
     """The shares of a pair's ops; arithmetic is counted in one run of the reference on ``values``."""
     flops, _ = count_flops(pair.simulator, values)
+    return costs_from(pair, flops)
+
+
+def costs_from(pair: QuantizedPair, flops: Mapping[int, int]) -> Costs:
+    """The same from the arithmetic of each step."""
     whole = sum(flops.values())
     macs: dict[str, float] = {}
     left = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +24,11 @@ KEPT_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Item:
-    """A batch as the model takes it, the same flattened, and the float model's floating-point outputs."""
+    """A batch as the model takes it, the same flattened, its digest, and the float model's floating-point outputs."""
 
     batch: Batch
     values: list[Any]
+    key: str
     outputs: tuple[Tensor, ...]
 
 
@@ -38,7 +38,7 @@ class Reference:
     Batches on which the float model itself returns NaN say nothing about any configuration: they are set ``aside``, and
     nothing measured without them meets a target.  Batches without samples are skipped.  ``positions`` are those
     of the outputs with ``names`` among all flattened model outputs; ``runs`` is how often the float model ran.  ``run``
-    runs it on flat inputs; None: the simulator does.
+    runs it on flat inputs with this digest; None: the simulator does.
     """
 
     def __init__(
@@ -47,16 +47,17 @@ class Reference:
         batches: Iterable[Any],
         inputs_of: Callable[[Any], Batch] | None,
         mask: Mask | None = None,
-        run: Callable[[list[Any]], Any] | None = None,
+        run: Callable[[list[Any], str], Any] | None = None,
     ) -> None:
         self.pair, self.mask = pair, mask
-        self._run = functools.partial(pair.simulator.run, on=False) if run is None else run
+        self._run = run or (lambda values, key: pair.simulator.run(values, on=False))
         self._positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.names = tuple[str, ...]()
         self.positions = tuple[int, ...]()
         self.aside = tuple[str, ...]()
         self.runs = 0
         self._batches, self._inputs_of = batches, inputs_of
+        self._digests: dict[int, str] = {}
         self._kept: dict[str, tuple[Tensor, ...]] = {}
         self._skipped: set[str] = set()
         self._free = KEPT_BYTES
@@ -91,7 +92,7 @@ class Reference:
         """The batches that were not set aside."""
         for batch, values, key in self._read():
             if key not in self._skipped:
-                yield Item(batch, values, self._outputs(key, batch, values))
+                yield Item(batch, values, key, self._outputs(key, batch, values))
 
     def of(self, pair: QuantizedPair) -> Reference:
         """The same for another pair: this one, unless training changed the other pair's float model."""
@@ -122,15 +123,18 @@ class Reference:
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
         """Each batch as the model takes it, flattened, and its digest."""
-        for batch in read_batches(self._batches, self._inputs_of):
+        stays = isinstance(self._batches, list | tuple) and self._inputs_of is None
+        for number, batch in enumerate(read_batches(self._batches, self._inputs_of)):
             values = self.pair.values(batch)
-            yield batch, values, digest_of(values)
+            key = self._digests.get(number) if stays else None
+            self._digests[number] = key or digest_of(values)
+            yield batch, values, self._digests[number]
 
     def _outputs(self, key: str, batch: Batch, values: list[Any]) -> tuple[Tensor, ...]:
         known = self._kept.get(key)
         if known is not None:
             return known
-        outputs = self._run(values)
+        outputs = self._run(values, key)
         if not self.runs:
             leaves = pytree.tree_leaves(outputs)
             names = output_names(self.pair.quantized, len(leaves))

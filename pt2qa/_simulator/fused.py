@@ -73,7 +73,7 @@ def quantize_dequantize(
         target.round_()
         # The range shows whether there is a NaN or a value to clamp, so most tensors need no extra pass.
         if steps is None or not (low <= steps[0] and steps[1] <= high):
-            if steps is None or np.isnan(steps[0]):
+            if _may_have_nan(target) if steps is None else np.isnan(steps[0]):
                 target.nan_to_num_(nan=-zero_point)
             if stats is not None and stats.count:
                 stats.clamped += _count_outside(target, low, high, steps)
@@ -84,6 +84,11 @@ def quantize_dequantize(
             before = stats.range or found
             stats.range = min(before[0], found[0]), max(before[1], found[1])
     return out
+
+
+def _may_have_nan(steps: Tensor) -> bool:
+    """Whether there may be a NaN; a sum takes a third of the time of replacing them, but makes a GPU wait."""
+    return not steps.is_cpu or bool(steps.sum().isnan())
 
 
 def _step_range(x: Tensor, inverse: float, known: Range | None) -> Range:
