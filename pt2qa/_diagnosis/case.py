@@ -353,7 +353,7 @@ def is_alike(site: Site, played: Played) -> bool:
     if other is None or own.scale is None or own.zero_point is None or own.axis != other.axis:
         return False
     before, after = (
-        torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in (params.scale, params.zero_point)])
+        torch.stack([torch.as_tensor(each).cpu().double() for each in (params.scale, params.zero_point)])
         for params in (own, other)
     )
     steps = max(abs(own.quant_min - other.quant_min), abs(own.quant_max - other.quant_max))
