@@ -194,6 +194,7 @@ class Case:
             self.pair,
             self.data.batches,
             self._variants,
+            sampled=("fitted", "by channel"),
             quantized=self.trials.outputs if self.pair is self.trials.pair else None,
             inputs_of=self.data.inputs_of,
             mask=self.data.mask,
@@ -237,6 +238,10 @@ class Case:
     def excess(self, site: int) -> float:
         """How much of a site's noise parameters that fit would remove."""
         return max(self.noise(site) - self.noise(site, "fitted"), 0.0)
+
+    def share(self, of: Callable[[int], float], sites: Iterable[int]) -> float:
+        """What some sites make, together, of the noise of all sites."""
+        return sum(map(of, sites)) / max(self.total_noise, 1e-300)
 
     def levels(self, site: Site) -> tuple[int, int]:
         """The integers that a site should have."""

@@ -7,7 +7,7 @@ wanted.  Where an op has no gradient, the reference runs with each change alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Literal
@@ -48,6 +48,9 @@ SURE = 0.1
 
 MOST = 8
 """Projections of a batch that are not asked for."""
+
+ENOUGH = 8
+"""Samples that show whether another rounding of a site would be better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def site_noises(
     *,
     method: Method = "auto",
     projections: int | None = FEWEST,
+    sampled: Collection[str] = (),
     quantized: Callable[[Sequence[Any]], Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
@@ -112,6 +116,8 @@ def site_noises(
             where an op has no gradient.
         projections: random projections per batch; None: 4, and 8 if the sampling error is above a tenth of all noise.
             There is none from as many projections on as the outputs of a sample have elements.
+        sampled: names of variants that are measured on the first batches with 8 samples or more together, and whose
+            noise is multiplied by the share of all samples that these are.
         quantized: returns what the quantized model returns for flat inputs; None: it is run.
         inputs_of: maps an item of ``batches`` to a batch.
         mask: which positions count, as in :func:`pt2qa.compare_layers`: only the outputs there have errors.
@@ -135,6 +141,7 @@ def site_noises(
         paths=tuple(path for path in paths if wanted[path.site]),
         method=method,
         projections=projections,
+        sampled=frozenset(sampled),
         quantized=pair.simulator.run if quantized is None else quantized,
         verification=Verification(pair.graphs),
         notes=[*pair.notes, *pair.program.notes],
@@ -187,7 +194,8 @@ def together(parts: Sequence[SiteNoises]) -> SiteNoises:
 class _Noises:
     """Sums over the batches so far, and the ``most`` projections of one.
 
-    ``projection`` is None before the first batch and for the exact method.
+    ``projection`` is None before the first batch and for the exact method.  The variants that are ``sampled`` were
+    measured on ``sampled_on`` samples.
     """
 
     pair: QuantizedPair
@@ -195,6 +203,7 @@ class _Noises:
     paths: tuple[Path, ...]
     method: Method
     projections: int | None
+    sampled: frozenset[str]
     quantized: Callable[[Sequence[Any]], Any]
     verification: Verification
     notes: list[str]
@@ -207,6 +216,7 @@ class _Noises:
     signal: float = 0.0
     measured: float = 0.0
     samples: int = 0
+    sampled_on: int = 0
     batches: int = 0
     most: int = 0
     outputs: tuple[str, ...] = ()
@@ -307,6 +317,18 @@ class _Noises:
         self.measured += _noise(reference, quantized)
         self.samples += samples
         self.batches += 1
+        if self.sampled_on < ENOUGH:
+            self.sampled_on = self.samples
+            if self.samples >= ENOUGH:
+                self._drop(self.sampled)
+
+    def _drop(self, names: Collection[str]) -> None:
+        """Leaves variants with these names out from here on."""
+        self.variants = {
+            site: {name: each for name, each in own.items() if name not in names} for site, own in self.variants.items()
+        }
+        if self.projection is not None:
+            self.projection.variants = self.variants
 
     def _keys(self) -> list[Key]:
         return [(site, name) for site, variants in self.variants.items() for name in variants]
@@ -327,9 +349,10 @@ class _Noises:
         if self.positions is not None:
             settings["mask"] = self.positions.name
             notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
+        factors = dict.fromkeys(self.sampled, self.samples / self.sampled_on)
         return SiteNoises(
-            noise=self.noise,
-            variance=self.variance,
+            noise={key: noise * factors.get(key[1], 1.0) for key, noise in self.noise.items()},
+            variance={key: variance * factors.get(key[1], 1.0) ** 2 for key, variance in self.variance.items()},
             signal=self.signal,
             measured=self.measured,
             outputs=self.outputs,

@@ -235,18 +235,22 @@ class Search:
             treated.costs = self.case.costs  # by op, of which edits change none
         return treated
 
-    def _take(self, hypotheses: Sequence[Hypothesis]) -> None:
+    def _take(self, hypotheses: Sequence[Hypothesis], *, again: bool = False) -> None:
         """Measures each remedy after those taken before, then adds them, the best first, as long as they help.
 
-        Beside a large fault, the remedy of a smaller one gives little: what helped too little is tried again.
+        Beside a large fault, the remedy of a smaller one gives little: what helped too little, or was too small to be
+        tried, is tried ``again``.
         """
         start, before, rows = self.state, self.quality, len(self.rows)
         left = self._left = []
         little = []
         for each in _distinct(hypotheses):
+            noise = f"its roundings make {share(each.share)} % of the noise of all sites"
             if each.share < HIDDEN:
-                reason = f"its roundings make {share(each.share)} % of the noise of all sites"
-                self._reject(each, math.nan, reason)
+                self._reject(each, math.nan, noise)
+                continue
+            if not again and self._is_small(each):
+                little.append((each, math.nan, noise))
                 continue
             gain = self._gain(each, start, before)
             if gain >= self._least(each) and not self._by_chance(each, start, before):
@@ -254,7 +258,7 @@ class Search:
             elif math.isnan(gain):
                 self._reject(each, gain, "could not be measured")
             else:
-                little.append((each, gain))
+                little.append((each, gain, "it helps too little"))
         while left:
             each, gain = _best(left)
             left.remove((each, gain))
@@ -263,13 +267,17 @@ class Search:
             else:
                 self._add(each)
         # Ranges say nothing about causes that are no matter of degree, such as a bias in eight bits.
-        again = [each for each, _ in little if self._can_gain() or each.cause not in NATURAL]
-        again = again if len(self.rows) > rows else []
-        for each, gain in little:
-            if each not in again:
-                self._reject(each, gain, "it helps too little")
-        if again:
-            self._take(again)
+        more = [each for each, _, _ in little if self._can_gain() or each.cause not in NATURAL]
+        more = more if len(self.rows) > rows else []
+        for each, gain, reason in little:
+            if each not in more:
+                self._reject(each, gain, reason)
+        if more:
+            self._take(more, again=True)
+
+    def _is_small(self, each: Hypothesis) -> bool:
+        """Whether the sites of a remedy make too little of the noise for half of the least gain."""
+        return each.cause in NATURAL and -10 * math.log10(max(1 - each.share, 1e-9)) < self._least(each) / 2
 
     def _can_gain(self) -> bool:
         """Whether ranges and weights that fit would be better than the remedies so far."""

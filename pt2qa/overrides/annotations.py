@@ -348,7 +348,7 @@ def _as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, Graph
     for key, node in nodes.items():
         sources = list(dict.fromkeys(source for _, source in node.reads))
         fixed = all(found[source].constant for source in sources) if sources else node.constant
-        reads_rounded = any(
+        reads_rounded = fixed and any(
             source in rounded or rounds_at(specs, (source, key), nodes) or rounds_at(specs, (source, ""), nodes)
             for source in sources
         )

@@ -76,6 +76,7 @@ def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> It
         remedy=f"leave these ops in float: {', '.join(ops)}",
         treatment=Treatment(floats=(edit,)),
         cost=case.costs.macs_of(ops),
+        share=case.share(case.noise, worst),
     )
 
 

@@ -163,6 +163,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             if most
             else "let calibration choose its range, or fix one that holds its values",
             treatment=case.played(case.fitted, unfit if cause == "observer" else sites),
+            share=case.share(case.excess, unfit if cause == "observer" else sites),
         )
 
 
@@ -207,7 +208,7 @@ def twice(case: Case) -> Iterator[Hypothesis]:
             f"{number(site.params.largest_scale)} here, though the values are the same",
             remedy="share the scale: SharedQuantizationSpec of the input, as the op only moves values",
             treatment=Treatment(exact=frozenset(case.places[index] for index in worst)),
-            share=sum(map(case.noise, worst)) / max(case.total_noise, 1e-300),
+            share=case.share(case.noise, worst),
         )
 
 
@@ -242,6 +243,7 @@ def outliers_in_series(case: Case) -> Iterator[Hypothesis]:
             remedy="scale these channels down where they begin and up in the weights that read them, or take the "
             "outlier out of training; measured with a range for each channel",
             treatment=case.played(case.by_channel, worst),
+            share=case.share(case.noise, worst),
         )
 
 
