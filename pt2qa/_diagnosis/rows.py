@@ -60,13 +60,13 @@ class CauseRow(Row):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TriedRow(Row):
-    """A remedy that was measured and is not recommended.
+    """A remedy that is not recommended.
 
     Args:
         cause: what it would have been.
         name: where.
         remedy: what was tried.
-        gain: what it gave alone; nan if it could not be tried.
+        gain: what it gave alone; nan if it was not measured.
         reason: why it is no row of the diagnosis.
     """
 

@@ -196,3 +196,21 @@ def test_ready_made_roundings_are_those_of_the_converted_ops() -> None:
         assert torch.equal(rounding(params)(x)[moved], clamp(x)[moved])
         small = x / 100
         assert clamp(small) is small
+
+
+@pytest.mark.parametrize("method", ["exact", "projection"])
+@pytest.mark.parametrize(("sizes", "measured"), [((8, 4, 4), 8), ((4, 4, 4, 4), 8), ((2, 2), 4), ((9, 1), 9)])
+def test_sampled_variants_are_measured_on_the_first_samples(method: Any, sizes: tuple[int, ...], measured: int) -> None:
+    own = BATCHES[linear]
+    torch.manual_seed(0)
+    narrow = (own[0][0] / 3,)
+    pair = quantized_pair(linear(), narrow, "xnnpack", dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    batches = [(part,) for part in torch.cat([own[0][0], own[1][0]])[: sum(sizes)].split(list(sizes))]
+    options = {"method": method, "projections": 8, "progress": False}
+    found = site_noises(pair, batches, split(pair), sampled=["clamping"], **options)
+    whole = site_noises(pair, batches, split(pair), **options)
+    first = site_noises(pair, [(torch.cat([part for (part,) in batches])[:measured],)], split(pair), **options)
+    assert found.noise.keys() == whole.noise.keys()
+    for key, value in found.noise.items():
+        other = first.noise[key] * sum(sizes) / measured if key[1] == "clamping" else whole.noise[key]
+        assert value == pytest.approx(other, rel=1e-4, abs=1e-9 * found.signal)

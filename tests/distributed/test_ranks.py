@@ -392,9 +392,10 @@ def flow():
 """
 
 
-def torchrun(*arguments: str, fails: bool = False) -> str:
-    """What the first of two processes prints; if they fail, what all of them say."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pt2qa", *arguments]
+def torchrun(*arguments: str, processes: int = 2, fails: bool = False) -> str:
+    """What the first process prints; if they fail, what all of them say."""
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "-m", "pt2qa"]
+    command = [sys.executable, *launch, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr if fails else done.stdout
@@ -413,6 +414,17 @@ def test_torchrun(tmp_path: Path) -> None:
     torchrun("sensitivity", flow, "-q", "xnnpack", "--resume", str(before), "-o", str(again))
     assert pt2qa.load(again).batches == 5
     assert same(pt2qa.load(again), pt2qa.load(before)) == []
+
+
+def test_four_processes_of_torchrun_give_the_numbers_of_one(tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(FLOW)
+    out = tmp_path / "sensitivity.safetensors"
+    torchrun("sensitivity", f"{tmp_path}/flow.py:flow", "-q", "xnnpack:mode=dynamic", "-o", str(out), processes=4)
+    own: dict[str, Any] = {}
+    exec(FLOW, own)
+    model, example, batches = own["flow"]()
+    pair = pt2qa.quantize(pt2qa.capture(model, example), "xnnpack:mode=dynamic", batches, progress=False)
+    assert same(pt2qa.load(out), pt2qa.sensitivity(pair, batches, progress=False)) == []
 
 
 FAILING = """

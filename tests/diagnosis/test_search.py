@@ -1,0 +1,59 @@
+"""Which remedies a search measures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.search import Search
+from pt2qa._diagnosis.trials import Data, Treatment, Trials
+from tests.flows import quantized_pair
+
+
+@pytest.fixture
+def search() -> Search:
+    """Of a model whose calibration data are too small, by a factor of 10 for all sites."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+    batch = torch.randn(8, 8)
+    pair = quantized_pair(net, (0.1 * batch,))
+    data = Data("batches", [batch])
+    trials = Trials(pair, data, None, False)
+    return Search(Case(pair, trials, data, trials.quality(Treatment())), None)
+
+
+def in_float(search: Search, cause: str, share: float, sites: int) -> Hypothesis:
+    """All sites of the model in float but some."""
+    places = list(search.case.places.values())
+    return Hypothesis(
+        cause, f"of {share}", "", "", Treatment(exact=frozenset(places[: len(places) - sites])), share=share
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "share", "measured"),
+    [
+        ("precision", 0.2, False),  # 0.97 dB, where 3 dB are asked for
+        ("precision", 0.3, True),
+        ("site-range", 0.2, True),  # no matter of degree
+        ("site-range", 1e-4, False),
+    ],
+)
+def test_what_makes_little_noise_is_not_tried(search: Search, cause: str, share: float, measured: bool) -> None:
+    search._take([in_float(search, cause, share, 0)])
+    assert len(search.rows) == measured
+    assert [row.reason.partition(" of the noise")[0] for row in search.tried] == (
+        [] if measured else [f"its roundings make {100 * share:.2f} %"]
+    )
+    assert all(math.isnan(row.gain) for row in search.tried)
+
+
+def test_it_is_tried_after_a_larger_fault(search: Search) -> None:
+    large, small = in_float(search, "site-range", 1.0, 2), in_float(search, "precision", 0.01, 0)
+    search.bounds = {name: search.case.trials.quality(small.treatment) for name in ("fitted", "by channel")}
+    search._take([small, large])
+    assert [row.name for row in search.rows] == ["of 1.0", "of 0.01"]
