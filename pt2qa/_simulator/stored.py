@@ -94,6 +94,9 @@ class Integers:
                 isinstance(scale, Tensor) and scale.dtype == torch.float32 and isinstance(zero_point, Tensor)
             ):
                 return None
+            # An observer that saw no value has one scale for all channels.
+            if not len(integers) == scale.numel() == zero_point.numel():
+                return None
             shape = (-1, *[1] * (integers.dim() - 1))
             moves = bool((zero_point != 0).any())
             return cls(integers, scale.reshape(shape), zero_point.reshape(shape).float() if moves else None)

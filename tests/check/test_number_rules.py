@@ -129,6 +129,16 @@ def test_trap_16_a_pair_that_was_converted_without_calibration() -> None:
     assert rows[0].why == f"{rows[1].why}; right for whole numbers alone"
 
 
+@pytest.mark.parametrize("size", [16, 2000])
+def test_trap_16_a_weight_by_channel_that_was_never_calibrated(size: int) -> None:
+    model, x = nn.Sequential(nn.Linear(size, size)).eval(), torch.randn(2, size)
+    quantizer = available()["x86"].build(pt2qa.capture(model, x).module(), qat=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(pt2qa.PairingError, match=r"Its scale is 1\.0, as of an observer that saw no value: run"):
+            foreign_pair(model, (x,), quantizer)
+
+
 def test_a_scale_of_1_is_right_for_pixels_and_the_data_shows_it() -> None:
     pixels = torch.randint(0, 256, (4, 4)).float()
     pixels[0, :2] = torch.tensor([0.0, 255.0])
