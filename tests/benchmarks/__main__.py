@@ -70,7 +70,7 @@ def main() -> int:
     if arguments.only in (None, "deployed"):
         results += measure_deployed(max(2, arguments.rounds // 2))
     if arguments.only in (None, "diagnose"):
-        results += measure_diagnose(max(2, arguments.rounds // 5))
+        results += measure_diagnose(max(3, arguments.rounds // 2))
     if arguments.only in (None, "processes"):
         results += measure_processes(max(2, arguments.rounds // 5))
     if arguments.only in (None, "quantize"):

@@ -277,8 +277,12 @@ class LogProbabilities(nn.Module):
 
 
 @fault("a probability is rounded to zero, and its logarithm is taken", "nonfinite")
-def log_of_zero(subject: Subject) -> Planted:
-    subject.replace_model(LogProbabilities(subject.model()).eval())
+def log_of_zero(subject: Subject) -> Planted | None:
+    model = LogProbabilities(subject.model()).eval()
+    with torch.no_grad():
+        if not all(bool(model(batch).isfinite().all()) for batch in subject.evaluation):
+            return None  # 0 in the float model, too
+    subject.replace_model(model)
 
     def edit(graph: Graph) -> None:
         spec = fixed(0.0, 1.0, graph.activation())

@@ -104,7 +104,7 @@ def _stays_within(found: Observed, seen: Observed) -> bool:
 def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tuple[int, Hypothesis]]:
     """By number, a calibration batch without which the ranges of most sites would be less than half as wide."""
     count = max((len(each.lowest) for each in seen.values()), default=0)
-    if count < 3:
+    if count < 2:
         return
     widths = {site.index: _width(seen[site.index].whole) for site in case.static_sites}
     weight = {site: case.excess(site) for site, width in widths.items() if width > 0}

@@ -26,7 +26,9 @@ MARGIN = 10.0
 
 
 def changed(case: Case) -> Iterator[Hypothesis]:
-    """Capture or prepare that changed the model, on the first batch."""
+    """Capture or prepare that changed the model, on the first batch; nothing if the quantized model has no number."""
+    if math.isnan(case.now.worst[1]):
+        return
     stages = Stages(case.pair)
     values = case.pair.values(case.first)
     outputs = stages.before(case.first, values)

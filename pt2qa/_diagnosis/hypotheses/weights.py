@@ -46,13 +46,15 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
 
 
 def _is_coarse(case: Case, index: int) -> bool:
-    """Whether a weight's own rounding error is clearly larger than it need be."""
+    """Whether a weight's own rounding error is clearly larger than it need be; not if it is another weight."""
     constant = case.constants[index]
     own, fitted = (
         float((value - constant.reference).double().square().sum())
         for value in (constant.quantized, case.fitted_weights[index].value(constant.reference))
     )
-    return own > COARSE * fitted
+    if own <= COARSE * fitted:
+        return False
+    return _steps_apart(case.pair.sites[index], constant.reference, constant.quantized) <= CHANGED_STEPS
 
 
 def changed(case: Case) -> dict[int, float]:
