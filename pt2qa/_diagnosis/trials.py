@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
 from tqdm import tqdm
 
 from pt2qa._graph.internals.torch import pytree
@@ -22,6 +21,7 @@ from pt2qa._reconfigure.target import Target
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._sensitivity.roundings import Rounding, rounding
+from pt2qa._simulator.outputs import nbytes_of
 from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import Simulator
@@ -196,7 +196,7 @@ class Trials:
 
         run = self.checks[on].run(engine, values)
         found = run.quantized if on else run.reference
-        size = sum(leaf.nbytes for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor))
+        size = nbytes_of(found)
         if size <= self._free:
             self._free -= size
             self._own[place] = found

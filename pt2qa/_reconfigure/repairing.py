@@ -15,7 +15,7 @@ from pt2qa._reconfigure.analysis import recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
 from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.outcome import free_rows, stages
-from pt2qa._reconfigure.reference import Reference
+from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
 from pt2qa._reconfigure.scoring import Quality, Scorer, SimulatedModel, Tally
 from pt2qa._reconfigure.target import Target
@@ -24,7 +24,7 @@ from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
-from pt2qa._simulator.verification import graph_outputs
+from pt2qa._simulator.verification import Outputs, Verification
 from pt2qa.errors import SelectionError
 
 
@@ -115,8 +115,7 @@ def repair(
     if final.pair is not pair:
         notes += final.pair.verify(reference.first.batch)
     plan = final.plan(recipe)
-    before = _played(pair, reference)
-    after = _converted(final.pair, reference)
+    before, after = (_figures(each, reference) for each in (pair, final.pair))
     said = _verdict(before, after, final)
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
@@ -128,8 +127,8 @@ def repair(
         stages=(
             *stages("before", base.quality, 0.0, sites, names),
             *stages("converted", _quality(after), 0.0, len(final.pair.sites), names),
-            Stage("before, calibration", _played(pair, fitted_to).value, 0.0, sites),
-            Stage("converted, calibration", _converted(final.pair, fitted_to).value, 0.0, len(final.pair.sites)),
+            Stage("before, calibration", _figures(pair, fitted_to).value, 0.0, sites),
+            Stage("converted, calibration", _figures(final.pair, fitted_to).value, 0.0, len(final.pair.sites)),
             *_metric_stages(metric, pair, final.pair),
         ),
         target="accuracy at no cost at run time",
@@ -146,14 +145,14 @@ def repair(
     ).with_pair(final.pair)
 
 
-def _played(pair: QuantizedPair, reference: Reference) -> Figures:
-    """The figures of a pair on the simulator."""
-    return figures_of(reference, lambda item: pair.simulator.run(item.values, on=True))
+def _figures(pair: QuantizedPair, reference: Reference) -> Figures:
+    """The figures of a pair's converted graph, on the simulator, which is held against it."""
+    check = Verification(pair.graphs)
 
+    def run(item: Item) -> Any:
+        return check.run(lambda: Outputs(quantized=pair.simulator.run(item.values, on=True)), item.values).quantized
 
-def _converted(pair: QuantizedPair, reference: Reference) -> Figures:
-    """The figures of a pair's converted graph."""
-    return figures_of(reference, lambda item: graph_outputs(pair.quantized, item.values))
+    return figures_of(reference, run)
 
 
 def _quality(figures: Figures) -> Quality:

@@ -124,8 +124,8 @@ def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Sequence[Fit]]) -> 
     """
     simulators = [[pair.simulator] * 2, *([fit.simulator(pair) for fit in each] for each in fits)]
     own: dict[tuple[int, int], list[ErrorSums]] = {}
-    for half, values, counted in data.with_positions():
-        reference = _outputs(pair, pair.simulator.run(values, on=False), counted)
+    for half, values, counted, returned in data.with_outputs():
+        reference = _outputs(pair, returned, counted)
         for number, by_half in enumerate(simulators):
             outputs = _outputs(pair, by_half[half].run(values, on=True), counted)
             found = [_error(ref, quant) for ref, quant in zip(reference, outputs, strict=True)]

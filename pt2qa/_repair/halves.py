@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import active, everywhere
+from pt2qa._sensitivity.metrics import detached
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.outputs import nbytes_of
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import digest_of
 
 Item = tuple[int, list[Any]]
 """The half of a batch, 0 or 1, and its flat values."""
 
+KEPT_BYTES = 1 << 28
+"""Size of the float model's outputs that are kept, for each repair that is tried."""
+
 
 @dataclass(frozen=True, slots=True)
 class Halves:
     """Every second batch is in the second half; one that is repeated counts once, one without samples not at all.
 
-    ``half_of`` has those of this rank by digest, and ``distinct`` is how many all ranks have.
+    ``half_of`` has those of this rank by digest, and ``distinct`` is how many all ranks have; ``outputs`` those of the
+    float model by digest, as long as they are small.
     """
 
     pair: QuantizedPair
@@ -29,6 +35,7 @@ class Halves:
     half_of: dict[str, int]
     distinct: int
     positions: Positions | None
+    outputs: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -51,20 +58,26 @@ class Halves:
 
     def __iter__(self) -> Iterator[Item]:
         """The batches of this rank."""
-        for half, _, values in self._own():
+        for half, _, values, _ in self._own():
             yield half, values
 
-    def with_positions(self) -> Iterator[tuple[int, list[Any], Counted | None]]:
-        """The batches of this rank, each with which of its positions count; None: all do."""
-        for half, batch, values in self._own():
-            yield half, values, None if self.positions is None else self.positions.of(batch, values)
+    def with_outputs(self) -> Iterator[tuple[int, list[Any], Counted | None, Any]]:
+        """The batches of this rank, each with which of its positions count, None for all, and the float outputs."""
+        for half, batch, values, digest in self._own():
+            returned = self.outputs.get(digest)
+            if returned is None:
+                returned = detached(self.pair.simulator.run(values, on=False))
+                if nbytes_of([returned, *self.outputs.values()]) <= KEPT_BYTES:
+                    self.outputs[digest] = returned
+            yield half, values, None if self.positions is None else self.positions.of(batch, values), returned
 
-    def _own(self) -> Iterator[tuple[int, Batch, list[Any]]]:
+    def _own(self) -> Iterator[tuple[int, Batch, list[Any], str]]:
         left = dict(self.half_of)
         for batch, values in _read(self.pair, self.batches, self.inputs_of):
-            half = left.pop(digest_of(values), None)
+            digest = digest_of(values)
+            half = left.pop(digest, None)
             if half is not None:
-                yield half, batch, values
+                yield half, batch, values, digest
 
 
 def _read(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._graph.internals.torch import calling_convention, pytree
@@ -65,6 +66,11 @@ def plain(outputs: Any) -> Any:
     if isinstance(outputs, dict):
         return {key: plain(item) for key, item in outputs.items()}
     return outputs
+
+
+def nbytes_of(outputs: Any) -> int:
+    """The bytes of the tensors in a nested value."""
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor))
 
 
 def _out_spec(graph_module: GraphModule, count: int) -> Any:

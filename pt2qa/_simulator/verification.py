@@ -25,7 +25,7 @@ from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import buffers_kept, written_buffers
 from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.isolated_check import Isolated, IsolatedCheck
-from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.outputs import nbytes_of, output_names, plain
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, graph_values, tensors_equal
 from pt2qa._simulator.strides import copied
@@ -148,7 +148,7 @@ class Verification:
         if expected is None:
             expected = _leaves(graph_outputs(graphs.reference, values, check.keep))
             graphs.returned.clear()
-            if sum(leaf.nbytes for leaf in expected if isinstance(leaf, Tensor)) <= KEPT_BYTES:
+            if nbytes_of(expected) <= KEPT_BYTES:
                 # Copies, because a graph may return what it was given.
                 graphs.returned[inputs] = pytree.tree_map_only(Tensor, copied, expected)
         names = output_names(self.graphs.quantized, len(expected))
