@@ -3,11 +3,12 @@
 Rounding inputs and weights of a convolution or a linear changes the mean of each output channel; its opposite, added
 to the bias, costs nothing.  But the errors of successive ops cancel or add up, so taking back all of each may hurt.
 With d the mean change of an op's output by channel, J its derivative of the output and e the error of the output, the
-shares of d that are taken back minimise, for random vectors v, summed over samples::
+shares of d that are taken back minimise, summed over samples::
 
-    (v·e - sum(share * v·(J d) for each op))**2 + RIDGE * sum((share * v·(J d))**2 for each op),   0 <= share <= 1
+    |e - sum(share * J d for each op)|**2 + RIDGE * sum(share**2 * |J d|**2 for each op),   0 <= share <= 1
 
-One unknown for each op; one forward, and one forward and backward pass of each batch.
+A backward pass with e itself as the vector gives the products of e and J d; those of J d with each other are estimated
+with random vectors.  One unknown for each op; one forward, and one forward and backward pass of each batch.
 
 Source:
     bias correction by the mean error is in "Data-Free Quantization Through Weight Equalization and Bias Correction"
@@ -16,6 +17,7 @@ Source:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,11 +40,11 @@ from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
-VECTORS = 16
+VECTORS = 7
 """Random projections of each batch."""
 
 RIDGE = 0.1
-"""How much the own projections of each op weigh against its share."""
+"""How much |J d|**2 of each op weighs against its share."""
 
 ROUNDS = 100
 """Rounds of coordinate descent, at most."""
@@ -94,8 +96,8 @@ class FittedBiases:
 class Biases:
     """What one look at the data tells about ops with a bias: for each part of it, means and normal equations.
 
-    ``means`` are the mean errors d of each op, of shape (channels,); ``grams`` and ``rights`` the products of v·(J d)
-    with each other, of shape (ops, ops), and with v·e, of shape (ops,).
+    ``means`` are the mean errors d of each op, of shape (channels,); ``grams`` and ``rights`` the products of J d with
+    each other, of shape (ops, ops), and with e, of shape (ops,).
     """
 
     name: ClassVar[str] = "biases"
@@ -123,10 +125,12 @@ class Biases:
         try:
             for half, values in data:
                 parts = [part for part in PARTS if half in part]
-                found, errors = _project(pair, values, ops, [means[part] for part in parts])
-                for part, columns in zip(parts, found, strict=True):
-                    grams[part] += columns.T @ columns
-                    rights[part] += columns.T @ errors
+                for part, columns in zip(
+                    parts, _project(pair, values, ops, [means[part] for part in parts]), strict=True
+                ):
+                    random, along = columns[:VECTORS].flatten(0, 1), columns[VECTORS]
+                    grams[part] += random.T @ random / VECTORS
+                    rights[part] += along.sum(0)
         except WithoutGradient as error:
             reason = error.reason
         every = [each for each, _ in _agreed(((grams, rights), reason))]
@@ -244,12 +248,15 @@ def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tenso
 
 def _project(
     pair: QuantizedPair, values: Sequence[Any], ops: Sequence[tuple[Step, Constant]], means: Sequence[Sequence[Tensor]]
-) -> tuple[list[Tensor], Tensor]:
-    """For each list of means v·(J d): (vectors × samples, ops); and v·e: (vectors × samples,)."""
+) -> list[Tensor]:
+    """For each list of means v·(J d), for random vectors and last for e: of shape (VECTORS + 1, samples, ops).
+
+    Each output is divided by its size, in all of these.
+    """
     samples = count_samples(list(values))
     started = ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
     numbers = {step.index: number for number, (step, _) in enumerate(ops)}
-    columns = [torch.zeros(VECTORS, samples, len(ops), dtype=torch.float64) for _ in means]
+    columns = [torch.zeros(VECTORS + 1, samples, len(ops), dtype=torch.float64) for _ in means]
 
     def visit(step: Step, gradients: Gradients) -> None:
         number = numbers.get(step.index)
@@ -263,16 +270,19 @@ def _project(
 
     reference = [leaf.detach() for leaf in float_leaves(started.reference)]
     quantized = float_leaves(finished(pair, pair.simulator.run(values, on=True), None))
-    sizes = [float(float64(leaf).square().sum()) for leaf in reference]
-    scales = [size**-0.5 if size > 0 else 0.0 for size in sizes]
-    signs = started.signs(VECTORS, scales)
+    if [each.shape for each in reference] != [each.shape for each in quantized]:
+        raise WithoutGradient("rounding changes the shape of an output")
+    along = [
+        (quant - ref).float() * scale**2 for ref, quant, scale in zip(reference, quantized, started.scales, strict=True)
+    ]
+    # As long as the random vectors are, roughly, so that half precision can hold it.
+    length = math.sqrt(sum(float(float64(each).square().sum()) for each in along)) or 1.0
+    vectors = [
+        [*random, (each / length).to(random[0].dtype)]
+        for random, each in zip(started.signs(VECTORS, relative=True), along, strict=True)
+    ]
     with torch.no_grad():
-        started.backward(VECTORS, visit, scales)
-    errors = torch.zeros(VECTORS, samples, dtype=torch.float64)
-    for vectors, ref, quant in zip(signs, reference, quantized, strict=True):
-        error = (quant - ref).cpu().double()
-        rows = error.dim() > 0 and error.shape[0] == samples
-        for number, each in enumerate(vectors):
-            product = each.cpu().double() * error
-            errors[number] += product.reshape(samples, -1).sum(1) if rows else product.sum() / samples
-    return [column.reshape(-1, len(ops)) for column in columns], errors.flatten()
+        started.backward(vectors, visit)
+    for column in columns:
+        column[VECTORS] *= length
+    return columns

@@ -35,7 +35,6 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.gradients import Gradients, WithoutGradient, float_tensors
-from pt2qa._sensitivity.outputs import float_leaves
 from pt2qa._sensitivity.played import fitted, fitted_by_channel, with_roundings
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.ranges import observe
@@ -227,9 +226,8 @@ def _weigh(
             found.append((number, _weighted(value, weights, *spans[number])))
 
     # What counts is the error of each output relative to its own size.
-    sizes = [float(float64(leaf).square().sum()) for leaf in float_leaves(started.reference)]
     with torch.no_grad():
-        started.backward(VECTORS, visit, [1 / math.sqrt(size) if size > 0 else 0.0 for size in sizes])
+        started.backward(started.signs(VECTORS, relative=True), visit)
     return iter(found)
 
 

@@ -20,7 +20,6 @@ Source:
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +34,6 @@ from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import Gradients, WithoutGradient
-from pt2qa._sensitivity.outputs import float_leaves
 from pt2qa._sensitivity.played import fitted
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
@@ -273,9 +271,8 @@ class _Meter:
                     known = self.products[half].get(step.index)
                     self.products[half][step.index] = product if known is None else known.add_(product)
 
-        sizes = [float(leaf.double().square().sum()) for leaf in float_leaves(started.reference)]
         with torch.no_grad():
-            started.backward(VECTORS, visit, [1 / math.sqrt(size) if size > 0 else 0.0 for size in sizes])
+            started.backward(started.signs(VECTORS, relative=True), visit)
 
     def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
         costs = []

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
@@ -165,17 +166,19 @@ class ProjectedBatch:
         if not self._fresh:
             self._forward()
         meter = _Meter(self)
-        self.backward(count, meter.visit)
+        self.backward(self.signs(count), meter.visit)
         for key, dots in meter.dots:
             self._dots[key].append(dots)
 
-    def backward(
-        self, count: int, visit: Callable[[Step, Gradients], None], scales: Sequence[float] | None = None
-    ) -> None:
-        """Runs the backward pass for this many more vectors of ±1, times the scale of the output if there are any."""
-        self.run.backward(self._vectors(count, scales), visit)
+    def backward(self, vectors: Sequence[Sequence[Tensor]], visit: Callable[[Step, Gradients], None]) -> None:
+        """Runs the backward pass once for vectors, of which each output that is measured has as many."""
+        inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
+        found = iter(gradients_of(self._counted, inputs, vectors))
+        by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}
+        tracked = {slot: each for slot, each in by_slot.items() if each and slot in self.run.tracked}
+        self.run.backward(tracked, visit)
         self._fresh = False
-        self.projections += count
+        self.projections += len(vectors[0])
 
     def noise(self, keys: Iterable[Key]) -> tuple[float, float]:
         """The squared output error of variants, summed, and its variance; zero for sites that no gradient reached."""
@@ -194,20 +197,18 @@ class ProjectedBatch:
         """The sites that a gradient reached."""
         return {site for site, _ in self._dots}
 
-    def signs(self, count: int, scales: Sequence[float] | None = None) -> list[list[Tensor]]:
-        """The next vectors, for each output that is measured."""
+    def signs(self, count: int, *, relative: bool = False) -> list[list[Tensor]]:
+        """The next vectors of ±1, for each output that is measured; divided by its size where ``relative``."""
         signs = random_signs(self._counted, self.samples, count, self.seed, self.projections)
-        if scales is None:
+        if not relative:
             return signs
-        return [[each * scale for each in own] for own, scale in zip(signs, scales, strict=True)]
+        return [[each * scale for each in own] for own, scale in zip(signs, self.scales, strict=True)]
 
-    def _vectors(self, count: int, scales: Sequence[float] | None) -> dict[int, Gradients]:
-        """The gradients of v·output at the slots of the graph's outputs."""
-        inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
-        signs = self.signs(count, scales)
-        found = iter(gradients_of(self._counted, inputs, signs))
-        by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}
-        return {slot: gradients for slot, gradients in by_slot.items() if gradients and slot in self.run.tracked}
+    @property
+    def scales(self) -> list[float]:
+        """1/|output| for each output that is measured; 0 where it is all zero."""
+        sizes = [float(float64(leaf.detach()).square().sum()) for leaf in self._counted]
+        return [size**-0.5 if size > 0 else 0.0 for size in sizes]
 
     def _estimate(self, dots: Tensor) -> tuple[float, float]:
         """Noise and its variance from dot products of shape (projections, samples or 1).
