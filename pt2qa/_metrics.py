@@ -225,7 +225,7 @@ def noise_sums(tensors: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> l
     Each tensor is read from memory once. A noise is nan if one of two values alone is not finite.
     """
     noises = [NoiseSums()] * len(pairs)
-    for chunk in _chunks(tensors):
+    for chunk in chunks(tensors):
         signals = {number: _fast_signal(chunk[number]) for number in {first for first, _ in pairs}}
         for number, (first, second) in enumerate(pairs):
             noises[number] = noises[number].merge(_noise(chunk[first], chunk[second], signals[first]))
@@ -235,7 +235,7 @@ def noise_sums(tensors: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> l
 def differing(left: Tensor, right: Tensor) -> tuple[int, float]:
     """How many elements of two floating-point tensors of one shape differ, and the largest absolute difference."""
     count, largest = 0, [torch.zeros(())]
-    for a, b in _chunks((left, right)):
+    for a, b in chunks((left, right)):
         memory = scratch(a) if a.dtype == b.dtype == torch.float32 else None
         count += int(torch.ne(a, b, out=memory).sum())
         largest.append(torch.sub(a, b, out=memory).abs_().amax().cpu())
@@ -263,7 +263,7 @@ def sums_of_row(
                 f"cannot compare shape {tuple(tensor.shape)} with reference shape {tuple(reference.shape)}"
             )
     total, noises = ErrorSums(), [NoiseSums()] * len(others)
-    for ref, quant, *rest in _chunks(tensors):
+    for ref, quant, *rest in chunks(tensors):
         sums = _fast_sums(ref, quant, ranges) or _exact_sums(ref, quant)
         total = total.merge(sums)
         finite = not sums.excluded and not sums.nonfinite
@@ -282,7 +282,7 @@ def _noise(ref: Tensor, other: Tensor, signal: float | None) -> NoiseSums:
     return NoiseSums(exact.signal, math.nan if exact.nonfinite else exact.noise, exact.count)
 
 
-def _chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+def chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Flat chunks of tensors of one shape in one common element order, without a copy if the layouts agree."""
     if not tensors[0].numel():
         return iter(())

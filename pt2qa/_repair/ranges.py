@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import float64
+from pt2qa._metrics import chunks, float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
@@ -222,8 +222,7 @@ def _weigh(
         number = None if step.site is None or step.duplicate_of is not None else group_of.get(step.site)
         if number is not None and gradients[0] is not None:
             [value] = float_tensors(started.run.env[step.reads[0]])
-            weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-            found.append((number, _weighted(value, weights, *spans[number])))
+            found.append((number, _weighted(value, gradients[0], *spans[number])))
 
     # What counts is the error of each output relative to its own size.
     with torch.no_grad():
@@ -236,12 +235,15 @@ def _grid(low: float, high: float) -> tuple[int, float]:
     return round(low / width) - 1, width
 
 
-def _weighted(value: Tensor, weights: Tensor, low: float, high: float) -> Tensor:
-    """The sums of weights by bin: float64 of shape (BINS + 3,)."""
+def _weighted(value: Tensor, gradients: Sequence[Tensor], low: float, high: float) -> Tensor:
+    """The sums of the squared gradients by bin of the value: float64 of shape (BINS + 3,)."""
     start, width = _grid(low, high)
-    bins = value.reshape(-1).mul(1 / width).round_().sub_(start).clamp_(0, BINS + 2).nan_to_num_(0.0).to(torch.int64)
-    weights = float64(weights).reshape(-1).nan_to_num_(0.0, 0.0, 0.0)
-    return torch.bincount(bins.to(weights.device), weights=weights, minlength=BINS + 3).cpu()
+    sums = torch.zeros(BINS + 3, dtype=torch.float64)
+    for own, *others in chunks((value, *gradients)):
+        bins = own.mul(1 / width).round_().sub_(start).clamp_(0, BINS + 2).nan_to_num_(0.0).to(torch.int32)
+        weights = float64(torch.stack([each.float().square() for each in others]).sum(0)).nan_to_num_(0.0, 0.0, 0.0)
+        sums += torch.bincount(bins.to(weights.device), weights=weights, minlength=BINS + 3).cpu()
+    return sums
 
 
 def _best(group: RangeGroup, low: float, high: float, histogram: Histogram) -> QuantParams:
