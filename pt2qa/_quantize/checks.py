@@ -107,8 +107,13 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
     return found[0] if found else None
 
 
-def check_runs(quantized: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str) -> None:
+def check_runs(
+    quantized: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str
+) -> tuple[list[Any], Any]:
     """Runs a converted graph on a batch; its buffers stay as they are.
+
+    Returns:
+        The flat values of the batch, and what the graph returns.
 
     Raises:
         QuantizeError: it fails; the message names the op and what it was given.
@@ -120,7 +125,7 @@ def check_runs(quantized: GraphModule, call: Call, names: Mapping[int, OpName], 
 
     values = flatten_batch(quantized, as_batch(*call, quantized))
     try:
-        graph_outputs(quantized, values, note)
+        return values, graph_outputs(quantized, values, note)
     except Exception as error:
         failed = next(node for node in run_order(quantized.graph) if node not in seen)
         name = _op_around(failed, names)

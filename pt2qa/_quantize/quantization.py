@@ -127,7 +127,7 @@ def quantize(
     before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name)
     set_parameters(reference, before)
-    check_runs(quantized, first, names, plugin.name)
+    ran = check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
     notes = (*_notes(capture), *shared_calibration(), rewriting, *_override_notes(overrides, describe(plugin)), sliced)
@@ -147,6 +147,7 @@ def quantize(
         result.program  # noqa: B018  lowering finds now what would otherwise surface in the first analysis
     except PairingError as error:
         raise QuantizeError(f"{plugin.name}: {error}") from error
+    result.graphs.accept(*ran)
     _check_same_everywhere(result)
     return result
 

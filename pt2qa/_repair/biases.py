@@ -40,7 +40,7 @@ from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
-VECTORS = 7
+VECTORS = 4
 """Random projections of each batch."""
 
 RIDGE = 0.1

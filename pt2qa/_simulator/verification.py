@@ -82,6 +82,10 @@ class Graphs:
     accepted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     returned: dict[str, list[Any]] = field(default_factory=dict)
 
+    def accept(self, values: Values, outputs: Any) -> None:
+        """Notes what the quantized graph itself returned on flat inputs, so that it need not run on them again."""
+        self.accepted.setdefault(("quantized", _key_of(values)), set()).add(digest_of(_leaves(outputs)))
+
 
 @dataclass(slots=True)
 class Verification:
@@ -112,8 +116,8 @@ class Verification:
         kind = (*kind_of(values), *kind_of(quantized_values))
         if kind in self._kinds:
             return True
-        inputs = f"{digest_of(values)} {kind_of(values)}"
-        quantized_inputs = inputs if alike else f"{digest_of(quantized_values)} {kind_of(quantized_values)}"
+        inputs = _key_of(values)
+        quantized_inputs = inputs if alike else _key_of(quantized_values)
         if run.quantized is not None and not self._is_quantized(run.quantized, quantized_values, quantized_inputs):
             found = first_inexact_site(self.graphs, quantized_values) if self.graphs.simulator.fused else None
             if found is None:
@@ -214,6 +218,10 @@ def kind_of(values: Values) -> tuple[Any, ...]:
         (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor) else repr(value)
         for value in values
     )
+
+
+def _key_of(values: Values) -> str:
+    return f"{digest_of(values)} {kind_of(values)}"
 
 
 def first_inexact_site(graphs: Graphs, values: Values) -> str | None:

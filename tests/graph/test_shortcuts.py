@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,13 @@ import torch
 from executorch.backends.xnnpack.quantizer import xnnpack_quantizer_utils
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
-from torchao.quantization.pt2e import HistogramObserver, qat_utils, utils
+from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver, qat_utils, utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantizer import (
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+    QuantizationSpecBase,
+)
 
 from pt2qa._graph.internals import shortcuts as module
 from pt2qa._graph.internals.shortcuts import shortcuts
@@ -149,6 +155,29 @@ def test_the_range_of_a_histogram_is_the_same(seed: int, scale: float) -> None:
     with shortcuts():
         found = observer._non_linear_param_search()
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        QuantizationSpec(torch.int8, HistogramObserver.with_args(eps=2**-12), -128, 127, torch.per_tensor_affine),
+        QuantizationSpec(torch.int8, MinMaxObserver, is_dynamic=True),
+        FixedQParamsQuantizationSpec(torch.uint8, 1 / 256, 0, 0, 255, torch.per_tensor_affine),
+        FixedQParamsQuantizationSpec(torch.int8, torch.ones(2), torch.zeros(2), -128, 127),  # type: ignore[arg-type]
+    ],
+)
+def test_observers_get_the_same_arguments(spec: QuantizationSpecBase) -> None:
+    prepare = importlib.import_module("torchao.quantization.pt2e.prepare")
+    expected = prepare._get_observer_kwargs(spec)
+    with shortcuts():
+        found = prepare._get_observer_kwargs(spec)
+    assert list(found) == list(expected)
+    for name, value in found.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, expected[name])
+            assert value is not getattr(spec, name), "an observer may write to it"
+        elif name != "observer_or_fake_quant_ctr":
+            assert value == expected[name]
 
 
 def test_a_graph_can_be_called_before_the_end_and_has_its_code_after() -> None:

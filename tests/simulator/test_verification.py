@@ -110,13 +110,15 @@ def test_the_graphs_run_once_for_a_batch_that_several_analyses_see(
     runs: list[object] = []
     right = verification.graph_values
     monkeypatch.setattr(verification, "graph_values", lambda graph, *args: (runs.append(graph), right(graph, *args))[1])
-    layers(pair, [images(), images(seed=1)])
+    layers(pair, [images(seed=2), images(seed=1)])
     assert runs == [pair.quantized, pair.reference]
-    layers(pair, [images()])
-    pt2qa.find_bad_cases(pair, [images()], progress=False)
+    layers(pair, [images(seed=2)])
+    pt2qa.find_bad_cases(pair, [images(seed=2)], progress=False)
     assert runs == [pair.quantized, pair.reference]
     layers(pair, [images(seed=1)])
     assert runs == [pair.quantized, pair.reference] * 2
+    layers(pair, [images()])  # on the first calibration batch, quantize ran the quantized graph
+    assert runs == [pair.quantized, pair.reference] * 2 + [pair.reference]
 
 
 def test_inputs_and_buffers_stay_as_they_are_where_a_graph_writes_to_them() -> None:

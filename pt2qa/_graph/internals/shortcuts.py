@@ -1,13 +1,16 @@
 """Shortcuts through what torchao's flow repeats, to the same graphs, metadata and scales, bit for bit.
 
 ``prepare_pt2e`` and ``convert_pt2e`` generate the code of a graph after each of their steps, check the whole graph and
-search it for dead code after each folded batch norm, count from zero for each new name, trace the same QAT patterns in
-each call, and search the range of a histogram with a tensor for each comparison.
+search it for dead code after each folded batch norm, count from zero for each new name, copy what creates an observer
+for each value that has one, trace the same QAT patterns in each call, and search the range of a histogram with a tensor
+for each comparison.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib
 import struct
 import threading
@@ -58,9 +61,12 @@ def shortcuts() -> Iterator[None]:
             stack.enter_context(_replaced(Graph, "eliminate_dead_code", _eliminate_unread))
             stack.enter_context(_replaced(torch.export, "export", _export_once))
             stack.enter_context(_replaced(HistogramObserver, "_non_linear_param_search", _search_range))
-            # The package's function of that name hides the module.
             for module in (importlib.import_module("torch.ao.quantization.fx.prepare"), utils):
                 stack.enter_context(_replaced(module, "get_new_attr_name_with_prefix", _namer))
+            # The package's function of that name hides the module.
+            prepare = importlib.import_module("torchao.quantization.pt2e.prepare")
+            own = functools.partial(_arguments_of, prepare._get_observer_kwargs)
+            stack.enter_context(_replaced(prepare, "_get_observer_kwargs", own))
             stack.enter_context(_owned())
             yield
         for graph_module in list(_State.stale):
@@ -146,6 +152,21 @@ def _namer(prefix: str) -> Callable[[nn.Module], str]:
         return f"{prefix}{number}"
 
     return name
+
+
+# -- arguments of observers --------------------------------------------------------------------------------------------
+
+_CREATES: Final = "observer_or_fake_quant_ctr"
+
+
+def _arguments_of(copied: Callable[[Any], dict[str, Any]], spec: Any) -> dict[str, Any]:
+    """The fields of a spec, of which numbers, dtypes and schemes need no copy, nor what the caller drops from them."""
+    found = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    alike = all(name == _CREATES or value is None or isinstance(value, _SIMPLE) for name, value in found.items())
+    return found if alike and _is_mine() else copied(spec)
+
+
+_SIMPLE: Final = (bool, int, float, str, torch.dtype, torch.qscheme)
 
 
 # -- patterns ----------------------------------------------------------------------------------------------------------
