@@ -119,7 +119,7 @@ def repair(
     said = _verdict(before, after, final)
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
-    fitted_to = Reference(pair, fit_on, fit_inputs, mask)
+    fitted_to = Reference(pair, fit_on, fit_inputs, mask, data.returned)
     sites, names = len(pair.sites), reference.names
     return Reconfiguration(
         rows=tuple(free_rows(pair, final)),

@@ -64,12 +64,17 @@ class Halves:
     def with_outputs(self) -> Iterator[tuple[int, list[Any], Counted | None, Any]]:
         """The batches of this rank, each with which of its positions count, None for all, and the float outputs."""
         for half, batch, values, digest in self._own():
-            returned = self.outputs.get(digest)
-            if returned is None:
-                returned = detached(self.pair.simulator.run(values, on=False))
-                if nbytes_of([returned, *self.outputs.values()]) <= KEPT_BYTES:
-                    self.outputs[digest] = returned
-            yield half, values, None if self.positions is None else self.positions.of(batch, values), returned
+            counted = None if self.positions is None else self.positions.of(batch, values)
+            yield half, values, counted, self.returned(values, digest)
+
+    def returned(self, values: list[Any], digest: str) -> Any:
+        """What the float model returns on flat inputs with this digest."""
+        known = self.outputs.get(digest)
+        if known is None:
+            known = detached(self.pair.simulator.run(values, on=False))
+            if nbytes_of([known, *self.outputs.values()]) <= KEPT_BYTES:
+                self.outputs[digest] = known
+        return known
 
     def _own(self) -> Iterator[tuple[int, Batch, list[Any], str]]:
         left = dict(self.half_of)
