@@ -185,7 +185,8 @@ class SensitivityReport(Report):
         return [f"{adds}: errors do not add up, they {how} together; take the rows as a ranking."]
 
     def _summary(self) -> Sequence[str]:
-        found = [self._about_missing(), self._about_worst(), self._about_share(), self._about_ties(), self._counts()]
+        found = [self._about_missing(), self._about_worst(), self._about_share(), self._about_ties(), self._advice()]
+        found.append(self._counts())
         apart = about_set_apart(self.set_apart, self.batches + len(self.set_apart))
         return [*apart, *(sentence for sentence in found if sentence)]
 
@@ -223,6 +224,14 @@ class SensitivityReport(Report):
             return ""
         return (
             f"{counted(near, 'row')} marked ≈: a neighbour's rank is within the sampling error; more projections tell."
+        )
+
+    def _advice(self) -> str:
+        if not any(row.noise > 0 for row in self.rows):
+            return ""
+        return (
+            "What helps is not measured here: pt2qa.repair chooses the ranges and biases that cost the output least, "
+            "pt2qa.reconfigure leaves ops in float, and pt2qa.diagnose measures what each remedy gives."
         )
 
     def _counts(self) -> str:
