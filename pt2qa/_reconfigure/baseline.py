@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._reconfigure.figures import Figures
 from pt2qa._reconfigure.scoring import Quality, Scorer
 from pt2qa._repair.guard import Method, guarded
 from pt2qa._repair.halves import Halves
@@ -32,6 +33,11 @@ class Baseline:
     def quality(self) -> Quality:
         """The pair's measured quality."""
         return self.scorer.quality(self.scorer.every)
+
+    @property
+    def figures(self) -> Figures:
+        """The figures of the pair's outputs."""
+        return self.scorer.figures(self.scorer.every)
 
     def plan(self, recipe: Recipe, edits: Sequence[Edit] = ()) -> OverridePlan:
         """The plan of the original pair, plus the free edits and some more."""

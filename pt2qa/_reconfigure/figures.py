@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
-from pt2qa._metrics import NoiseSums, float64, noise_sums
+from pt2qa._metrics import ErrorSums, float64
 from pt2qa._ranks import everywhere, same_everywhere
 from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._simulator.batches import count_samples
+from pt2qa.errors import SelectionError
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Figures:
     Attributes:
         value: what decides: the user's metric, else the SQNR of the worst output in dB; nan if there is none.
         outputs: SQNR in dB by output.
+        missing: which outputs have no number, and why.
         samples: how many samples.
         worst_sample: index of the one with the lowest SQNR; -1 if outputs have no axis of samples.
         worst_sample_sqnr: its SQNR in dB.
@@ -34,6 +36,7 @@ class Figures:
 
     value: float
     outputs: tuple[tuple[str, float], ...]
+    missing: tuple[str, ...] = ()
     samples: int = 0
     worst_sample: int = -1
     worst_sample_sqnr: float = math.nan
@@ -62,41 +65,50 @@ def figures_of(reference: Reference, run: Callable[[Item], Any], metric: Callabl
         reference: the float model's outputs on the data.
         run: what the configuration returns for an item.
         metric: the user's metric of it; None: the SQNR of the worst output decides.
+
+    Raises:
+        SelectionError: an output has another shape than in float.
     """
-    own = _Sums([NoiseSums() for _ in reference.names])
+    names = reference.names
+    own = _Sums([ErrorSums() for _ in names])
     for item in reference:
-        own.add(item, reference.floating(run(item), item.batch, item.values))
+        own.add(item, reference.floating(run(item), item.batch, item.values), names)
     whole, *others = everywhere(own)
     for other in others:
         whole.extend(other)
-    found = tuple((name, each.sqnr) for name, each in zip(reference.names, whole.outputs, strict=True))
-    missing = any(math.isnan(value) for _, value in found)
+    found = tuple((name, each.sqnr) for name, each in zip(names, whole.outputs, strict=True))
+    absent = ((name, each) for name, each in zip(names, whole.outputs, strict=True) if math.isnan(each.sqnr))
+    missing = tuple(f"{name} has no SQNR: {each.reason}" for name, each in absent)
     least = math.nan if missing else min((value for _, value in found), default=math.nan)
     apart = whole.apart and len(whole.by_sample) > 1
     worst = _worst_sample(whole.by_sample) if apart else (-1, math.nan, math.nan, math.nan)
     value = least if metric is None else same_everywhere(float(metric()), "metric")
     labels = whole.same / whole.counted if whole.counted else math.nan
-    return Figures(value, found, whole.samples, *worst, labels)
+    return Figures(value, found, missing, whole.samples, *worst, labels)
 
 
 @dataclass(slots=True)
 class _Sums:
     """What figures are made of: signal and noise by output, and by sample if outputs have an axis of samples."""
 
-    outputs: list[NoiseSums]
+    outputs: list[ErrorSums]
     by_sample: list[tuple[float, float]] = field(default_factory=list)
     apart: bool = True
     same: int = 0
     counted: int = 0
     samples: int = 0
 
-    def add(self, item: Item, outputs: Sequence[Tensor]) -> None:
+    def add(self, item: Item, outputs: Sequence[Tensor], names: Sequence[str]) -> None:
         """Adds a batch."""
         count = count_samples(item.values)
         self.samples += count
-        for number, (ref, quant) in enumerate(zip(item.outputs, outputs, strict=True)):
-            [found] = noise_sums((ref, quant), ((0, 1),))
-            self.outputs[number] = self.outputs[number].merge(found)
+        for number, (name, ref, quant) in enumerate(zip(names, item.outputs, outputs, strict=True)):
+            if ref.shape != quant.shape:
+                raise SelectionError(
+                    f"{name} has the shape {tuple(ref.shape)} in float and {tuple(quant.shape)} quantized, so there is "
+                    "no SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
+                )
+            self.outputs[number] = self.outputs[number].update(ref, quant)
             if ref.dim() == 2 and ref.shape[0] == count and ref.shape[1] > 1:
                 self.same += int((ref.argmax(1) == quant.argmax(1)).sum())
                 self.counted += count

@@ -15,16 +15,15 @@ from pt2qa._reconfigure.analysis import recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
 from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.outcome import free_rows, stages
-from pt2qa._reconfigure.reference import Item, Reference
+from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
-from pt2qa._reconfigure.scoring import Quality, Scorer, SimulatedModel, Tally
+from pt2qa._reconfigure.scoring import Scorer, SimulatedModel, Tally, verified_run
 from pt2qa._reconfigure.target import Target
 from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
-from pt2qa._simulator.verification import Outputs, Verification
 from pt2qa.errors import SelectionError
 
 
@@ -115,20 +114,20 @@ def repair(
     if final.pair is not pair:
         notes += final.pair.verify(reference.first.batch)
     plan = final.plan(recipe)
-    before, after = (_figures(each, reference) for each in (pair, final.pair))
+    before, after = base.figures, final.figures
     said = _verdict(before, after, final)
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     fitted_to = Reference(pair, fit_on, fit_inputs, mask, data.returned)
-    sites, names = len(pair.sites), reference.names
+    sites, on, names = len(pair.sites), len(final.pair.sites), reference.names
     return Reconfiguration(
         rows=tuple(free_rows(pair, final)),
         curve=tuple(_curve(["none", *(method.name for method in chosen)], steps)),
         stages=(
             *stages("before", base.quality, 0.0, sites, names),
-            *stages("converted", _quality(after), 0.0, len(final.pair.sites), names),
-            Stage("before, calibration", _figures(pair, fitted_to).value, 0.0, sites),
-            Stage("converted, calibration", _figures(final.pair, fitted_to).value, 0.0, len(final.pair.sites)),
+            *stages("converted", final.quality, 0.0, on, names),
+            Stage("before, calibration", figures_of(fitted_to, verified_run(pair)).value, 0.0, sites),
+            Stage("converted, calibration", figures_of(fitted_to, verified_run(final.pair)).value, 0.0, on),
             *_metric_stages(metric, pair, final.pair),
         ),
         target="accuracy at no cost at run time",
@@ -143,20 +142,6 @@ def repair(
         environment=pair.environment,
         code_verified=flow.verified,
     ).with_pair(final.pair)
-
-
-def _figures(pair: QuantizedPair, reference: Reference) -> Figures:
-    """The figures of a pair's converted graph, on the simulator, which is held against it."""
-    check = Verification(pair.graphs)
-
-    def run(item: Item) -> Any:
-        return check.run(lambda: Outputs(quantized=pair.simulator.run(item.values, on=True)), item.values).quantized
-
-    return figures_of(reference, run)
-
-
-def _quality(figures: Figures) -> Quality:
-    return Quality(figures.value, tuple(sqnr for _, sqnr in figures.outputs))
 
 
 def _metric_stages(

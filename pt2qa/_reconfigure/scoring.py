@@ -7,18 +7,17 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from tqdm import tqdm
 
-from pt2qa._metrics import ErrorSums
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere, same_everywhere
+from pt2qa._ranks import same_everywhere
+from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.reference import Item, Reference
 from pt2qa._reconfigure.target import Target
 from pt2qa._simulator.batches import as_batch
 from pt2qa._simulator.outputs import structured
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.verification import graph_outputs
+from pt2qa._simulator.verification import Outputs, Verification, graph_outputs
 from pt2qa.errors import SelectionError
 
 
@@ -67,6 +66,7 @@ class Scorer:
         self.pair, self.reference, self.target, self.tally = pair, reference, target, tally
         self.every = frozenset(site.index for site in pair.sites)
         self._known: dict[frozenset[int], Quality] = {}
+        self._figures: dict[frozenset[int], Figures] = {}
 
     def of(self, pair: QuantizedPair) -> Scorer:
         """The same for another pair of the model."""
@@ -75,15 +75,33 @@ class Scorer:
     def quality(self, on: Collection[int]) -> Quality:
         """The quality with these sites on; each configuration is scored once."""
         sites = frozenset(on)
+        if self.target.metric is None:
+            return _quality(self.figures(sites))
         if sites not in self._known:
             self.tally.add()
-            model = SimulatedModel(self.pair, sites)
-            self._known[sites] = self._measured(model, lambda item: model.run(item.values))
+            self._known[sites] = self._metric(SimulatedModel(self.pair, sites))
         return self._known[sites]
+
+    def figures(self, on: Collection[int]) -> Figures:
+        """The figures of the outputs with these sites on; with all of them, held against the converted graph."""
+        sites = frozenset(on)
+        if sites not in self._figures:
+            self.tally.add()
+            model = SimulatedModel(self.pair, sites)
+            run = verified_run(self.pair) if sites == self.every else (lambda item: model.run(item.values))
+            self._figures[sites] = figures_of(self.reference, run)
+        return self._figures[sites]
 
     def converted(self) -> Quality:
         """The quality of the pair's converted graph itself."""
-        return self._measured(self.pair.quantized, lambda item: graph_outputs(self.pair.quantized, item.values))
+        graph = self.pair.quantized
+        if self.target.metric is not None:
+            return self._metric(graph)
+        return _quality(figures_of(self.reference, lambda item: graph_outputs(graph, item.values)))
+
+    def _metric(self, model: Callable[..., Any]) -> Quality:
+        assert self.target.metric is not None
+        return Quality(same_everywhere(float(self.target.metric(model)), self.target.name))
 
     def of_float(self) -> float:
         """The user's metric of the float model; it must be a number, so that a share of it can be a target."""
@@ -96,33 +114,19 @@ class Scorer:
             )
         return value
 
-    def _measured(self, model: Callable[..., Any], run: Callable[[Item], Any]) -> Quality:
-        if self.target.metric is not None:
-            return Quality(same_everywhere(float(self.target.metric(model)), self.target.name))
-        names = self.reference.names
-        sums = [ErrorSums() for _ in names]
-        for item in self.reference:
-            outputs = self.reference.floating(run(item), item.batch, item.values)
-            sums = [
-                total.update(ref, _of_shape(name, ref, quant))
-                for name, total, ref, quant in zip(names, sums, item.outputs, outputs, strict=True)
-            ]
-        sums, *others = everywhere(sums)
-        for other in others:
-            sums = [total.merge(further) for total, further in zip(sums, other, strict=True)]
-        found = tuple(total.sqnr for total in sums)
-        absent = ((name, total) for name, total in zip(names, sums, strict=True) if math.isnan(total.sqnr))
-        missing = tuple(f"{name} has no SQNR: {total.reason}" for name, total in absent)
-        return Quality(math.nan if missing else min(found), found, missing)
+
+def verified_run(pair: QuantizedPair) -> Callable[[Item], Any]:
+    """What a pair's converted graph returns, by the simulator, which is held against it."""
+    check = Verification(pair.graphs)
+
+    def run(item: Item) -> Any:
+        return check.run(lambda: Outputs(quantized=pair.simulator.run(item.values, on=True)), item.values).quantized
+
+    return run
 
 
-def _of_shape(name: str, reference: Tensor, quantized: Tensor) -> Tensor:
-    if reference.shape != quantized.shape:
-        raise SelectionError(
-            f"{name} has the shape {tuple(reference.shape)} in float and {tuple(quantized.shape)} quantized, so there "
-            "is no SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
-        )
-    return quantized
+def _quality(figures: Figures) -> Quality:
+    return Quality(figures.value, tuple(sqnr for _, sqnr in figures.outputs), figures.missing)
 
 
 class SimulatedModel:
