@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -227,6 +228,25 @@ def test_show_needs_no_torch(report):
     done = subprocess.run([sys.executable, "-c", code, str(report)], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""
     assert "Net, quantized by xnnpack" in done.stdout
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
+@pytest.mark.parametrize(("environment", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "4"}, False)])
+def test_the_command_keeps_freed_memory_unless_the_environment_sets_the_allocator(environment, kept):
+    code = (
+        "import atexit, sys; from pathlib import Path; from pt2qa.cli import main\n"
+        "def resident(): return int(Path('/proc/self/statm').read_text().split()[1]) * 4096 >> 20\n"
+        "def measure():\n"
+        "    before = resident(); data = b'x' * (128 << 20); del data\n"
+        "    print(resident() - before, file=sys.stderr)\n"
+        "atexit.register(measure)\n"
+        "main(['--version'])"
+    )
+    unset = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=unset | environment
+    )
+    assert (int(done.stderr) > 120) is kept
 
 
 @dataclass(frozen=True)
