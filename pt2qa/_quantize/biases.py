@@ -24,8 +24,7 @@ def add_to_biases(prepared: GraphModule, edits: Iterable[Edit], names: Mapping[i
     Raises:
         QuantizeError: an op has no bias of its own, or one of another size.
     """
-    ops = (node for node in prepared.graph.nodes if node.op == "call_function")
-    nodes = {name_of(node, names): node for node in ops}
+    nodes = _ops(prepared, names)
     before: dict[str, Tensor] = {}
     for edit in edits:
         if edit.kind != "bias":
@@ -44,6 +43,17 @@ def add_to_biases(prepared: GraphModule, edits: Iterable[Edit], names: Mapping[i
         before.setdefault(target, bias)
         set_parameters(prepared, {target: (bias.float() + added).to(bias.dtype)})
     return before
+
+
+def can_add_to_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> bool:
+    """Whether each op of ``bias`` edits is in a graph, with a bias of its own that is not quantized."""
+    nodes = _ops(graph, names)
+    return all(edit.ops[0] in nodes and _source(nodes[edit.ops[0]]) is not None for edit in edits)
+
+
+def _ops(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str | None, Node]:
+    """The ops of a graph by name."""
+    return {name_of(node, names): node for node in graph.graph.nodes if node.op == "call_function"}
 
 
 def _source(node: Node) -> Node | None:

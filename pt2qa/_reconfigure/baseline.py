@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._quantize.quantization import with_biases
 from pt2qa._reconfigure.figures import Figures
 from pt2qa._reconfigure.scoring import Quality, Scorer
 from pt2qa._repair.guard import Method, guarded
@@ -100,7 +101,9 @@ def _better(base: Baseline, edits: tuple[Edit, ...], requantize: Requantize) -> 
     recipe, scorer = base.pair.recipe, base.scorer
     if not edits or recipe is None:
         return base
-    pair = requantize(overrides=OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), base.pair.model))
+    plan = OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), base.pair.model)
+    # A pair with free edits was calibrated on the data that it would be calibrated on again.
+    pair = (with_biases(base.pair, plan) if base.edits else None) or requantize(overrides=plan)
     annotations = base.annotations.with_edits(edits)
     changed = replace(base, pair=pair, scorer=scorer.of(pair), annotations=annotations, edits=(*base.edits, *edits))
     return changed if changed.quality.rank > base.quality.rank else base

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
+from pt2qa._quantize.quantization import with_biases
 from pt2qa._repair.biases import Biases, _shares
 from pt2qa._repair.halves import Halves
 from pt2qa.overrides.plan import in_base64
@@ -54,6 +55,34 @@ def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None
         assert torch.equal(played[0], new.quantized(x))
         assert torch.equal(new.reference(x), pair.reference(x))
     new.verify(batches()[0])
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_a_pair_with_other_biases_is_what_quantizing_gives(quantizer: str) -> None:
+    pair = clipped_pair(quantizer)
+    fit = Biases.look(pair, Halves.of(pair, batches(), None)).fit((0, 1))
+    assert pair.capture is not None
+    once = pt2qa.quantize(pair.capture, quantizer, batches(), overrides=OverridePlan(fit.edits[:1]), progress=False)
+    before = [once.quantized(x) for x in batches(seed=3)]
+    plan = OverridePlan(fit.edits[:1] + fit.edits)
+    new, expected = (
+        with_biases(once, plan),
+        pt2qa.quantize(pair.capture, quantizer, batches(), overrides=plan, progress=False),
+    )
+    assert new is not None
+    assert new.recipe is not None
+    assert expected.recipe is not None
+    assert (new.quantization, new.environment) == (expected.quantization, expected.environment)
+    assert (set(new.notes), new.recipe.edits) == (set(expected.notes), expected.recipe.edits)
+    assert new.recipe.annotations.specs == expected.recipe.annotations.specs
+    for x, own in zip(batches(seed=3), before, strict=True):
+        assert torch.equal(new.quantized(x), expected.quantized(x))
+        assert torch.equal(new.reference(x), expected.reference(x))
+        assert torch.equal(once.quantized(x), own)
+        assert not torch.equal(new.quantized(x), own)
+    new.verify(batches()[0])
+    assert with_biases(once, OverridePlan((*plan.edits, Edit("float", (fit.edits[0].ops[0],))))) is None
+    assert with_biases(once, OverridePlan(())) is None
 
 
 def test_edits_of_one_bias_add_up() -> None:
