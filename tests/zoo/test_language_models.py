@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import pt2qa
+from tests.padded_prompts import padded, with_garbage
 from tests.zoo.language_models import ARCHITECTURES, Architecture, Logits, language_model, prompts, with_static_cache
 
 pytestmark = pytest.mark.zoo
@@ -66,6 +67,43 @@ def test_prompts_of_unequal_length_make_one_report(architecture: Architecture, q
     assert {row.batch: row.value for row in cases.rows} == {
         place: pytest.approx(pooled(pair, [prompt]), abs=1e-4) for place, prompt in enumerate(data)
     }
+
+
+class Padded(nn.Module):
+    """The logits of prompts that are padded on the right."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86:mode=weight_only"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_padding_is_in_no_number(architecture: Architecture, quantizer: str) -> None:
+    """The output's SQNR is that of the prompts' own positions, and other tokens at the padding change no row."""
+    given = [prompt[0] for prompt in prompts(LENGTHS)]
+    batch = padded(given)
+    counts = batch["attention_mask"].bool()
+    axes = {0: Dim("prompts", max=8), 1: Dim("length", min=2, max=LONGEST)}
+    shapes = {"input_ids": axes, "attention_mask": axes}
+    capture = pt2qa.capture(Padded(language_model(architecture)).eval(), (), batch, dynamic_shapes=shapes)
+    pair = pt2qa.quantize(capture, quantizer, [batch], progress=False)
+    report = pt2qa.compare_layers(pair, [batch], mask="attention_mask", progress=False)
+    with torch.no_grad():
+        expected, actual = pair.reference(**batch)[counts], pair.quantized(**batch)[counts]
+    assert expected.shape == (sum(LENGTHS), 256)
+    assert report.sqnr == pytest.approx(pt2qa.sqnr(expected, actual), abs=1e-4)
+    assert report.sqnr != pytest.approx(pt2qa.compare_layers(pair, [batch], progress=False).sqnr, abs=1e-3)
+    other = pt2qa.compare_layers(pair, [with_garbage(batch)], mask="attention_mask", progress=False)
+    for row, same in zip(report.rows, other.rows, strict=True):
+        assert (row.name, row.sqnr, row.isolated_sqnr) == (
+            same.name,
+            pytest.approx(same.sqnr, abs=0.02, nan_ok=True),
+            pytest.approx(same.isolated_sqnr, abs=0.02, nan_ok=True),
+        )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
