@@ -22,6 +22,8 @@ FEW_CHANNELS = 0.1
 class IntegerProduct:
     """A convolution or linear whose weight is quantized to integers with known scales.
 
+    What is computed of these is on the CPU, wherever the model runs.
+
     Attributes:
         name: its readable name.
         weight: its weight, in float and as the quantized model reads it.
@@ -54,24 +56,24 @@ class IntegerProduct:
     @property
     def scales(self) -> Tensor:
         """One weight scale for each output channel: float64 of shape (channels,)."""
-        scale = torch.as_tensor(self.weight_params.scale, dtype=torch.float64).flatten()
+        scale = torch.as_tensor(self.weight_params.scale).cpu().double().flatten()
         return scale.expand(self.weight.reference.shape[self.channel_axis]) if scale.numel() == 1 else scale
 
     @property
     def integers(self) -> Tensor:
         """The integer weights, zero point subtracted: float64 of the weight's shape, output channels first."""
-        moved = self.weight.quantized.detach().double().movedim(self.channel_axis, 0)
+        moved = self.weight.quantized.detach().cpu().double().movedim(self.channel_axis, 0)
         return torch.round(moved / self.scales.view(-1, *[1] * (moved.dim() - 1)))
 
     @property
     def largest(self) -> Tensor:
         """The largest absolute weight of each output channel: float64 of shape (channels,)."""
-        return self.sums.of(self.weight, self.channel_axis).largest
+        return self.sums.of(self.weight, self.channel_axis).largest.cpu()
 
     @property
     def zero(self) -> Tensor:
         """Whether all integers of each output channel are zero: booleans of shape (channels,)."""
-        return self.sums.of(self.weight, self.channel_axis).zero
+        return self.sums.of(self.weight, self.channel_axis).zero.cpu()
 
     @property
     def visible(self) -> Tensor:
@@ -86,7 +88,7 @@ class IntegerProduct:
         input_reach = max(abs(end) for end in limits(self.input_params))
         # One weight may suffice, so that few channels are read again.
         hidden = self.largest * input_reach < self.output_scale / 2
-        reach = self.weights[hidden].double().abs().sum(1) * input_reach
+        reach = self.weights[hidden].cpu().double().abs().sum(1) * input_reach
         hidden[hidden.clone()] = reach < self.output_scale / 2
         return ~hidden
 

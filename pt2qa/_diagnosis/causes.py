@@ -23,6 +23,7 @@ CAUSES: Final = {
     "site-range": "a range does not fit the values, although calibration saw such data",
     "observer": "another observer chooses better ranges from the same data",
     "outlier-channel": "a few channels need a range that the others do not",
+    "norm-offsets": "the channels of a norm lie far apart, and the biases around it can take that over",
     "norm-outliers": "a few channels of a norm are far larger than the others, and what reads them can take that over",
     "range": "ranges fitted to the output cost it less than those that the observers chose",
     "weight-rounding": "weights are rounded one by one, and their errors add up",

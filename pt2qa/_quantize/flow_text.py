@@ -19,7 +19,7 @@ from pt2qa._quantize.pairing import Recipe
 from pt2qa._quantize.rewriting import IMPORTS, PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
 from pt2qa.errors import PluginError
-from pt2qa.overrides import smoothing
+from pt2qa.overrides import norms
 from pt2qa.overrides.plan import OverridePlan
 from pt2qa.plugins import quantizer
 from pt2qa.plugins.abilities import quantizer_code
@@ -50,7 +50,7 @@ class FlowText:
 
 def plain_text(capture: Capture, recipe: Recipe, graph: GraphModule, about: str, rules: Collection[str]) -> FlowText:
     """The flow without pt2qa for the captured graph, with the part of capture's rewriting that ``rules`` name."""
-    edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "round", "smooth"))
+    edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "round", "shift", "smooth"))
     code = quantizer_code(recipe.plugin, OverridePlan(edits), graph, qat=recipe.qat)
     lines, parts = code.splitlines(), ast.parse(code).body
     imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
@@ -60,18 +60,18 @@ def plain_text(capture: Capture, recipe: Recipe, graph: GraphModule, about: str,
     asks = _is_read_first(calls, "quantizer")
     rewriting = rewriting_code(capture, rules)
     functional = ".run_decompositions({})" if PARTIAL_WRITE in rules else ""
+    of_norms = norms.source_of(recipe.edits, graph, capture.names)
     export = f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()"
     return _text(
         about,
         imports=[*IMPORTS, *map(ast.unparse, imports)],
-        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{smoothing.source_of(recipe.edits)}\n{_sources(recipe)}\n"
-        + _lines_of(defined, lines),
+        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{of_norms}\n{_sources(recipe)}\n" + _lines_of(defined, lines),
         calibrated=_calibrated(recipe),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
         export=[
             export,
             *(["rewrite(graph_module)"] if rewriting else []),
-            *(["smooth(graph_module)"] if any(edit.kind == "smooth" for edit in recipe.edits) else []),
+            *(["change_norms(graph_module)"] if of_norms else []),
         ],
         needs="It needs torch and the quantizer, and runs without pt2qa",
         capture=capture,

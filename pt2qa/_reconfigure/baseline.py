@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import with_biases
@@ -85,7 +86,8 @@ def with_free_edits(
 def repaired(base: Baseline, requantize: Requantize, method: type[Method], data: Halves) -> Baseline:
     """The pair with a repair that helps on data it was not fitted to, and on what is measured; a note says so."""
     found = guarded(method, base.pair, data)
-    new = base if found.fit is None else _better(base, found.fit.edits, requantize)
+    new = base if found.fit is None else _better(base, found.fit.edits, requantize, data.made)
+    data.made.clear()
     gain = f"{found.gain:+.2g} dB on calibration data that was left out of the fit"
     if found.fit is None:
         note = f"{method.name} not repaired: {found.refused}"
@@ -96,14 +98,23 @@ def repaired(base: Baseline, requantize: Requantize, method: type[Method], data:
     return replace(new, notes=(*base.notes, note))
 
 
-def _better(base: Baseline, edits: tuple[Edit, ...], requantize: Requantize) -> Baseline:
-    """The pair with additional edits if they improve its quality, else the pair unchanged."""
+def _better(
+    base: Baseline,
+    edits: tuple[Edit, ...],
+    requantize: Requantize,
+    made: Mapping[tuple[Edit, ...], QuantizedPair] = MappingProxyType({}),
+) -> Baseline:
+    """The pair with additional edits if they improve its quality, else the pair unchanged.
+
+    ``made`` are pairs that were quantized already, by their edits.
+    """
     recipe, scorer = base.pair.recipe, base.scorer
     if not edits or recipe is None:
         return base
     plan = OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), base.pair.model)
     # A pair with free edits was calibrated on the data that it would be calibrated on again.
-    pair = (with_biases(base.pair, plan) if base.edits else None) or requantize(overrides=plan)
+    known = made.get(plan.edits) or (with_biases(base.pair, plan) if base.edits else None)
+    pair = known or requantize(overrides=plan)
     annotations = base.annotations.with_edits(edits)
     changed = replace(base, pair=pair, scorer=scorer.of(pair), annotations=annotations, edits=(*base.edits, *edits))
     return changed if changed.quality.rank > base.quality.rank else base

@@ -43,6 +43,7 @@ def repair(
     """Improves a quantized model without making it slower: the same ops and kernels, with better numbers in them.
 
     Methods:
+        ``shifting``: of each norm, the offsets of channels that the biases around it can take over.
         ``smoothing``: of each norm that only linears read, the outliers that cost less in the weights of these.
         ``ranges``: of each activation, or group of activations that share one, the range that costs the output least.
         ``rounding``: of each weight, integers that feed the error of a column back into others; only where it is named.

@@ -27,7 +27,8 @@ class EditRow(Row):
 
     Args:
         name: the op it applies to, the first of its region.
-        kind: ``fuse``, ``smooth``, ``range``, ``round``, ``bias``, ``float``, ``int16``, ``dynamic`` or ``observer``.
+        kind: ``fuse``, ``shift``, ``smooth``, ``range``, ``round``, ``bias``, ``float``, ``int16``, ``dynamic`` or
+            ``observer``.
         macs: share of the model's multiply-accumulates that it takes out of int8.
         gain: estimated noise that it removes from the worst output at that point, as a share of that output's initial
             noise, 0..1; edits that were chosen together share it.  For free edits, what all of them together were

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.quantization import quantize
 from pt2qa._ranks import active, everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.outputs import nbytes_of
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import digest_of
+from pt2qa.overrides import OverridePlan
+from pt2qa.overrides.plan import Edit
+from pt2qa.plugins import describe
 
 Item = tuple[int, list[Any]]
 """The half of a batch, 0 or 1, and its flat values."""
@@ -26,7 +30,7 @@ class Halves:
     """Every second batch is in the second half; one that is repeated counts once, one without samples not at all.
 
     ``half_of`` has those of this rank by digest, and ``distinct`` is how many all ranks have; ``outputs`` those of the
-    float model by digest, as long as they are small.
+    float model by digest, as long as they are small; ``made`` the pairs that were quantized on all of them, by edits.
     """
 
     pair: QuantizedPair
@@ -36,6 +40,7 @@ class Halves:
     distinct: int
     positions: Positions | None
     outputs: dict[str, Any] = field(default_factory=dict)
+    made: dict[tuple[Edit, ...], QuantizedPair] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -75,6 +80,24 @@ class Halves:
             if nbytes_of([known, *self.outputs.values()]) <= KEPT_BYTES:
                 self.outputs[digest] = known
         return known
+
+    def quantized(self, pair: QuantizedPair, edits: Iterable[Edit]) -> QuantizedPair:
+        """A pair quantized with more edits, calibrated on the batches; made once."""
+        recipe, capture = pair.recipe, pair.capture
+        assert recipe is not None, "what is repaired is quantized again"
+        assert capture is not None, "ditto"
+        plan = OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), pair.model)
+        if plan.edits not in self.made:
+            self.made[plan.edits] = quantize(
+                capture,
+                recipe.plugin,
+                self.batches,
+                overrides=plan,
+                train=recipe.train,
+                inputs_of=self.inputs_of,
+                progress=False,
+            )
+        return self.made[plan.edits]
 
     def _own(self) -> Iterator[tuple[int, Batch, list[Any], str]]:
         left = dict(self.half_of)

@@ -9,10 +9,13 @@ from pt2qa._repair.biases import Biases
 from pt2qa._repair.guard import Method
 from pt2qa._repair.ranges import Ranges
 from pt2qa._repair.rounding import Rounding
+from pt2qa._repair.shifting import Shifting
 from pt2qa._repair.smoothing import Smoothing
 from pt2qa.errors import SelectionError
 
-METHODS: Final[Mapping[str, type[Method]]] = {each.name: each for each in (Smoothing, Ranges, Rounding, Biases)}
+METHODS: Final[Mapping[str, type[Method]]] = {
+    each.name: each for each in (Shifting, Smoothing, Ranges, Rounding, Biases)
+}
 ON_REQUEST: Final = ("rounding",)
 """Methods that take long or make large plans, and are used only where they are named."""
 

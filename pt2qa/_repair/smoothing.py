@@ -29,21 +29,17 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._quantize.quantization import quantize
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
+from pt2qa._repair.norms import FittedNorms, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import Gradients, WithoutGradient
-from pt2qa._sensitivity.played import fitted
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
-from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
+from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import Constant, Site, Slot, Step
-from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import SelectionError
-from pt2qa.overrides import OverridePlan
-from pt2qa.overrides.plan import Edit, in_base64
-from pt2qa.overrides.smoothing import smoothable_in
+from pt2qa.overrides.norms import norms_in
 
 VECTORS = 2
 """Random projections of each batch."""
@@ -69,39 +65,6 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedFactors:
-    """The factors of some norms, by the ops of the edit: float32 of shape (channels,)."""
-
-    weaker: ClassVar[tuple[()]] = ()
-
-    data: Halves
-    factors: Mapping[tuple[str, ...], Tensor]
-
-    @property
-    def edits(self) -> tuple[Edit, ...]:
-        """The edits that move them."""
-        return tuple(Edit("smooth", ops, values=in_base64(values.tolist())) for ops, values in self.factors.items())
-
-    def simulator(self, pair: QuantizedPair) -> Simulator:
-        """The simulator of the pair with them, calibrated again."""
-        recipe, capture = pair.recipe, pair.capture
-        assert recipe is not None, "what is repaired is quantized again"
-        assert capture is not None, "ditto"
-        return quantize(
-            capture,
-            recipe.plugin,
-            self.data.batches,
-            overrides=OverridePlan((*recipe.edits, *self.edits)),
-            train=recipe.train,
-            inputs_of=self.data.inputs_of,
-            progress=False,
-        ).simulator
-
-    def __bool__(self) -> bool:
-        return bool(self.factors)
-
-
-@dataclass(frozen=True, slots=True)
 class Smoothing:
     """What one look at the data tells about norms: their candidates, no change first, and what these cost by half."""
 
@@ -124,7 +87,8 @@ class Smoothing:
         norms = tuple(_norms_in(pair))
         if not norms:
             raise SelectionError("there is no norm with weights that only quantized linears read")
-        ranges = _ranges(pair, norms, data)
+        by_step = ranges_by_channel(pair, {norm.step for norm in norms}, data)
+        ranges = [by_step[norm.step] for norm in norms]
         candidates = tuple(tuple(_candidates(norm, *found)) for norm, found in zip(norms, ranges, strict=True))
         meter = _Meter(pair, norms, ranges, candidates)
         reason = ""
@@ -147,7 +111,7 @@ class Smoothing:
         left_out += ": ops other than quantized linears read them"
         return cls(left_out if all_norms > own else "", data, norms, candidates, costs)
 
-    def fit(self, halves: Collection[int]) -> FittedFactors:
+    def fit(self, halves: Collection[int]) -> FittedNorms:
         """Of some halves of the data, the factors of those norms for which any are better than none."""
         found = {}
         for number, norm in enumerate(self.norms):
@@ -155,7 +119,7 @@ class Smoothing:
             best = int(costs.argmin())
             if float(costs[best]) < float(costs[0]) * (1 - LEAST):
                 found[norm.ops] = self.candidates[number][best]
-        return FittedFactors(self.data, found)
+        return FittedNorms("smooth", self.data, found)
 
 
 def _norms_in(pair: QuantizedPair) -> Iterator[Norm]:
@@ -165,15 +129,15 @@ def _norms_in(pair: QuantizedPair) -> Iterator[Norm]:
     steps = {step.name: step for step in program.steps if step.site is None}
     times = Counter(step.name for step in program.steps if step.site is None)
     constants = {each.slot: each for each in program.constants}
-    for found in smoothable_in(pair.float_graph, pair.names):
-        if any(times[name] != 1 for name in found.ops):
+    for found in norms_in(pair.float_graph, pair.names):
+        if not found.can_smooth or any(times[name] != 1 for name in found.ops):
             continue
         linears = [steps[name] for name in found.linears]
         weights = {step.index: constants[slot] for step in linears for slot in _slots(step.args[1:2])}
         sites = [pair.sites[site] for step in linears for site in _sites_before(pair, step)]
         rounded = any(each.site is not None for each in weights.values())
         if rounded and len(weights) == len(linears):
-            yield Norm(found.ops, steps[found.norm].index, weights, sites[0] if sites else None)
+            yield Norm(found.ops, steps[found.name].index, weights, sites[0] if sites else None)
 
 
 def _slots(args: Sequence[Any]) -> list[int]:
@@ -187,31 +151,6 @@ def _sites_before(pair: QuantizedPair, step: Step) -> Iterator[int]:
         site = program.steps[program.producers[slot]].site if slot in program.producers else None
         if site is not None:
             yield site
-
-
-def _ranges(pair: QuantizedPair, norms: Sequence[Norm], data: Halves) -> list[tuple[Tensor, Tensor]]:
-    """The lowest and highest value of each norm's output by channel, over all data."""
-    numbers = {norm.step: number for number, norm in enumerate(norms)}
-    own: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def visit(step: Step, value: Any) -> None:
-        number = numbers.get(step.index)
-        if number is not None and isinstance(value, Tensor):
-            rows = value.reshape(-1, value.shape[-1]).float().nan_to_num(0.0, 0.0, 0.0)
-            low, high = rows.amin(0).cpu(), rows.amax(0).cpu()
-            known = own.get(number, (low, high))
-            own[number] = torch.minimum(low, known[0]), torch.maximum(high, known[1])
-
-    for _, values in data:
-        pair.simulator.run(values, on=False, visit=visit)
-    parts = everywhere(own)
-    return [
-        (
-            torch.stack([each[number][0] for each in parts if number in each]).amin(0),
-            torch.stack([each[number][1] for each in parts if number in each]).amax(0),
-        )
-        for number in range(len(norms))
-    ]
 
 
 def _candidates(norm: Norm, low: Tensor, high: Tensor) -> Iterator[Tensor]:
@@ -243,7 +182,7 @@ class _Meter:
         self.by_step = {norm.step: number for number, norm in enumerate(norms)}
         self.linears = {step for norm in norms for step, weight in norm.linears.items() if weight.site is not None}
         self.roundings = [
-            [_rounding(pair, norm.site, low / factors, high / factors) for factors in own]
+            [rounding_of(pair, norm.site, low / factors, high / factors) for factors in own]
             for norm, (low, high), own in zip(norms, ranges, candidates, strict=True)
         ]
         self.activations = tuple([torch.zeros(len(own), dtype=torch.float64) for own in candidates] for _ in (0, 1))
@@ -309,18 +248,3 @@ class _Meter:
         scale = scale * growth if isinstance(scale, Tensor) else scale * float(growth.max())
         error: Tensor = rounding(replace(params, scale=scale))(scaled) / own - value
         return error
-
-
-def _rounding(pair: QuantizedPair, site: Site | None, low: Tensor, high: Tensor) -> Rounding:
-    """How the site of a norm's output rounds values of another range; dynamic scales follow by themselves."""
-    if site is None:
-        return lambda value: value
-    if not isinstance(site.params.scale, float):
-        return own_rounding(pair.simulator, site)
-    params = site.params
-    lowest, highest = float(low.min().clamp(max=0.0)), float(high.max().clamp(min=0.0))
-    if params.zero_point == 0 and params.quant_min < 0:  # symmetric, or as good as that
-        highest = max(-lowest, highest)
-        lowest = -highest
-    found = fitted(lowest, highest, params.quant_min, params.quant_max)
-    return rounding(replace(params, scale=found.scale, zero_point=found.zero_point))

@@ -96,7 +96,7 @@ def profile(
     "methods",
     multiple=True,
     metavar="NAME",
-    help="smoothing, ranges, rounding or biases; repeatable.  [default: all but rounding]",
+    help="shifting, smoothing, ranges, rounding or biases; repeatable.  [default: all but rounding]",
 )
 @overrides_option
 @file_option

@@ -19,9 +19,9 @@ from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa.errors import Pt2qaError, QuantizeError
 from pt2qa.overrides.annotations import Annotations, fusions_in, read_annotations
+from pt2qa.overrides.norms import change_norms
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import write_specs
-from pt2qa.overrides.smoothing import smooth
 from pt2qa.plugins import QuantizerPlugin, resolve
 
 
@@ -43,9 +43,9 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
     annotated: Counter[str] = field(default_factory=Counter, init=False)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Smooths, and applies the quantizer's own rewriting of the graph before annotation."""
+        """Changes norms, and applies the quantizer's own rewriting of the graph before annotation."""
         if self.annotations is None:
-            smooth(model, self.edits, self.names)
+            change_norms(model, self.edits, self.names)
         return self.quantizer.transform_for_annotation(model)  # type: ignore[no-any-return]  # ditto
 
     def annotate(self, model: GraphModule) -> GraphModule:

@@ -52,7 +52,7 @@ def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, ground: Grou
         raise QuantizeError(
             f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, because training has its own observers"
         )
-    if edit.kind in ("bias", "smooth", "round"):
+    if edit.kind in ("bias", "shift", "smooth", "round"):
         # They change parameters; annotations stay as they are.
         return dict(specs)
     if edit.kind == "fuse":

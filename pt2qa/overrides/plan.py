@@ -23,7 +23,7 @@ from pt2qa.errors import QuantizeError, ReportError
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias", "smooth", "round"]
+EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias", "shift", "smooth", "round"]
 KINDS: tuple[str, ...] = get_args(EditKind)
 OBSERVERS = {
     "minmax": "MinMaxObserver",
@@ -37,6 +37,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "observer": ("observer",),
     "range": ("scale", "zero_point"),
     "bias": ("values",),
+    "shift": ("values",),
     "smooth": ("values",),
     "round": ("values",),
 }
@@ -55,17 +56,20 @@ class Edit:
             them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
             ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
-            ``values`` are added to the bias of one op, after calibration. ``"smooth"``: the parameters of a norm are
-            divided by ``values``, and the columns of the linears' weights, which alone read it, multiplied.
-            ``"round"``: the weight of one op becomes ``values``, times its scale.
+            ``values`` are added to the bias of one op, after calibration. ``"shift"``: ``values`` are subtracted from
+            the bias of a norm and taken back in the biases of the linears that read it, and of those whose outputs are
+            added to it. ``"smooth"``: the parameters of a norm are divided by ``values``, and the columns of the
+            linears' weights, which alone read it, multiplied. ``"round"``: the weight of one op becomes ``values``,
+            times its scale.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
-            ``"range"``, those of inputs, too; for ``"smooth"``, the norm and all linears that read it.
+            ``"range"``, those of inputs, too; for ``"smooth"`` and ``"shift"``, the norm and all linears that read it,
+            then those that are added.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
         scale: for ``"range"``: positive; it is rounded to float32, as observers have it.
         zero_point: for ``"range"``: the integer for 0.
-        values: for ``"bias"``: one float32 for each output channel, as little-endian bytes in base64; for ``"smooth"``:
-            such a power of two for each channel of the norm, by which floats are multiplied without rounding; for
-            ``"round"``: the weight as it is stored, one int8 for each element.
+        values: for ``"bias"``: one float32 for each output channel, as little-endian bytes in base64; for ``"shift"``:
+            such a number for each channel of the norm; for ``"smooth"``: such a power of two, by which floats are
+            multiplied without rounding; for ``"round"``: the weight as it is stored, one int8 for each element.
 
     Raises:
         QuantizeError: a field has an invalid value.
@@ -97,16 +101,19 @@ class Edit:
             self._check_range()
         elif self.scale or self.zero_point:
             raise QuantizeError(f"edit {self.kind!r}: only kind 'range' takes a scale and a zero point")
-        if self.kind in ("bias", "smooth", "round"):
+        if "values" in _FIELDS[self.kind]:
             self._check_values()
         elif self.values:
-            raise QuantizeError(f"edit {self.kind!r}: only kinds 'bias', 'smooth' and 'round' take values")
+            raise QuantizeError(f"edit {self.kind!r}: only kinds 'bias', 'shift', 'smooth' and 'round' take values")
 
     def _check_values(self) -> None:
-        if self.kind != "smooth" and len(self.ops) != 1:
+        of_norm = self.kind in ("shift", "smooth")
+        if not of_norm and len(self.ops) != 1:
             raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected the name of one op")
-        if self.kind == "smooth" and len(self.ops) < 2:
-            raise QuantizeError(f"edit 'smooth': ops: got {self.ops!r}, expected a norm and the linears that read it")
+        if of_norm and len(self.ops) < 2:
+            raise QuantizeError(
+                f"edit {self.kind!r}: ops: got {self.ops!r}, expected a norm and the linears that read it"
+            )
         try:
             found = self.numbers
         except (ValueError, TypeError, struct.error) as error:

@@ -89,11 +89,13 @@ def _key(step: Any, values: Mapping[int, Any], constants: Collection[int]) -> st
 
 
 def _filled(part: Any, fill: Callable[[int], Any]) -> Any:
-    """Arguments of a step with something in place of each slot."""
+    """Arguments of a step with something in place of each slot, and the CPU in place of each device."""
     if isinstance(part, list | tuple):
         return type(part)(_filled(item, fill) for item in part)
     if isinstance(part, dict):
         return {key: _filled(item, fill) for key, item in part.items()}
+    if isinstance(part, torch.device):
+        return torch.device("cpu")
     return fill(part.number) if type(part).__name__ == "Slot" else part
 
 
@@ -107,7 +109,7 @@ def _kernels(steps: list[Any], program: Any, values: Mapping[int, Any]) -> list[
             if not isinstance(values[slot], Tensor):
                 return captured_size(values[slot]) if isinstance(values[slot], torch.SymInt) else values[slot]
             if slot in constants:
-                root.register_buffer(f"constant_{slot}", values[slot])
+                root.register_buffer(f"constant_{slot}", values[slot].cpu())
                 return graph.get_attr(f"constant_{slot}")
             sizes = [captured_size(size) for size in values[slot].shape]
             inputs.append(torch.zeros(sizes, dtype=values[slot].dtype))

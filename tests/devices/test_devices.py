@@ -27,13 +27,13 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.fc, self.head = nn.Linear(128, 32), nn.Linear(32, 5)
+        self.scaled, self.fc, self.head = nn.LayerNorm(128), nn.Linear(128, 32), nn.Linear(32, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = nn.functional.max_pool2d(self.norm(self.conv(x)).relu_(), 2)
         mask = torch.arange(4, device=x.device) < 3
         x = torch.where(mask, x, torch.zeros((), device=x.device))
-        return self.head(nn.functional.hardtanh(self.fc(x.flatten(1)), 0.0, 6.0))
+        return self.head(nn.functional.hardtanh(self.fc(self.scaled(x.flatten(1))), 0.0, 6.0))
 
 
 def model() -> nn.Module:
@@ -72,7 +72,7 @@ ANALYSES: dict[str, Callable[[pt2qa.QuantizedPair, Any], Any]] = {
     "diagnosis": lambda pair, data: pt2qa.diagnose(pair, data, progress=False),
     "reconfiguration": lambda pair, data: pt2qa.reconfigure(pair, data, target=45.0, progress=False),
     "repair": lambda pair, data: pt2qa.repair(
-        pair, data, methods=["smoothing", "ranges", "rounding", "biases"], progress=False
+        pair, data, methods=["shifting", "smoothing", "ranges", "rounding", "biases"], progress=False
     ),
     "x86": lambda pair, data: pt2qa.compare_layers(
         pt2qa.quantize(pair.capture, "x86", data, progress=False), data, progress=False  # type: ignore[arg-type]
@@ -100,7 +100,9 @@ def analysed(device: str) -> dict[str, Found]:
     on_device, data = model().to(device), batches()
     pair = pt2qa.quantize(pt2qa.capture(on_device, data[0]), "xnnpack", data, progress=False)
     found = {name: found_by(analysis(pair, data)) for name, analysis in ANALYSES.items()}
-    return found | {"verified": ([], pair.verify(data[0]))}
+    rules = pt2qa.check(pair, data).rules
+    failed = tuple(f"{each.rule}: {each.reason}" for each in rules if each.outcome == "failed")
+    return found | {"verified": ([], pair.verify(data[0])), "failed rules": ([], failed)}
 
 
 def on_cuda() -> dict[str, Found]:
@@ -157,6 +159,11 @@ def test_the_simulator_gives_the_bits_of_the_converted_graph(found: Any) -> None
     for name in ("verified", "layers", "x86", "as deployed"):
         _, notes = reports[name]
         assert not [note for note in notes if "fused quantize op" in note]
+
+
+def test_no_rule_of_the_check_fails(found: Any) -> None:
+    _, reports = found
+    assert reports["failed rules"] == ([], ())
 
 
 def test_a_report_says_where_the_models_ran(found: Any, expected: dict[str, Found]) -> None:

@@ -19,6 +19,7 @@ PLAN = OverridePlan(
         Edit("observer", ("fc/linear",), "minmax"),
         Edit("range", ("x",), scale=0.1, zero_point=-3),
         Edit("bias", ("fc/linear",), values="AACAPwAAAMA="),
+        Edit("shift", ("ln/layer_norm", "fc/linear"), values="AACAPwAAAMA="),
         Edit("smooth", ("ln/layer_norm", "fc/linear"), values="AACAPwAAAEE="),
         Edit("round", ("fc/linear",), values="AYD/fw=="),
     ),
@@ -40,17 +41,18 @@ def test_a_file_gives_the_plan_back(tmp_path: Path) -> None:
 
 
 def test_values_as_numbers() -> None:
-    assert [edit.numbers for edit in PLAN.edits[-3:]] == [(1.0, -2.0), (1.0, 8.0), (1, -128, -1, 127)]
+    assert [edit.numbers for edit in PLAN.edits[-4:]] == [(1.0, -2.0), (1.0, -2.0), (1.0, 8.0), (1, -128, -1, 127)]
 
 
 def test_a_plan_reads_as_text() -> None:
     assert str(PLAN).splitlines() == [
-        "7 edits for ResNet on xnnpack:per_channel=false",
+        "8 edits for ResNet on xnnpack:per_channel=false",
         "  float: layer1.0.conv1/conv2d, layer1.0.relu/relu",
         "  fuse: stem.0/conv2d + stem.2/hardtanh",
         "  observer minmax: fc/linear",
         "  range 0.1, -3: x",
         "  bias of 2 channels: fc/linear",
+        "  shift of 2 channels: ln/layer_norm, fc/linear",
         "  smooth of 2 channels: ln/layer_norm, fc/linear",
         "  round of 4 weights: fc/linear",
     ]
@@ -66,7 +68,7 @@ def test_plans_need_no_torch() -> None:
     [
         (
             ("flot", ("a",)),
-            "kind: got 'flot', expected one of float, fuse, dynamic, int16, observer, range, bias, smooth, round",
+            "kind: got 'flot', expected one of float, fuse, dynamic, int16, observer, range, bias, shift, smooth, r",
         ),
         (("float", "a"), "ops: got 'a', expected a tuple of op names"),
         (("float", ("a", 3)), r"ops: got \('a', 3\), expected a tuple of op names"),
@@ -81,12 +83,13 @@ def test_plans_need_no_torch() -> None:
         (("range", ("a",), "", 1.0, 0.5), "zero_point: got 0.5, expected an integer"),
         (("range", ("a",), "", "1"), "scale: got '1', expected a positive number"),
         (("float", ("a",), "", 1.0), "only kind 'range' takes a scale"),
-        (("float", ("a",), "", 0.0, 0, "AACAPw=="), "only kinds 'bias', 'smooth' and 'round' take values"),
+        (("float", ("a",), "", 0.0, 0, "AACAPw=="), "only kinds 'bias', 'shift', 'smooth' and 'round' take values"),
         (("bias", ("a", "b"), "", 0.0, 0, "AACAPw=="), "expected the name of one op"),
         (("bias", ("a",)), "expected finite numbers, one for each channel"),
         (("bias", ("a",), "", 0.0, 0, "AADAfw=="), "expected finite numbers"),
         (("bias", ("a",), "", 0.0, 0, "AACAP"), "expected numbers in base64"),
         (("bias", ("a",), "", 0.0, 0, "AAA="), "expected numbers in base64"),
+        (("shift", ("a",), "", 0.0, 0, "AACAPw=="), "expected a norm and the linears that read it"),
         (("smooth", ("a",), "", 0.0, 0, "AACAPw=="), "expected a norm and the linears that read it"),
         (("smooth", ("a", "b"), "", 0.0, 0, "AADAPw=="), "expected powers of two"),
         (("smooth", ("a", "b"), "", 0.0, 0, "AAAAAA=="), "expected powers of two"),

@@ -80,3 +80,41 @@ def encoder_pair(quantizer: str, planted: float = 1.0) -> pt2qa.QuantizedPair:
                 parameter[[3, 17, 40]] *= planted
             weight[:, [3, 17, 40]] /= planted
     return pt2qa.quantize(pt2qa.capture(model, sequences()[0]), quantizer, sequences(), progress=False)
+
+
+class PostNorm(nn.Module):
+    """A post-norm transformer of two layers: residuals read the norms, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.embed, self.head = nn.Linear(16, 64), nn.Linear(64, 10)
+        self.layers = nn.Sequential(layer, copy.deepcopy(layer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.layers(self.embed(x)))
+        return result
+
+
+@functools.cache
+def post_norm_pair(quantizer: str, planted: float = 0.0) -> pt2qa.QuantizedPair:
+    """The transformer; channels of its norms lie apart by what is planted, and the biases around them take it back."""
+    torch.manual_seed(0)
+    model = PostNorm().eval()
+    first, second = model.layers
+    assert isinstance(first, nn.TransformerEncoderLayer)
+    assert isinstance(second, nn.TransformerEncoderLayer)
+    heads = [(second.self_attn.in_proj_weight, second.self_attn.in_proj_bias), (model.head.weight, model.head.bias)]
+    with torch.no_grad():
+        for layer, (weight, bias) in zip((first, second), heads, strict=True):
+            offset = torch.linspace(-planted, planted, 64)
+            for norm, read, own in (
+                (layer.norm1, layer.linear1.weight, layer.linear1.bias),
+                (layer.norm2, weight, bias),
+            ):
+                norm.weight.uniform_(0.5, 1.5)
+                norm.bias += offset
+                own -= read @ offset
+            layer.linear2.bias -= offset
+        second.self_attn.out_proj.bias -= torch.linspace(-planted, planted, 64)
+    return pt2qa.quantize(pt2qa.capture(model, sequences()[0]), quantizer, sequences(), progress=False)

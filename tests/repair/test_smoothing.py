@@ -14,8 +14,8 @@ import pt2qa
 from pt2qa import Edit, OverridePlan
 from pt2qa._repair.halves import Halves
 from pt2qa._repair.smoothing import Smoothing
+from pt2qa.overrides.norms import norms_in
 from pt2qa.overrides.plan import in_base64
-from pt2qa.overrides.smoothing import smoothable_in
 from tests.flows import direct_sqnr, quantized_pair
 from tests.repair.nets import encoder_pair, sequences
 
@@ -132,7 +132,7 @@ def test_which_norms_can_be_smoothed(kind: str, possible: bool) -> None:
     x = torch.randn(6, 8)
     pair = quantized_pair(Block(kind), x, "xnnpack")
     assert pair.float_graph is not None
-    found = list(smoothable_in(pair.float_graph, pair.names))
+    found = [each for each in norms_in(pair.float_graph, pair.names) if each.can_smooth]
     assert len(found) == possible
     if not possible:
         with pytest.raises(pt2qa.SelectionError, match="no norm with weights that only quantized linears read"):

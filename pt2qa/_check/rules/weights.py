@@ -115,7 +115,7 @@ def bias_overflow(context: CheckContext) -> Iterator[Found]:
         scales, bias = _bias_scales(product), product.bias.reference if product.bias else None
         if scales is None or not isinstance(bias, torch.Tensor) or not bias.is_floating_point():
             continue
-        values = bias.detach().double().abs().flatten()
+        values = bias.detach().cpu().double().abs().flatten()
         # A transposed convolution has one scale for the channels of the same number in every group.
         steps = values / (scales if scales.numel() == 1 else scales.repeat(values.numel() // scales.numel()))
         if over := int((steps > INT32_MAX).sum()):
@@ -133,5 +133,5 @@ def _bias_scales(product: IntegerProduct) -> torch.Tensor | None:
     """The steps of the 32-bit sum: float64 of shape (1,) or (channels,); None if they are unknown."""
     own, given = product.bias_params, product.input_params
     if own is not None and own.dtype == "int32" and own.scale is not None:
-        return torch.as_tensor(own.scale, dtype=torch.float64).flatten()
+        return torch.as_tensor(own.scale).cpu().double().flatten()
     return given.scale * product.scales if given is not None and isinstance(given.scale, float) else None

@@ -13,6 +13,7 @@ from pt2qa._repair.halves import Halves
 from pt2qa._report.prose import counted
 
 CAUSE_OF: Final = {
+    "shifting": "norm-offsets",
     "smoothing": "norm-outliers",
     "ranges": "range",
     "rounding": "weight-rounding",

@@ -1,0 +1,220 @@
+"""Offsets of a norm's channels moved into the biases around it, as far as that helps the output.
+
+All channels of an activation share one range.  If they lie in different places, it is wider than that of any channel;
+with z subtracted from each channel it need not be.  What reads the norm adds it again: linears in their bias, as
+``weight @ z``, and a residual in the bias of the linear whose output is added there.  The output of that linear moves
+instead, which is why it has to be counted where it is rounded, too.  Two shifts are tried for each norm:
+
+- all channels around 0;
+- the smallest ones with which all channels lie within the range of the widest.
+
+The first is better where ranges are drawn in afterwards, the second moves less of what is added.  For each norm, one of
+them, or none, is what costs the output least, to first order, and as if the errors of elements
+were independent, summed over the sites that round what moves::
+
+    sum(g**2 * (rounded(x - z) + z - x)**2)
+
+with g the gradient of a random projection of the output, each output divided by its root mean square.
+
+Source:
+    the shift of each channel is that of "Outlier Suppression+: Accurate quantization of large language models by
+    equivalent and effective shifting and scaling" (Wei et al., 2023), there around 0, and not across a residual.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere
+from pt2qa._repair.halves import Halves
+from pt2qa._repair.norms import FittedNorms, ranges_by_channel, rounding_of
+from pt2qa._report.prose import counted
+from pt2qa._sensitivity.gradients import Gradients, WithoutGradient
+from pt2qa._sensitivity.projection import ProjectedBatch, Projection
+from pt2qa._sensitivity.roundings import Rounding
+from pt2qa._simulator.program import Step
+from pt2qa._simulator.verification import digest_of
+from pt2qa.errors import SelectionError
+from pt2qa.overrides.norms import KEEPS_CHANNELS, ReadNorm, norms_in
+
+VECTORS = 2
+"""Random projections of each batch."""
+
+LEAST = 0.1
+"""The share of a norm's cost that a shift must save, against none, and against one that is tried before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value that moves is rounded: the number of the norm, the op that makes it, and the step of the site.
+
+    ``sign`` is -1 at the norm, from which z is subtracted, and 1 at what is added to it.
+    """
+
+    norm: int
+    source: Step
+    rounded: Step
+    sign: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shifting:
+    """What one look at the data tells about norms: their candidates, no shift first, and what they cost at each place.
+
+    ``costs`` are by half, and of shape (candidates,).
+    """
+
+    name: ClassVar[str] = "shifting"
+
+    left_out: str
+
+    data: Halves
+    norms: tuple[ReadNorm, ...]
+    candidates: tuple[tuple[Tensor, ...], ...]
+    places: tuple[Place, ...]
+    costs: tuple[tuple[Tensor, ...], ...]
+
+    @classmethod
+    def look(cls, pair: QuantizedPair, data: Halves) -> Shifting:
+        """Runs the float model on the data, and again forward and backward.
+
+        Raises:
+            SelectionError: an op has no gradient, or no norm can be shifted.
+        """
+        norms, places = _norms_in(pair)
+        if not norms:
+            raise SelectionError("there is no rounded norm with a bias that the biases behind it can take back")
+        ranges = ranges_by_channel(pair, {place.source.index for place in places}, data)
+        at_norm = {place.norm: ranges[place.source.index] for place in places if place.sign < 0}
+        candidates = tuple(tuple(_candidates(*at_norm[number])) for number in range(len(norms)))
+        meter = _Meter(pair, places, candidates, ranges)
+        reason = ""
+        try:
+            for half, values in data:
+                meter.add(half, values)
+        except WithoutGradient as error:
+            reason = error.reason
+        parts = everywhere((meter.costs, reason))
+        for _, why in parts:
+            if why:
+                raise SelectionError(why)
+        costs = tuple(
+            tuple(torch.stack([found[half][number] for found, _ in parts]).sum(0) for number in range(len(places)))
+            for half in (0, 1)
+        )
+        all_norms = sum(step.op == "layer_norm" for step in pair.program.steps)
+        left = all_norms - sum(place.sign < 0 and place.source.op == "layer_norm" for place in places)
+        left_out = f"{left} of {counted(all_norms, 'norm')} left as they are: they are not rounded, "
+        left_out += "or the biases around them cannot take a shift back"
+        return cls(left_out if left > 0 else "", data, norms, candidates, places, costs)
+
+    def fit(self, halves: Collection[int]) -> FittedNorms:
+        """Of some halves of the data, the shifts of those norms for which any are better than none."""
+        found = {}
+        for number, norm in enumerate(self.norms):
+            own = [place for place, each in enumerate(self.places) if each.norm == number]
+            costs = torch.stack([self.costs[half][place] for half in halves for place in own]).sum(0).tolist()
+            best = 0
+            for candidate, cost in enumerate(costs):
+                if cost < costs[best] * (1 - LEAST):
+                    best = candidate
+            if best:
+                found[norm.ops] = self.candidates[number][best]
+        return FittedNorms("shift", self.data, found)
+
+
+def _norms_in(pair: QuantizedPair) -> tuple[tuple[ReadNorm, ...], tuple[Place, ...]]:
+    """The norms that an edit can shift and that are rounded, and the places at which shifts are felt."""
+    assert pair.float_graph is not None, "what is repaired was captured"
+    steps = {step.name: step for step in pair.program.steps if step.site is None}
+    times = Counter(step.name for step in pair.program.steps if step.site is None)
+    norms: list[ReadNorm] = []
+    places: list[Place] = []
+    for norm in norms_in(pair.float_graph, pair.names):
+        if not norm.can_shift or any(times[name] != 1 for name in norm.ops):
+            continue
+        ends = ((norm.name, -1), *((name, 1) for name in norm.added))
+        own = [
+            Place(len(norms), steps[name], rounded, sign)
+            for name, sign in ends
+            for rounded in _rounded(pair, steps[name])
+        ]
+        if any(place.sign < 0 for place in own):
+            norms.append(norm)
+            places += own
+    return tuple(norms), tuple(places)
+
+
+def _rounded(pair: QuantizedPair, source: Step) -> Iterator[Step]:
+    """The first sites behind an op, through ops that leave the channels where they are."""
+    reached = {source.out}
+    for step in pair.program.steps[source.index + 1 :]:
+        if step.reads and step.reads[0] in reached:
+            if step.site is not None:
+                if step.duplicate_of is None:
+                    yield step
+            elif step.op in KEEPS_CHANNELS:
+                reached.add(step.out)
+
+
+def _candidates(low: Tensor, high: Tensor) -> Iterator[Tensor]:
+    """Shifts of channels with some lowest and highest values: none, around 0, and into the range of the widest."""
+    yield torch.zeros_like(low)
+    yield (low + high) / 2
+    widest = int((high - low).argmax())
+    yield (high - high[widest]).clamp(min=0.0) + (low - low[widest]).clamp(max=0.0)
+
+
+class _Meter:
+    """The costs of candidates, by half and place."""
+
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        places: Sequence[Place],
+        candidates: Sequence[Sequence[Tensor]],
+        ranges: Mapping[int, tuple[Tensor, Tensor]],
+    ) -> None:
+        self.pair, self.places = pair, places
+        self.by_step = {place.rounded.index: number for number, place in enumerate(places)}
+        self.shifts = [[place.sign * shift for shift in candidates[place.norm]] for place in places]
+        self.roundings = [
+            [_rounding(pair, place, shift, *ranges[place.source.index]) for shift in shifts]
+            for place, shifts in zip(places, self.shifts, strict=True)
+        ]
+        self.costs = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
+
+    def add(self, half: int, values: Sequence[Any]) -> None:
+        """Adds a batch."""
+        started = ProjectedBatch(
+            Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
+        )
+
+        def visit(step: Step, gradients: Gradients) -> None:
+            number = self.by_step.get(step.index)
+            if number is not None and gradients[0] is not None:
+                weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
+                self.costs[half][number] += self._costs(number, started.run.env[step.reads[0]], weights)
+
+        with torch.no_grad():
+            started.backward(started.signs(VECTORS, relative=True), visit)
+
+    def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
+        costs = []
+        for shift, rounded in zip(self.shifts[number], self.roundings[number], strict=True):
+            moved = value + shift.to(value)
+            costs.append(((rounded(moved) - moved).square() * weights).sum(dtype=torch.float64))
+        return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
+
+
+def _rounding(pair: QuantizedPair, place: Place, shift: Tensor, low: Tensor, high: Tensor) -> Rounding:
+    """How the site of a place rounds what is shifted."""
+    assert place.rounded.site is not None
+    return rounding_of(pair, pair.sites[place.rounded.site], low + shift, high + shift)

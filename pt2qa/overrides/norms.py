@@ -1,0 +1,262 @@
+"""What a plan moves from the output of a norm into the parameters around it, so that the float model stays what it is.
+
+With s a factor and z a shift for each channel::
+
+    smooth:   norm(x) / s,   weight * s
+    shift:    norm(x) - z,   bias + weight @ z,   added + z
+
+where weight and bias are those of the linears that read the norm, and added is the bias of a linear whose output is
+added to that of the norm, as by the residual of a post-norm transformer.  Factors are powers of two, which change only
+exponents, so the float model is the same bit for bit; with a shift it is but for the rounding of float32.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from pt2qa._graph.copies import set_parameters
+from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa.errors import QuantizeError
+from pt2qa.overrides.plan import Edit
+
+_ATEN = torch.ops.aten
+_FACTORS = (_ATEN.layer_norm.default, _ATEN.rms_norm.default, _ATEN.mul.Tensor)
+"""Ops whose output is proportional to their parameters; a norm written out may end with a multiplication."""
+_BIASED = (_ATEN.layer_norm.default, _ATEN.add.Tensor)
+"""Ops that add their last parameter to each channel; a norm written out may end with an addition."""
+
+_RESHAPES = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous", "clone", "dropout")
+_BY_AXES = {"transpose": (1, 2), "select": (1,), "slice": (1,)}
+KEEPS_CHANNELS = frozenset((*_RESHAPES, *_BY_AXES, "permute"))
+"""Ops that can leave the channels, the last axis, where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNorm:
+    """A norm and all that reads it, through ops that leave the channels where they are.
+
+    Parameters are given by attribute; "" stands for one that is missing, or that another op reads, too.
+
+    Attributes:
+        name: the norm.
+        parameters: all that it has.
+        bias: the one that is added to each channel.
+        linears: the linears that read it, with weight and bias.
+        added: the linears whose outputs are added to its own, with their bias.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    bias: str
+    linears: Mapping[str, tuple[str, str]]
+    added: Mapping[str, str]
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The names that an edit has."""
+        return (self.name, *self.linears, *self.added)
+
+    @property
+    def can_smooth(self) -> bool:
+        """Whether factors can move: only linears read it, and all have weights of their own."""
+        weights = [weight for weight, _ in self.linears.values()]
+        return bool(self.parameters) and all([*self.parameters, *weights]) and not self.added
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether a shift can move: it has a bias, and all around it weights and biases of their own."""
+        return all([self.bias, *(each for pair in self.linears.values() for each in pair), *self.added.values()])
+
+
+def norms_in(graph_module: GraphModule, names: Mapping[int, OpName]) -> Iterator[ReadNorm]:
+    """The norms of a graph that linears read, and nothing else but additions of another linear's output."""
+    counts = Counter(str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr" for _ in node.users)
+
+    def own(node: object, channels: int) -> str:
+        if not isinstance(node, Node) or node.op != "get_attr" or counts[str(node.target)] != 1:
+            return ""
+        value = attribute_of(graph_module, node)
+        return str(node.target) if isinstance(value, nn.Parameter) and value.shape[-1:] == (channels,) else ""
+
+    for node in graph_module.graph.nodes:
+        value = node.meta.get(VALUE)
+        read = [source for source in node.all_input_nodes if source.op == "get_attr"]
+        if node.target not in (*_FACTORS, *_BIASED) or not read or not isinstance(value, Tensor) or not value.dim():
+            continue
+        linears, added = _around(node) or ([], [])
+        known = {name_of(each, names) for each in (node, *linears, *added)}
+        if not linears or None in known or len(known) != 1 + len(linears) + len(added):
+            continue
+        width = int(value.shape[-1])
+        yield ReadNorm(
+            str(name_of(node, names)),
+            tuple(own(source, width) for source in read) if node.target in _FACTORS else (),
+            own(read[-1], width) if _adds(node, attribute_of(graph_module, read[-1])) else "",
+            {
+                str(name_of(each, names)): (own(each.args[1], width), own(_bias(each), each.meta[VALUE].shape[-1]))
+                for each in linears
+            },
+            {str(name_of(each, names)): own(_bias(each), width) for each in added},
+        )
+
+
+def _adds(node: Node, last: Tensor) -> bool:
+    """Whether an op adds its last parameter, one number for each channel."""
+    if node.target is _ATEN.layer_norm.default:
+        return len(node.args) > 3 and node.args[3] is not None and last.dim() == 1
+    return node.target in _BIASED and not node.kwargs and last.dim() == 1
+
+
+def _bias(linear: Node) -> object:
+    return linear.args[2] if len(linear.args) > 2 else None
+
+
+def _around(node: Node) -> tuple[list[Node], list[Node]] | None:
+    """The linears that read a value, and those whose outputs are added to it; None if anything else reads it."""
+    linears, added = [], []
+    for reader in node.users:
+        op = op_of(reader.target) if reader.op == "call_function" else ""
+        if op == "linear" and reader.args[0] is node and node not in reader.args[1:]:
+            linears.append(reader)
+        elif reader.target is _ATEN.add.Tensor and not reader.kwargs:
+            other = _linear_before([each for each in reader.args if each is not node], node)
+            if other is None:
+                return None
+            added.append(other)
+        elif _keeps_channels(reader, op, node):
+            behind = _around(reader)
+            if behind is None:
+                return None
+            linears += behind[0]
+            added += behind[1]
+        else:
+            return None
+    return linears, added
+
+
+def _linear_before(others: list[object], node: Node) -> Node | None:
+    """The linear that makes the one other operand of an addition, of the shape of ``node``, and of that alone."""
+    source = others[0] if len(others) == 1 else None
+    shape = node.meta[VALUE].shape
+    while isinstance(source, Node) and source.op == "call_function" and len(source.users) == 1:
+        value, op = source.meta.get(VALUE), op_of(source.target)
+        if not isinstance(value, Tensor) or value.shape[-1:] != shape[-1:]:
+            return None
+        if op == "linear":
+            return source if value.numel() == node.meta[VALUE].numel() else None
+        before = source.args[0]
+        if not isinstance(before, Node) or not _keeps_channels(source, op, before):
+            return None
+        source = before
+    return None
+
+
+def _keeps_channels(reader: Node, op: str, node: Node) -> bool:
+    """Whether the last axis of an op's output is that of its input."""
+    before, after = (each.meta.get(VALUE) for each in (node, reader))
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor) or not after.dim():
+        return False
+    last = before.dim() - 1
+    if op in _BY_AXES:
+        axes = [reader.args[place] if len(reader.args) > place else 0 for place in _BY_AXES[op]]
+        return all(isinstance(axis, int) and axis % before.dim() != last for axis in axes)
+    if op == "permute":
+        *_, axis = cast(list[int], reader.args[1])
+        return axis % before.dim() == last
+    return op in _RESHAPES and after.shape[-1] == before.shape[-1]
+
+
+def change_norms(graph_module: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> None:
+    """Makes the ``smooth`` and ``shift`` edits, in place and in order.
+
+    Raises:
+        QuantizeError: the ops are not a norm and all around it, or a parameter has another reader or another size.
+    """
+    chosen = [edit for edit in edits if edit.kind in ("smooth", "shift")]
+    known = {each.name: each for each in norms_in(graph_module, names)} if chosen else {}
+    for edit in chosen:
+        found = known.get(edit.ops[0])
+        can = found is not None and (found.can_smooth if edit.kind == "smooth" else found.can_shift)
+        if found is None or not can or {*found.ops} != {*edit.ops}:
+            also = "" if edit.kind == "smooth" else ", or are added to it, with biases"
+            raise QuantizeError(
+                f"{edit}: these are not a norm and all that reads it, linears with weights{also} of their own"
+            )
+        parameters = {each: graph_module.get_parameter(each).detach() for each in _parameters(found, edit.kind)}
+        values = torch.tensor(edit.numbers)
+        first = next(iter(parameters.values()))
+        if first.shape[-1:] != values.shape:
+            raise QuantizeError(f"{edit}: {next(iter(parameters))} has the shape {tuple(first.shape)}")
+        if edit.kind == "smooth":
+            changed = {
+                each: value / values.to(value) if each in found.parameters else value * values.to(value)
+                for each, value in parameters.items()
+            }
+        else:
+            changed = {found.bias: added_to(parameters[found.bias], -values)}
+            for weight, bias in found.linears.values():
+                product = graph_module.get_parameter(weight).detach().cpu().double() @ values.double()
+                changed[bias] = added_to(parameters[bias], product)
+            for bias in found.added.values():
+                changed[bias] = added_to(parameters[bias], values)
+        set_parameters(graph_module, changed)
+
+
+def added_to(bias: Tensor, values: Tensor) -> Tensor:
+    """The sum, in float64 on the CPU, as the parameter is stored."""
+    return (bias.cpu().double() + values.double()).to(bias)
+
+
+def _parameters(norm: ReadNorm, kind: str) -> list[str]:
+    """What an edit changes, that of the norm first."""
+    if kind == "smooth":
+        return [*norm.parameters, *(weight for weight, _ in norm.linears.values())]
+    return [norm.bias, *(bias for _, bias in norm.linears.values()), *norm.added.values()]
+
+
+SOURCE = '''
+def change_norms(graph_module):
+    """Moves factors or shifts from norms into the parameters around them; the float model stays as it is."""
+    ops = ops_by_name(graph_module.graph)
+    for kind, norm, linears, added, numbers in NORMS:
+        values = torch.tensor([each for (each,) in struct.iter_unpack("<f", base64.b64decode(numbers))])
+        linears = [ops[name] for name in linears]
+        own = [source for source in ops[norm].all_input_nodes if source.op == "get_attr"]
+        if kind == "smooth":
+            changes = {source: lambda value: value / values.to(value) for source in own}
+            changes.update({linear.args[1]: lambda value: value * values.to(value) for linear in linears})
+        else:
+            biases = {own[-1]: -values.double()}
+            for linear in linears:
+                weight = graph_module.get_parameter(linear.args[1].target).detach()
+                biases[linear.args[2]] = weight.cpu().double() @ values.double()
+            biases.update({ops[name].args[2]: values.double() for name in added})
+            changes = {
+                source: lambda value, shift=shift: (value.cpu().double() + shift).to(value)
+                for source, shift in biases.items()
+            }
+        for source, change in changes.items():
+            module, _, attribute = source.target.rpartition(".")
+            value = change(graph_module.get_parameter(source.target).detach())
+            setattr(graph_module.get_submodule(module), attribute, torch.nn.Parameter(value, requires_grad=False))
+'''
+"""What :func:`change_norms` does, for an export flow without pt2qa."""
+
+
+def source_of(edits: Iterable[Edit], graph_module: GraphModule, names: Mapping[int, OpName]) -> str:
+    """The function of :data:`SOURCE`, and what the edits are made with as text; empty if there are none."""
+    chosen = [edit for edit in edits if edit.kind in ("smooth", "shift")]
+    known = {each.name: each for each in norms_in(graph_module, names)} if chosen else {}
+    lines = ""
+    for edit in chosen:
+        norm = known[edit.ops[0]]
+        lines += f"    ({edit.kind!r}, {norm.name!r}, {(*norm.linears,)!r}, {(*norm.added,)!r}, {edit.values!r}),\n"
+    return f"NORMS = (\n{lines})\n{SOURCE}" if lines else ""
