@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -237,3 +238,23 @@ def test_ragged_batches_need_a_dynamic_dimension_and_the_error_says_so() -> None
     capture = pt2qa.capture(Linears().eval(), EXAMPLE)
     with pytest.raises(pt2qa.BatchError, match=r"shape \[3, 16\]; captured with \[4, 16\].*dynamic_shapes"):
         pt2qa.quantize(capture, "xnnpack", [EXAMPLE, (torch.randn(3, 16),)], progress=False)
+
+
+def test_an_observer_that_fails_on_integers_is_named_with_the_edit_that_removes_it() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+            return self.fc(x), ids * ids.flip(0)
+
+    batch = torch.ones(2, 4), torch.arange(300, dtype=torch.int32)
+    capture = pt2qa.capture(Counts().eval(), batch)
+    text = r"the observer of ids failed on values of torch.int32, .* overrides=(.*), or take .*histogram_cpu"
+    with pytest.raises(pt2qa.QuantizeError, match=text) as raised:
+        pt2qa.quantize(capture, "x86", [batch], progress=False)
+    found = re.search(text, str(raised.value))
+    assert found is not None
+    plan = eval(found[1], {"pt2qa": pt2qa})
+    assert pt2qa.quantize(capture, "x86", [batch], overrides=plan, progress=False).sites[0].name == "x"
