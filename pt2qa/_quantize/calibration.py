@@ -115,13 +115,16 @@ def shared_calibration() -> Iterator[str]:
 def _observed(observer: Node, value: Any, names: Mapping[int, OpName]) -> str:
     """What an observer failed on, and what to do about it."""
     what = f"the observer of {observed_value(observer, names)} failed"
-    if not isinstance(value, Tensor) or value.is_floating_point():
+    if not isinstance(value, Tensor):
         return what
+    if value.is_floating_point():
+        why = f"on values of shape {tuple(value.shape)}: what the quantizer asks for does not fit them"
+    else:
+        why = f"on values of {value.dtype}, which are no measurements and need no scale"
     readers = sorted(filter(None, (name_of(reader, names) for reader in observer.users)))
     edit = f'pt2qa.Edit("float", ({", ".join(map(repr, readers))},))'
     return (
-        f"{what} on values of {value.dtype}, which are no measurements and need no scale. Keep what reads them in "
-        f"float, overrides=pt2qa.OverridePlan(({edit},)), or take a quantizer that looks at dtypes"
+        f"{what} {why}. Keep what reads them in float, overrides=pt2qa.OverridePlan(({edit},)), or mend the quantizer"
     )
 
 
