@@ -117,7 +117,9 @@ def _observed(observer: Node, value: Any, names: Mapping[int, OpName]) -> str:
     what = f"the observer of {observed_value(observer, names)} failed"
     if not isinstance(value, Tensor):
         return what
-    if value.is_floating_point():
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        why = "on values that are NaN or infinite, for which no scale fits"
+    elif value.is_floating_point():
         why = f"on values of shape {tuple(value.shape)}: what the quantizer asks for does not fit them"
     else:
         why = f"on values of {value.dtype}, which are no measurements and need no scale"
