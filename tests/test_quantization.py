@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantizer import Quantizer
+from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationSpec, Quantizer
 
 import pt2qa
 from pt2qa._simulator import quant_ops
+from tests.check.quantizers import every
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Linears, SharedConv, images, residual
 
@@ -237,3 +240,45 @@ def test_ragged_batches_need_a_dynamic_dimension_and_the_error_says_so() -> None
     capture = pt2qa.capture(Linears().eval(), EXAMPLE)
     with pytest.raises(pt2qa.BatchError, match=r"shape \[3, 16\]; captured with \[4, 16\].*dynamic_shapes"):
         pt2qa.quantize(capture, "xnnpack", [EXAMPLE, (torch.randn(3, 16),)], progress=False)
+
+
+def test_an_observer_that_fails_on_integers_is_named_with_the_edit_that_removes_it() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+            return self.fc(x), ids * ids.flip(0)
+
+    batch = torch.ones(2, 4), torch.arange(300, dtype=torch.int32)
+    capture = pt2qa.capture(Counts().eval(), batch)
+    text = r"the observer of ids failed on values of torch.int32, .* overrides=(.*), or mend .*histogram_cpu"
+    with pytest.raises(pt2qa.QuantizeError, match=text) as raised:
+        pt2qa.quantize(capture, "x86", [batch], progress=False)
+    found = re.search(text, str(raised.value))
+    assert found is not None
+    plan = eval(found[1], {"pt2qa": pt2qa})
+    assert pt2qa.quantize(capture, "x86", [batch], overrides=plan, progress=False).sites[0].name == "x"
+
+
+class Masked(nn.Module):
+    """A softmax over nothing but masked scores, which is NaN, before a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.fc(x.masked_fill(hidden, float("-inf")).softmax(-1)).nan_to_num()
+
+
+@pytest.mark.parametrize("observer", [MinMaxObserver, HistogramObserver])
+def test_an_op_whose_values_become_nan_in_calibration_is_named(observer: Any) -> None:
+    int8 = QuantizationSpec(
+        torch.int8, observer, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_affine, is_dynamic=False
+    )
+    batch = torch.ones(2, 4), torch.tensor([[True] * 4, [False] * 4])
+    capture = pt2qa.capture(Masked().eval(), batch)
+    with pytest.raises(pt2qa.QuantizeError, match=r"(NaN or infin.*softmax|softmax.*NaN or infin)"):
+        pt2qa.quantize(capture, every("linear", int8), [batch], progress=False)

@@ -132,7 +132,7 @@ def output_pairs(
     for name, ref, quant, layout in zip(names, left, pytree.tree_leaves(quantized), every, strict=True):
         ref, quant = _as_tensor(ref), _as_tensor(quant)
         if not isinstance(ref, Tensor) or not isinstance(quant, Tensor):
-            yield OutputPair(name, ref, quant, None, f"{type(ref).__name__} is not a tensor")
+            yield OutputPair(name, ref, quant, None, f"{'None' if ref is None else type(ref).__name__} is not a tensor")
         else:
             both = axis is not None and all(x.dim() > axis and x.shape[axis] == size for x in (ref, quant))
             yield OutputPair(name, ref, quant, axis if both else None, layout=layout, keep=keep)

@@ -27,7 +27,7 @@ from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, plain_batch, read_batches
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element, plain_batch, read_batches
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
 from pt2qa._simulator.outputs import output_names, plain, structured
@@ -206,8 +206,15 @@ class _Search:
 
     def add(self, step: _Step) -> None:
         """Runs both models on a batch, verified, and takes in what their outputs show."""
+        if has_no_element(step.reference):
+            self._take_empty()
+            return
         models = functools.partial(simulated, self.pair.simulator, step.reference, step.quantized)
         self._take(step, self.check.run(models, step.reference, step.quantized))
+
+    def _take_empty(self) -> None:
+        apart = (*self.found.set_apart, empty_batch(self.found.steps))
+        self.found = replace(self.found, steps=self.found.steps + 1, set_apart=apart)
 
     def _take(self, step: _Step, outputs: Outputs) -> None:
         graph = self.pair.quantized
@@ -215,8 +222,7 @@ class _Search:
         size = case_batches.batch_size(step.reference, self.axis)
         samples = size if self.axis is not None else count_samples(step.reference)
         if is_empty(samples, reference):
-            empty = empty_batch(self.found.steps)
-            self.found = replace(self.found, steps=self.found.steps + 1, set_apart=(*self.found.set_apart, empty))
+            self._take_empty()
             return
         counted = None if self.positions is None else self.positions.of(step.batch, step.reference)
         apart = self._not_finite(step, samples, outputs, counted)

@@ -23,7 +23,7 @@ from pt2qa._quantize.quantization import quantize
 from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
@@ -201,6 +201,10 @@ class _Race:
     def add(self, batch: Batch) -> None:
         """Runs all models on a batch and adds the results; an interrupted batch leaves no trace."""
         values = self.first.values(batch)
+        if has_no_element(values):
+            self.set_apart.append(empty_batch(self.batches))
+            self.batches += 1
+            return
         counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
         self._take(values, self._verified(values, counted))
 

@@ -6,13 +6,14 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 from pt2qa._graph.internals.nodes import calls_guards
-from pt2qa._report.prose import few
+from pt2qa._graph.internals.torch import pytree
+from pt2qa._report.prose import counted, few
 from pt2qa.errors import CaptureError
 
 _DOCS = "https://docs.pytorch.org/docs/stable/export.html"
@@ -42,8 +43,8 @@ def check_model(model: object) -> nn.Module:
     if training:
         names = few([repr(name) if name else "the model itself" for name in training])
         raise CaptureError(
-            f"{len(training)} modules are in training mode: {names}. Call model.eval() first, for "
-            "quantization-aware training too: pt2qa.quantize(..., qat=True) trains the exported graph."
+            f"{counted(len(training), 'module is', 'modules are')} in training mode: {names}. Call model.eval() first, "
+            "for quantization-aware training too: pt2qa.quantize(..., qat=True) trains the exported graph."
         )
     return model
 
@@ -65,9 +66,17 @@ def refuse_quantized(model: nn.Module) -> None:
 
 
 def export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, strict: bool
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    strict: bool,
+    outputs: Any = None,
 ) -> ExportedProgram:
-    """``torch.export.export``; where it fails, CaptureError, whose cause is torch's own error."""
+    """``torch.export.export``; where it fails, CaptureError, whose cause is torch's own error.
+
+    ``outputs`` are what the model returns on these inputs.
+    """
     with warnings.catch_warnings():
         # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is not state.
         warnings.filterwarnings(
@@ -78,6 +87,12 @@ def export(
         try:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:
+            if foreign := _foreign_outputs(outputs):
+                raise CaptureError(
+                    f"torch.export.export cannot return what forward does: {few(foreign)}. It takes tensors, numbers, "
+                    "strings and None, in tuples, lists and dicts. Wrap the model in a module whose forward returns "
+                    "what you want to compare; models of transformers return no cache with use_cache=False."
+                ) from error
             other = (
                 "strict=False, which runs the Python of the forward instead of analysing it"
                 if strict
@@ -89,6 +104,13 @@ def export(
             ) from error
     _read_as_buffers(program, model)
     return program
+
+
+def _foreign_outputs(outputs: Any) -> list[str]:
+    """The types of outputs that a program cannot return."""
+    known = (Tensor, int, float, complex, str, bytes, type(None))
+    kinds = [type(leaf).__name__ for leaf in pytree.tree_leaves(outputs) if not isinstance(leaf, known)]
+    return [f"a {kind}" for kind in dict.fromkeys(kinds)]
 
 
 def _read_as_buffers(program: ExportedProgram, model: nn.Module) -> None:

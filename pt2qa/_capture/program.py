@@ -161,7 +161,7 @@ def capture(
         eager = run_eager(model, args, kwargs)
         stateful = check_stateless(model, state, eager, args, kwargs)
         try:
-            program = export(model, args, kwargs, dynamic_shapes, strict)
+            program = export(model, args, kwargs, dynamic_shapes, strict, eager)
         finally:
             state.restore()
         plain = _graph_copy(program)

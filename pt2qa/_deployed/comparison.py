@@ -31,7 +31,7 @@ from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import empty_batch, first_fault
-from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
@@ -122,7 +122,7 @@ class Comparison:
         """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
         samples = count_samples(values)
-        if not samples and is_empty(samples, self.pair.simulator.run(values)):
+        if has_no_element(values) or (not samples and is_empty(samples, self.pair.simulator.run(values))):
             self.set_apart.append(empty_batch(self.batches))
             self.batches += 1
             return

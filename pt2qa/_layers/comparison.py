@@ -22,7 +22,7 @@ from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.isolated_check import Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
@@ -205,6 +205,10 @@ class Comparison:
     def add(self, batch: Batch) -> None:
         """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
+        if has_no_element(values):
+            self.set_apart.append(empty_batch(self.batches))
+            self.batches += 1
+            return
         counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
         measured = self.check.run(functools.partial(self._measure_batch, values, counted), values)
         self._take(values, measured, counted)

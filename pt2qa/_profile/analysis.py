@@ -24,7 +24,7 @@ from pt2qa._profile.watch import Wanted, Watch
 from pt2qa._ranks import NoBatchError, over_ranks
 from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
-from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
+from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch, has_no_element
 from pt2qa._simulator.outputs import structured
 from pt2qa._simulator.positions import Mask
 from pt2qa.errors import CaptureError, SelectionError
@@ -187,6 +187,9 @@ class Profiler:
             BatchError: the batch does not fit the graph.
         """
         values = self._target.values(batch)
+        if has_no_element(values):
+            self._done = self._done.plus(self._plan, {}, values, None)
+            return
         if self._plan.writes:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
         with buffers_kept(self.graph, self._plan.written), torch.no_grad():

@@ -25,7 +25,7 @@ from pt2qa._profile.watch import Wanted, measured
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
-from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.batches import Batch, has_no_element
 from pt2qa._simulator.positions import Inside, Mask
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import DeploymentError
@@ -142,6 +142,9 @@ class _DeployedProfiler:
 
     def add(self, batch: Batch) -> None:
         values = self.target.values(batch)
+        if has_no_element(values):
+            self.done = self.done.plus(self.observed.plan, {}, values, None)
+            return
         inside = self.masked.of(batch, values)
         ran = run_program(self.program, values)
         taps = () if ran.changed else self.observed.taps

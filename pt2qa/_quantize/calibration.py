@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from tqdm import tqdm
 
 from pt2qa._capture.program import Capture
-from pt2qa._graph.handles import OpName
+from pt2qa._graph.handles import OpName, name_of
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import set_statistics, statistics_of
 from pt2qa._quantize.observers import find_observers, observed_value
@@ -50,18 +50,28 @@ def calibrate(
     observers = find_observers(prepared)
     modules = {target: prepared.get_submodule(target) for target in observers}
     seen: set[nn.Module] = set()
+    observing: dict[nn.Module, Any] = {}
+
+    def begin(module: nn.Module, args: Any) -> None:
+        observing[module] = args[0] if args else None
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
+        observing.pop(module, None)
         if not (args and isinstance(args[0], Tensor) and not args[0].numel()):
             seen.add(module)
 
-    hooks = [module.register_forward_hook(note) for module in set(modules.values())]
+    def failed_at() -> str:
+        found = (target for target, module in modules.items() if module in observing)
+        return next((_observed(observers[at], observing[modules[at]], names) for at in found), "")
+
+    hooks = [module.register_forward_pre_hook(begin) for module in set(modules.values())]
+    hooks += [module.register_forward_hook(note) for module in set(modules.values())]
     number = -1
     try:
         disable = None if progress is None else not progress
         bar = tqdm(calls, desc=f"calibrate {quantizer}", unit="batch", disable=disable, leave=False)
         for number, call in enumerate(bar):
-            run_batch(prepared, call, number)
+            run_batch(prepared, call, number, failed_at)
     finally:
         for hook in hooks:
             hook.remove()
@@ -102,8 +112,29 @@ def shared_calibration() -> Iterator[str]:
         )
 
 
-def run_batch(graph: GraphModule, call: Call, number: int) -> Any:
-    """What a graph returns for a batch; if it fails, QuantizeError, which reports NaN and infinity in the batch."""
+def _observed(observer: Node, value: Any, names: Mapping[int, OpName]) -> str:
+    """What an observer failed on, and what to do about it."""
+    what = f"the observer of {observed_value(observer, names)} failed"
+    if not isinstance(value, Tensor):
+        return what
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        why = "on values that are NaN or infinite, for which no scale fits"
+    elif value.is_floating_point():
+        why = f"on values of shape {tuple(value.shape)}: what the quantizer asks for does not fit them"
+    else:
+        why = f"on values of {value.dtype}, which are no measurements and need no scale"
+    readers = sorted(filter(None, (name_of(reader, names) for reader in observer.users)))
+    edit = f'pt2qa.Edit("float", ({", ".join(map(repr, readers))},))'
+    return (
+        f"{what} {why}. Keep what reads them in float, overrides=pt2qa.OverridePlan(({edit},)), or mend the quantizer"
+    )
+
+
+def run_batch(graph: GraphModule, call: Call, number: int, failed_at: Callable[[], str] = lambda: "") -> Any:
+    """What a graph returns for a batch; if it fails, QuantizeError.
+
+    The error reports NaN and infinity in the batch, or else what ``failed_at`` returns.
+    """
     args, kwargs = call
     try:
         with torch.no_grad():
@@ -117,4 +148,7 @@ def run_batch(graph: GraphModule, call: Call, number: int) -> Any:
                     f"{batch} holds {what} in the input {node.target}, for which no scale fits. Leave it out, or "
                     "calibrate with inputs that are finite."
                 ) from error
-        raise QuantizeError(f"{batch} failed with {type(error).__name__}: {error}; see the traceback above.") from error
+        why = f"{type(error).__name__}: {error}"
+        if where := failed_at():
+            raise QuantizeError(f"{batch}: {where} ({why}).") from error
+        raise QuantizeError(f"{batch} failed with {why}; see the traceback above.") from error

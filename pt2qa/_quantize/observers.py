@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import OpName, name_of
-from pt2qa._graph.internals.torchao import is_observer
+from pt2qa._graph.internals.torchao import is_observer, statistics_of
 
 
 def find_observers(prepared: GraphModule) -> dict[str, Node]:
@@ -27,6 +27,17 @@ def observed_value(observer: Node, names: Mapping[int, OpName]) -> str:
     source = observer.args[0]
     assert isinstance(source, Node)
     return str(source.target) if source.op == "get_attr" else name_of(source, names) or source.name
+
+
+def saw_nonfinite(prepared: GraphModule, names: Mapping[int, OpName]) -> list[str]:
+    """What those observers saw whose range is NaN or infinite."""
+    broken = []
+    for target, node in find_observers(prepared).items():
+        learned = statistics_of(prepared.get_submodule(target))
+        ends = [learned[end] for end in ("min_val", "max_val") if end in learned]
+        if not all(bool(end.isfinite().all()) for end in ends):
+            broken.append(observed_value(node, names))
+    return list(dict.fromkeys(broken))
 
 
 def without(graph_module: GraphModule, is_gone: Callable[[nn.Module], bool]) -> GraphModule:

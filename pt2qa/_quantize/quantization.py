@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from pt2qa._quantize.biases import add_to_biases, can_add_to_biases
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
-from pt2qa._quantize.observers import find_observers
+from pt2qa._quantize.observers import find_observers, saw_nonfinite
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.plain_export import rewriting_note
 from pt2qa._quantize.rounding import set_integers
@@ -126,7 +126,7 @@ def quantize(
         calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
 
     before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
-    reference, quantized = _convert(prepared, plugin.name)
+    reference, quantized = _convert(prepared, plugin.name, saw_nonfinite(prepared, names))
     set_parameters(reference, before)
     ran = check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
@@ -283,11 +283,12 @@ def _batch_norms(graph_module: GraphModule) -> dict[str, list[Node]]:
 # -- convert -----------------------------------------------------------------------------------------------------------
 
 
-def _convert(prepared: GraphModule, name: str) -> tuple[GraphModule, GraphModule]:
+def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tuple[GraphModule, GraphModule]:
     """Reference and quantized graph.
 
     ``convert_pt2e`` is told not to fold the weights: that graph holds the float weights and every quantize op, so
     removing the quantization gives the reference, after QAT too, and folding the rest gives its usual result.
+    ``nonfinite`` is what observers without a finite range saw, which is why converting fails, if it does.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
@@ -299,5 +300,11 @@ def _convert(prepared: GraphModule, name: str) -> tuple[GraphModule, GraphModule
             quantized.meta.update(unfolded.meta)
             fold_quantized_weights(quantized)
     except Exception as error:
-        raise QuantizeError(f"convert_pt2e failed for {name}: {type(error).__name__}: {error}.") from error
+        why = f"convert_pt2e failed for {name}: {type(error).__name__}: {error}".rstrip(".")
+        if nonfinite:
+            why += (
+                f". Calibration gave NaN or infinity, for which no scale fits, at {few(nonfinite)}: calibrate with "
+                "other inputs, or keep what reads these in float (pt2qa.Edit)"
+            )
+        raise QuantizeError(f"{why}.") from error
     return reference, quantized

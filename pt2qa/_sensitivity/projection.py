@@ -175,7 +175,9 @@ class ProjectedBatch:
         inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
         found = iter(gradients_of(self._counted, inputs, vectors))
         by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}
-        tracked = {slot: each for slot, each in by_slot.items() if each and slot in self.run.tracked}
+        # post_process need not read every output.
+        reached = {slot: each for slot, each in by_slot.items() if any(leaf is not None for leaf in each)}
+        tracked = {slot: each for slot, each in reached.items() if slot in self.run.tracked}
         self.run.backward(tracked, visit)
         self._fresh = False
         self.projections += len(vectors[0])

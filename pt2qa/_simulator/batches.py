@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,6 +126,12 @@ def _call_spec(graph_module: GraphModule) -> Any:
 def count_samples(values: list[Any]) -> int:
     """Length of the first axis of the first tensor that has one; 1 if none does."""
     return next((int(value.shape[0]) for value in values if isinstance(value, Tensor) and value.dim()), 1)
+
+
+def has_no_element(values: Sequence[Any]) -> bool:
+    """Whether a batch has tensors, and all of them are empty: then neither model need run, and many ops could not."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return bool(tensors) and not any(value.numel() for value in tensors)
 
 
 def _check(name: str, captured: Any, value: Any) -> None:

@@ -28,7 +28,7 @@ from pt2qa._report.rows import Environment
 from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, flatten_batch
+from pt2qa._simulator.batches import Batch, count_samples, flatten_batch, has_no_element
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
@@ -138,6 +138,10 @@ class _Comparison:
     def add(self, batch: Batch) -> None:
         """Runs both graphs on a batch; an interrupted batch leaves no trace."""
         values, others = flatten_batch(self.a, batch), flatten_batch(self.b, batch)
+        if has_no_element(values):
+            self.set_apart.append(empty_batch(self.batches))
+            self.batches += 1
+            return
         samples = count_samples(values)
         inside = None if self.axes is None or not samples else self.axes.of(batch, values)
         found, apart = self._run(values, others, samples, inside)

@@ -22,7 +22,7 @@ def test_a_model_in_training_mode_is_refused() -> None:
 def test_one_submodule_in_training_mode_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
     model[1].train()
-    with pytest.raises(CaptureError, match=r"1 modules are in training mode: '1'\. Call model\.eval"):
+    with pytest.raises(CaptureError, match=r"1 module is in training mode: '1'\. Call model\.eval"):
         capture(model, torch.ones(1, 2))
     with pytest.raises(CaptureError, match="training mode"):
         capture(symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.Dropout())), torch.ones(1, 2))

@@ -150,6 +150,18 @@ def test_errors_of_export_keep_their_cause_and_hint_at_the_other_mode(strict: bo
     assert type(caught.value.__cause__).__name__ in str(caught.value).splitlines()[0]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_result_that_no_program_can_return_is_named(strict: bool) -> None:
+    class Cache:
+        def __init__(self, keys: Tensor) -> None:
+            self.keys = keys
+
+    model = Forward(lambda m, x: {"logits": x + 1, "cache": Cache(x)})
+    with pytest.raises(CaptureError, match=r"cannot return what forward does: a Cache\..*use_cache=False") as caught:
+        capture(model, torch.ones(4), strict=strict)
+    assert caught.value.__cause__ is not None
+
+
 def test_an_exported_graph_can_be_captured_again_trap_37() -> None:
     """Its ``eval()`` raises NotImplementedError, so it must not be asked for."""
     model, x = Residual(), image()

@@ -135,7 +135,7 @@ def test_what_other_rules_report_is_not_told_twice() -> None:
     assert reason("capture-fails", nn.Dropout(), zeros) == "to models in training mode"
     # A linear does the same in both modes, and capture refuses it all the same.
     (row,) = found("capture-fails", nn.Linear(4, 2), zeros)
-    assert row.why == "1 modules are in training mode: the model itself"
+    assert row.why == "1 module is in training mode: the model itself"
 
 
 def test_trap_31_aliased_inputs() -> None:

@@ -57,6 +57,18 @@ class Sequence(nn.Module):
         return self.second(self.first(x.transpose(0, 1))).transpose(0, 1)
 
 
+class TwoHeads(nn.Module):
+    """Two linears whose results are outputs as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(self.trunk(x))
+        return self.left(x), self.right(x)
+
+
 def projected(pair: pt2qa.QuantizedPair, batches: Any, **options: Any) -> pt2qa.SensitivityReport:
     return pt2qa.sensitivity(pair, batches, method="projection", progress=False, **options)
 
@@ -180,6 +192,23 @@ def test_groups_add_up_their_sites() -> None:
         if own:
             assert region.noise == pytest.approx(sum(row.noise for row in own))
             assert region.kind == ("activation" if any(row.kind == "activation" for row in own) else "weight")
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86", "xnnpack:mode=dynamic"])
+def test_an_output_that_post_process_ignores_has_no_gradient_and_no_noise(quantizer: str) -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 16),)]
+    pair = quantized_pair(TwoHeads(), batches[0], quantizer)
+    report = projected(pair, batches, post_process=lambda outputs: outputs[1], projections=32)
+    expected = noises(pair, batches, post_process=lambda outputs: outputs[1])
+    assert next(row.name for row in report.rows if row.noise == 0.0) == "left/linear"
+    for row, noise in zip(report.rows, expected, strict=True):
+        assert row.noise == pytest.approx(noise, rel=0.5), row.name
+    assert any("no gradient leads from left/linear" in note for note in report.notes)
+    found = pt2qa.reconfigure(
+        pair, batches, progress=False, target=pt2qa.compare_layers(pair, batches, progress=False).sqnr + 3
+    )
+    assert found.met
 
 
 def test_post_process_is_differentiated() -> None:
