@@ -10,6 +10,7 @@ from torch.fx import Graph, Interpreter, Node
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.lifetimes import written_value
+from pt2qa._simulator.quant_pieces import call_op
 
 
 class GraphRun(Interpreter):
@@ -29,6 +30,10 @@ class GraphRun(Interpreter):
             for source in releases[node]:
                 del self.env[source]
         return result
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value of a node that calls an op."""
+        return call_op(target, *args, **kwargs)
 
 
 def run_order(graph: Graph) -> list[Node]:

@@ -22,6 +22,7 @@ from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._metrics import NoiseSums, error_sums
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.strides import copied
 from pt2qa.errors import SimulationError
 
@@ -113,7 +114,7 @@ class IsolatedCheck:
                 arguments: Any = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)
                 (first, *rest), kwargs = arguments
                 function: Callable[..., Any] = node.target  # type: ignore[assignment]
-                env[node] = function(copied(first) if writes else first, *rest, **kwargs)
+                env[node] = call_op(function, copied(first) if writes else first, *rest, **kwargs)
         return env[plan.nodes[-1]]
 
 
