@@ -6,7 +6,6 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch.fx import GraphModule, Node
@@ -19,7 +18,7 @@ from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights
-from pt2qa._quantize.biases import add_to_biases, can_add_to_biases
+from pt2qa._quantize.biases import add_to_biases
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
@@ -131,7 +130,7 @@ def quantize(
     ran = check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
-    notes = (*_notes(capture), *shared_calibration(), rewriting, *_override_notes(overrides, describe(plugin)), sliced)
+    notes = (*_notes(capture), *shared_calibration(), rewriting, *override_notes(overrides, describe(plugin)), sliced)
     kept = None if isinstance(calibration, Iterator) else calibration
     result = QuantizedPair(
         reference=reference,
@@ -151,37 +150,6 @@ def quantize(
     result.graphs.accept(*ran)
     _check_same_everywhere(result)
     return result
-
-
-def with_biases(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair | None:
-    """What :func:`quantize` makes of ``overrides`` where they only add ``bias`` edits to those of a pair; else None.
-
-    Biases are changed after calibration, so the pair's graph is taken with other biases, which share everything else.
-    None as well where a bias is quantized, or the pair was trained.
-
-    Raises:
-        QuantizeError: an edit cannot be made.
-    """
-    recipe = pair.recipe
-    if recipe is None or recipe.qat:
-        return None
-    known, added = overrides.edits[: len(recipe.edits)], overrides.edits[len(recipe.edits) :]
-    if known != recipe.edits or any(edit.kind != "bias" for edit in added):
-        return None
-    quantized = GraphModule(pair.quantized, copy.deepcopy(pair.quantized.graph))
-    quantized.meta.update(pair.quantized.meta)
-    if not can_add_to_biases(quantized, added, pair.names):
-        return None
-    add_to_biases(quantized, added, pair.names)
-    name = describe(recipe.plugin)
-    before = {*_override_notes(replace(overrides, edits=known), name)}
-    kept = (note for note in pair.notes if note not in before)
-    return replace(
-        pair,
-        quantized=quantized,
-        notes=(*kept, *_override_notes(overrides, name)),
-        recipe=replace(recipe, annotations=recipe.annotations.with_edits(added), edits=overrides.edits),
-    )
 
 
 def _check_same_everywhere(pair: QuantizedPair) -> None:
@@ -248,7 +216,8 @@ def _notes(capture: Capture) -> Iterator[str]:
         yield f"both models ran on the device {device.type}"
 
 
-def _override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[str]:
+def override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[str]:
+    """What the notes of a pair say of the plan that it was quantized with."""
     if overrides is None or not overrides.edits:
         return
     counts = Counter(edit.kind for edit in overrides.edits)

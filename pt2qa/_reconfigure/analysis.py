@@ -133,7 +133,7 @@ def reconfigure(
     notes = [*reference.notes, *pair.verify(first.batch)]
     needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
     before = scorer.quality(scorer.every)
-    base = Baseline(pair, scorer, recipe.annotations, (), before)
+    base = Baseline(pair, scorer, recipe.annotations, (), before, calibration is None)
     if needed is None or not before.value >= needed:
         halves = Halves.of(pair, calibrate_on, recipe.inputs_of if calibration is None else inputs_of, mask)
         base = with_free_edits(base, requantize, fuse, observers, methods, halves, needed)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from pt2qa._quantize.numbers import with_numbers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
-from pt2qa._quantize.quantization import with_biases
 from pt2qa._reconfigure.figures import Figures
 from pt2qa._reconfigure.scoring import Quality, Scorer
 from pt2qa._repair.guard import Method, guarded
@@ -22,13 +22,17 @@ Requantize = Callable[..., QuantizedPair]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A pair to search from, made with free ``edits``; ``before`` is the measured quality without them."""
+    """A pair to search from, made with free ``edits``; ``before`` is the measured quality without them.
+
+    ``calibrated`` is whether the pair was calibrated on the data that it would be calibrated on again.
+    """
 
     pair: QuantizedPair
     scorer: Scorer
     annotations: Annotations
     edits: tuple[Edit, ...]
     before: Quality
+    calibrated: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -112,11 +116,17 @@ def _better(
     if not edits or recipe is None:
         return base
     plan = OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), base.pair.model)
-    # A pair with free edits was calibrated on the data that it would be calibrated on again.
-    known = made.get(plan.edits) or (with_biases(base.pair, plan) if base.edits else None)
+    known = made.get(plan.edits) or (with_numbers(base.pair, plan) if base.calibrated else None)
     pair = known or requantize(overrides=plan)
     annotations = base.annotations.with_edits(edits)
-    changed = replace(base, pair=pair, scorer=scorer.of(pair), annotations=annotations, edits=(*base.edits, *edits))
+    changed = replace(
+        base,
+        pair=pair,
+        scorer=scorer.of(pair),
+        annotations=annotations,
+        edits=(*base.edits, *edits),
+        calibrated=True,
+    )
     return changed if changed.quality.rank > base.quality.rank else base
 
 

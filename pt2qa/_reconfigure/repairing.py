@@ -105,7 +105,7 @@ def repair(
     reference, tally = Reference(pair, batches, inputs_of, mask), Tally(progress)
     notes = [*reference.notes, *pair.verify(reference.first.batch)]
     scorer = Scorer(pair, reference, Target(-math.inf), tally)
-    base = Baseline(pair, scorer, recipe.annotations, (), scorer.quality(scorer.every))
+    base = Baseline(pair, scorer, recipe.annotations, (), scorer.quality(scorer.every), calibration is None)
     data = Halves.of(pair, fit_on, fit_inputs, mask)
     steps = [base]
     for method in chosen:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._quantize.quantization import with_biases
+from pt2qa._quantize.numbers import with_numbers
 from pt2qa._repair.biases import Biases, _shares
 from pt2qa._repair.halves import Halves
 from pt2qa.overrides.plan import in_base64
@@ -66,7 +66,7 @@ def test_a_pair_with_other_biases_is_what_quantizing_gives(quantizer: str) -> No
     before = [once.quantized(x) for x in batches(seed=3)]
     plan = OverridePlan(fit.edits[:1] + fit.edits)
     new, expected = (
-        with_biases(once, plan),
+        with_numbers(once, plan),
         pt2qa.quantize(pair.capture, quantizer, batches(), overrides=plan, progress=False),
     )
     assert new is not None
@@ -81,8 +81,8 @@ def test_a_pair_with_other_biases_is_what_quantizing_gives(quantizer: str) -> No
         assert torch.equal(once.quantized(x), own)
         assert not torch.equal(new.quantized(x), own)
     new.verify(batches()[0])
-    assert with_biases(once, OverridePlan((*plan.edits, Edit("float", (fit.edits[0].ops[0],))))) is None
-    assert with_biases(once, OverridePlan(())) is None
+    assert with_numbers(once, OverridePlan((*plan.edits, Edit("float", (fit.edits[0].ops[0],))))) is None
+    assert with_numbers(once, OverridePlan(())) is None
 
 
 def test_edits_of_one_bias_add_up() -> None:

@@ -1,0 +1,85 @@
+"""A pair with other numbers in its graph, where quantizing again would give the same ops."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch.fx import GraphModule, Node
+
+from pt2qa._quantize.biases import add_to_biases, can_add_to_biases
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.quantization import override_notes
+from pt2qa.overrides import OverridePlan
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.sharing import root_of
+from pt2qa.plugins import describe
+
+
+def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair | None:
+    """What :func:`pt2qa.quantize` makes of ``overrides`` on the same calibration data, without doing so.
+
+    Only where they add ``range`` and ``bias`` edits to those of the pair: neither changes an op, what an observer sees,
+    or the weights.  The pair's graph is taken with other scales, zero points and biases, and shares everything else.
+    None for other edits, where a bias is quantized, whose scale would follow, and for trained pairs.
+
+    Raises:
+        QuantizeError: an edit cannot be made.
+    """
+    recipe = pair.recipe
+    if recipe is None or recipe.qat or any(site.kind == "bias" for site in pair.sites):
+        return None
+    known, added = overrides.edits[: len(recipe.edits)], overrides.edits[len(recipe.edits) :]
+    if known != recipe.edits or not {edit.kind for edit in added} <= {"bias", "range"}:
+        return None
+    annotations = recipe.annotations.with_edits(added)
+    ranges = _ranges(pair, recipe.annotations, annotations)
+    quantized = GraphModule(pair.quantized, copy.deepcopy(pair.quantized.graph))
+    quantized.meta.update(pair.quantized.meta)
+    biases = [edit for edit in added if edit.kind == "bias"]
+    if ranges is None or not can_add_to_biases(quantized, biases, pair.names):
+        return None
+    copies = dict(zip(pair.quantized.graph.nodes, quantized.graph.nodes, strict=True))
+    _set_ranges(pair, copies, ranges)
+    quantized.recompile()
+    add_to_biases(quantized, biases, pair.names)
+    name = describe(recipe.plugin)
+    before = {*override_notes(replace(overrides, edits=known), name)}
+    kept = (note for note in pair.notes if note not in before)
+    return replace(
+        pair,
+        quantized=quantized,
+        notes=(*kept, *override_notes(overrides, name)),
+        recipe=replace(recipe, annotations=annotations, edits=overrides.edits),
+    )
+
+
+def _ranges(pair: QuantizedPair, before: Annotations, after: Annotations) -> dict[int, tuple[float, int]] | None:
+    """Scale and zero point by site, of those whose spec is another; None where a site would not have just these."""
+    changed = {point for point, spec in after.specs.items() if spec is not before.specs[point]}
+    found = {}
+    for index, points in before.points_at(pair.sites).items():
+        roots = {root for point in points if (root := root_of(after.specs, point)) is not None}
+        if changed.isdisjoint(roots):
+            continue
+        site, specs = pair.sites[index], [after.specs[root] for root in changed.intersection(roots)]
+        wanted = {(float(spec.scale), int(spec.zero_point)) for spec in specs}
+        if len(specs) != len(roots) or len(wanted) != 1:
+            return None
+        if site.kind != "activation" or not isinstance(site.params.scale, float):
+            return None
+        [found[index]] = wanted
+    return found
+
+
+def _set_ranges(pair: QuantizedPair, copies: Mapping[Node, Node], ranges: Mapping[int, tuple[float, int]]) -> None:
+    """Gives the nodes of sites other parameters, in a copy of the pair's graph."""
+    by_name = {node.name: copies[node] for node in pair.quantized.graph.nodes}
+    for step in pair.program.steps:
+        if step.site is not None and step.site in ranges:
+            rounded = by_name[step.node].args[0]
+            assert isinstance(rounded, Node), "a dequantize node reads the quantize node"
+            for node in (rounded, *rounded.users):
+                value, _, _, *others = node.args
+                node.args = (value, *ranges[step.site], *others)
