@@ -6,8 +6,8 @@ its mean diagonal added, and U the upper Cholesky factor of its inverse::
 
     column j:   q = round(w[:, j]),   w[:, j + 1:] -= (w[:, j] - q) / U[j, j] * U[j, j + 1:]
 
-columns with large inputs first.  One forward of each batch, and (inputs of
-the op)**2 numbers for each half of the data.
+columns with large inputs first.  A grouped convolution has an H for each group.  One forward of each batch, and
+groups * (inputs of a group)**2 numbers for each half of the data.
 
 Source:
     "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (Frantar et al., 2022).
@@ -74,7 +74,10 @@ class FittedIntegers:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What one look at the data tells about ops with int8 weights: ``x.T @ x`` by half and op."""
+    """What one look at the data tells about ops with int8 weights.
+
+    ``grams`` are ``x.T @ x`` by half and op, of shape (groups, inputs of a group, inputs of a group).
+    """
 
     name: ClassVar[str] = "rounding"
 
@@ -93,7 +96,7 @@ class Rounding:
         """
         ops = tuple(_ops_in(pair))
         if not ops:
-            raise SelectionError("no linear or ungrouped convolution has an int8 weight of its own")
+            raise SelectionError("no linear or convolution has an int8 weight of its own")
         own: tuple[dict[int, Tensor], ...] = ({}, {})
         reason = ""
         try:
@@ -101,7 +104,7 @@ class Rounding:
                 run = GradientRun(pair.simulator, values)
                 for number, (step, _) in enumerate(ops):
                     rows = _rows(step, _input(pair, run, step), pair)
-                    found = rows.T @ rows
+                    found = rows.mT @ rows
                     own[half][number] = found if number not in own[half] else own[half][number].add_(found)
         except WithoutGradient as error:
             reason = error.reason
@@ -119,7 +122,7 @@ class Rounding:
         )
         weights = sum(site.kind == "weight" for site in pair.sites)
         left_out = f"{weights - len(ops)} of {counted(weights, 'rounded weight')} left as they are: "
-        left_out += "of grouped convolutions, shared, very large, or not int8"
+        left_out += "shared, very large, or not int8"
         return cls(left_out if weights > len(ops) else "", pair, ops, grams)
 
     def fit(self, halves: Collection[int]) -> FittedIntegers:
@@ -136,7 +139,7 @@ class Rounding:
 
 
 def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
-    """The linears and ungrouped convolutions with an int8 weight that no other op reads."""
+    """The linears and convolutions with an int8 weight that no other op reads."""
     program = pair.program
     constants = {each.slot: each for each in program.constants}
     readers = Counter(slot for step in program.steps for slot in step.constants)
@@ -148,7 +151,7 @@ def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
             if weight.argument != 1 or weight.site is None or readers[weight.slot] != 1:
                 continue
             params, columns = pair.sites[weight.site].params, weight.reference[0].numel()
-            plain = step.op == "linear" or (step.args[6:] in ((), (1,)) and str not in map(type, step.args))
+            plain = step.op == "linear" or str not in map(type, step.args)
             if params.dtype == "int8" and params.axis in (None, 0) and columns <= LARGEST and plain:
                 yield step, weight
 
@@ -166,10 +169,10 @@ def _input(pair: QuantizedPair, run: GradientRun, step: Step) -> Tensor:
 
 
 def _rows(step: Step, value: Tensor, pair: QuantizedPair) -> Tensor:
-    """The inputs as rows of a product with the weight: float32 of shape (places, inputs)."""
+    """The inputs as rows of a product with the weight: float32 of shape (groups, places, inputs of a group)."""
     value = value.float()
     if step.op == "linear":
-        return value.reshape(-1, value.shape[-1])
+        return value.reshape(1, -1, value.shape[-1])
     [weight] = [each for each in pair.program.constants if each.slot in step.constants and each.argument == 1]
     sizes = tuple(weight.reference.shape[2:])
     defaults = ((3, 1), (4, 0), (5, 1))
@@ -181,35 +184,38 @@ def _rows(step: Step, value: Tensor, pair: QuantizedPair) -> Tensor:
         value, sizes = value.unsqueeze(2), (1, *sizes)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
     unfolded = F.unfold(value, sizes, dilation=dilation, padding=padding, stride=stride)
-    return unfolded.transpose(1, 2).reshape(-1, unfolded.shape[1])
+    groups = step.args[6] if len(step.args) > 6 else 1
+    return unfolded.reshape(len(unfolded), groups, -1, unfolded.shape[2]).permute(1, 0, 3, 2).flatten(1, 2)
 
 
 def _scales(params: QuantParams) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(params.scale).reshape(-1), torch.as_tensor(params.zero_point).reshape(-1)
 
 
-def _rounded(weight: Tensor, params: QuantParams, gram: Tensor) -> Tensor:
-    """The integers of a weight: int8 of its shape."""
-    scale, zero_point = (each.float().to(weight.device)[:, None] for each in _scales(params))
-    left = weight.float().reshape(len(weight), -1).clone()
-    columns = left.shape[1]
-    order = gram.diagonal().argsort(descending=True)
-    left, gram = left[:, order], gram[order][:, order].double()
-    damping = max(DAMPING * float(gram.diagonal().mean()), 1e-12)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram + damping * torch.eye(columns).to(gram)))
-    upper = torch.linalg.cholesky(inverse, upper=True).float()
+def _rounded(weight: Tensor, params: QuantParams, grams: Tensor) -> Tensor:
+    """The integers of a weight: int8 of its shape; ``grams`` are of shape (groups, inputs, inputs)."""
+    groups, columns = grams.shape[:2]
+    left = weight.float().reshape(groups, -1, columns).clone()
+    scale, zero_point = (
+        each.float().to(weight.device).reshape(groups if len(each) > 1 else 1, -1, 1) for each in _scales(params)
+    )
+    order = grams.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
+    left = left.gather(2, order[:, None].expand_as(left))
+    grams = grams.gather(1, order[:, :, None].expand_as(grams)).gather(2, order[:, None].expand_as(grams)).double()
+    damping = (DAMPING * grams.diagonal(dim1=1, dim2=2).mean(1)).clamp(min=1e-12)
+    damped = grams + damping[:, None, None] * torch.eye(columns).to(grams)
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
     integers = torch.empty_like(left)
     for start in range(0, columns, BLOCK):
         end = min(start + BLOCK, columns)
-        errors = torch.empty_like(left[:, start:end])
+        errors = torch.empty_like(left[:, :, start:end])
         for column in range(start, end):
-            own = left[:, column : column + 1]
+            own = left[:, :, column : column + 1]
             steps = (torch.round(own / scale) + zero_point).clamp(params.quant_min, params.quant_max)
-            integers[:, column : column + 1] = steps
-            error = (own - (steps - zero_point) * scale) / upper[column, column]
-            left[:, column:end] -= error * upper[column, column:end]
-            errors[:, column - start : column - start + 1] = error
-        left[:, end:] -= errors @ upper[start:end, end:]
-    result = torch.empty_like(integers)
-    result[:, order] = integers
+            integers[:, :, column : column + 1] = steps
+            error = (own - (steps - zero_point) * scale) / upper[:, column, column, None, None]
+            left[:, :, column:end] -= error * upper[:, column, None, column:end]
+            errors[:, :, column - start : column - start + 1] = error
+        left[:, :, end:] -= errors @ upper[:, start:end, end:]
+    result = torch.empty_like(integers).scatter_(2, order[:, None].expand_as(integers), integers)
     return result.reshape(weight.shape).to(torch.int8)

@@ -48,7 +48,8 @@ VECTORS = 2
 """Random projections of each batch."""
 
 LEAST = 0.1
-"""The share of a norm's cost that a shift must save, against none, and against one that is tried before it."""
+"""The share of a norm's cost that a shift must save, against none, and against one that is tried before it; and that of
+all norms' cost that all shifts must save, so that calibrating again is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class Shifting:
     def fit(self, halves: Collection[int]) -> FittedNorms:
         """Of some halves of the data, the shifts of those norms for which any are better than none."""
         found = {}
+        before = saved = 0.0
         for number, norm in enumerate(self.norms):
             own = [place for place, each in enumerate(self.places) if each.norm == number]
             costs = torch.stack([self.costs[half][place] for half in halves for place in own]).sum(0).tolist()
@@ -127,6 +129,9 @@ class Shifting:
                     best = candidate
             if best:
                 found[norm.ops] = self.candidates[number][best]
+            before, saved = before + costs[0], saved + costs[0] - costs[best]
+        if saved < before * LEAST:
+            found = {}
         return FittedNorms("shift", self.data, found)
 
 

@@ -62,7 +62,7 @@ def test_outputs_change_less_than_with_plain_rounding(axis: int | None) -> None:
     params = QuantParams("int8", scale if axis == 0 else float(scale), 0, -7, 7, axis)
     steps = scale.reshape(-1, 1)
     plain = torch.round(weight / steps)
-    fed_back = _rounded(weight, params, rows.T @ rows).float()
+    fed_back = _rounded(weight, params, (rows.T @ rows)[None]).float()
     assert fed_back.abs().max() <= 7
     errors = [float((rows @ (weight - each * steps).T).square().sum()) for each in (plain, fed_back)]
     assert errors[1] < errors[0] / 3
@@ -71,7 +71,7 @@ def test_outputs_change_less_than_with_plain_rounding(axis: int | None) -> None:
 def test_inputs_that_are_unrelated_change_nothing() -> None:
     torch.manual_seed(0)
     weight, params = torch.randn(6, 5), QuantParams("int8", 0.03, 0, -127, 127)
-    assert torch.equal(_rounded(weight, params, torch.eye(5)).float(), torch.round(weight / 0.03))
+    assert torch.equal(_rounded(weight, params, torch.eye(5)[None]).float(), torch.round(weight / 0.03))
 
 
 @QUANTIZERS
@@ -79,7 +79,8 @@ def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None
     pair = convs_pair(quantizer)
     look = Rounding.look(pair, Halves.of(pair, smooth_pictures(), None))
     fit = look.fit((0, 1))
-    assert look.left_out.startswith("1 of 5 rounded weights left as they are")
+    assert look.left_out == ""
+    assert len(fit.edits) == 5
     assert pair.capture is not None
     plan = OverridePlan.from_json(OverridePlan(fit.edits).to_json())
     new = pt2qa.quantize(pair.capture, quantizer, smooth_pictures(), overrides=plan, progress=False)
@@ -98,12 +99,45 @@ def test_the_rows_are_those_of_the_product() -> None:
     rounded = {site.name: site for site in pair.sites if site.kind == "weight"}
     for number, (step, weight) in enumerate(look.ops):
         rows = look.grams[0][number]
-        assert rows.shape == (weight.reference[0].numel(),) * 2
+        inputs = weight.reference[0].numel()
+        assert rows.shape == (16 if step.name == "grouped/conv2d" else 1, inputs, inputs)
         assert step.name in rounded
     patches = F.unfold(smooth_pictures()[0], 3, padding=1, stride=2).transpose(1, 2).reshape(-1, 27)
     others = F.unfold(smooth_pictures()[2], 3, padding=1, stride=2).transpose(1, 2).reshape(-1, 27)
     expected = patches.T @ patches + others.T @ others
-    assert torch.allclose(look.grams[0][0], expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
+    assert torch.allclose(look.grams[0][0][0], expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_the_groups_of_a_convolution_are_rounded_each_for_itself(axis: int | None) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(6, 2, 3, 3)
+    scale = torch.rand(6) / 20 + 0.05 if axis == 0 else 0.06
+    rows = torch.randn(3, 200, 4) @ torch.randn(3, 4, 18) + 0.1 * torch.randn(3, 200, 18)
+    grams = rows.mT @ rows
+    found = _rounded(weight, QuantParams("int8", scale, 0, -127, 127, axis), grams)
+    for group in range(3):
+        part = slice(2 * group, 2 * group + 2)
+        own = QuantParams("int8", scale[part] if isinstance(scale, Tensor) else scale, 0, -127, 127, axis)
+        assert torch.equal(found[part], _rounded(weight[part], own, grams[group : group + 1]))
+
+
+def test_the_rows_of_groups_are_their_patches() -> None:
+    pair = convs_pair("x86")
+    look = Rounding.look(pair, Halves.of(pair, smooth_pictures(), None))
+    [number] = [number for number, (step, _) in enumerate(look.ops) if step.name == "grouped/conv2d"]
+    read: list[Tensor] = []
+    for x in smooth_pictures()[::2]:
+        pair.simulator.run(
+            pair.values((x,)),
+            on=False,
+            visit=lambda step, value: read.append(value) if (step.name, step.site) == ("relu", None) else None,
+        )
+    assert len(read) == 2
+    for group in (0, 7):
+        rows = torch.cat([F.unfold(each, 3, padding=1)[:, 9 * group : 9 * group + 9].transpose(1, 2) for each in read])
+        expected = rows.flatten(0, 1).T @ rows.flatten(0, 1)
+        assert torch.allclose(look.grams[0][number][group], expected, rtol=0.05, atol=0.02 * float(expected.max()))
 
 
 def test_only_on_request_and_with_code_that_gives_the_same() -> None:
@@ -114,7 +148,6 @@ def test_only_on_request_and_with_code_that_gives_the_same() -> None:
     assert {edit.kind for edit in report.plan.edits} == {"round"}
     assert report.code_verified.startswith("equal")
     assert "with pt2qa" not in report.code_verified
-    assert any("1 of 5 rounded weights left as they are" in note for note in report.notes)
     stages = {stage.name: stage.quality for stage in report.stages}
     assert stages["converted"] > stages["before"] + 0.5
 
