@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.copies import set_parameters
-from pt2qa._graph.handles import OpName, name_of
+from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides import Edit
 from pt2qa.overrides.plan import in_base64
 
 BIAS = 2
 """The number of the argument that is the bias, of convolutions and linears."""
+
+TAKING: Final = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
+"""Ops that take a bias, with as many channels as the first axis of the weight has."""
+
+
+def give_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> None:
+    """Gives the ops of ``bias`` edits that have no bias one of zeros, in place; their outputs stay as they are."""
+    nodes = _ops(graph, names)
+    for name in dict.fromkeys(edit.ops[0] for edit in edits if edit.kind == "bias"):
+        node = nodes.get(name)
+        if node is None or not lacks_bias(node):
+            continue
+        value, target = node.meta[VALUE], "bias_of_" + re.sub(r"\W", "_", name)
+        zeros = torch.zeros(_channels(graph, node), dtype=value.dtype, device=value.device)
+        set_parameters(graph, {target: zeros})
+        with graph.graph.inserting_before(node):
+            bias = graph.graph.get_attr(target)
+        node.args = (*node.args[:BIAS], bias, *node.args[BIAS + 1 :])
+    graph.recompile()
+
+
+def lacks_bias(node: Node) -> bool:
+    """Whether an op takes a bias and has none."""
+    return op_of(node.target) in TAKING and (len(node.args) <= BIAS or node.args[BIAS] is None)
+
+
+def _channels(graph: GraphModule, node: Node) -> int:
+    """The output channels of an op: the weight is behind what observes or dequantizes it."""
+    source = node.args[1]
+    while isinstance(source, Node) and source.op != "get_attr":
+        source = source.args[0]
+    assert isinstance(source, Node), "a weight is a constant"
+    return len(attribute_of(graph, source))
 
 
 def add_to_biases(prepared: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> dict[str, Tensor]:
@@ -46,9 +82,10 @@ def add_to_biases(prepared: GraphModule, edits: Iterable[Edit], names: Mapping[i
 
 
 def can_add_to_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> bool:
-    """Whether each op of ``bias`` edits is in a graph, with a bias of its own that is not quantized."""
+    """Whether each op of ``bias`` edits is in a graph, without a bias, or with one of its own that is not quantized."""
     nodes = _ops(graph, names)
-    return all(edit.ops[0] in nodes and _source(nodes[edit.ops[0]]) is not None for edit in edits)
+    found = [nodes.get(edit.ops[0]) for edit in edits]
+    return all(node is not None and (lacks_bias(node) or _source(node) is not None) for node in found)
 
 
 def _ops(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str | None, Node]:
@@ -70,7 +107,18 @@ def add_to_biases(prepared):
     """Adds what was fitted to the biases of ops, after calibration."""
     ops = ops_by_name(prepared.graph)
     for name, values in BIASES.items():
-        source = ops[name].args[2]
+        node = ops[name]
+        if len(node.args) < 3 or node.args[2] is None:
+            weight, value = node.args[1], node.meta["val"]
+            while weight.op != "get_attr":
+                weight = weight.args[0]
+            target = "bias_of_" + re.sub(r"\\W", "_", name)
+            zeros = torch.zeros(len(prepared.get_parameter(weight.target)), dtype=value.dtype, device=value.device)
+            setattr(prepared, target, torch.nn.Parameter(zeros, requires_grad=False))
+            with prepared.graph.inserting_before(node):
+                bias = prepared.graph.get_attr(target)
+            node.args = (*node.args[:2], bias, *node.args[3:])
+        source = node.args[2]
         while source.op == "call_module":
             source = source.args[0]
         module, _, attribute = source.target.rpartition(".")
@@ -78,8 +126,9 @@ def add_to_biases(prepared):
         added = torch.tensor([each for (each,) in struct.iter_unpack("<f", base64.b64decode(values))])
         parameter = torch.nn.Parameter((bias.float() + added).to(bias.dtype), requires_grad=False)
         setattr(prepared.get_submodule(module), attribute, parameter)
+    prepared.recompile()
 '''
-"""What :func:`add_to_biases` does, for an export flow without pt2qa."""
+"""What :func:`give_biases` and :func:`add_to_biases` do, for an export flow without pt2qa."""
 
 
 def source_of(edits: Iterable[Edit]) -> str:

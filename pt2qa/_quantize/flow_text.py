@@ -28,6 +28,7 @@ from pt2qa.plugins.code_template import OPS_BY_NAME
 
 _TORCHAO: Final = (
     "import base64",
+    "import re",
     "import struct",
     "import torch",
     "from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch.fx import GraphModule, Node
 
-from pt2qa._quantize.biases import add_to_biases, can_add_to_biases
+from pt2qa._quantize.biases import add_to_biases, can_add_to_biases, give_biases
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import override_notes
 from pt2qa.overrides import OverridePlan
@@ -35,24 +35,32 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
         return None
     annotations = recipe.annotations.with_edits(added)
     ranges = _ranges(pair, recipe.annotations, annotations)
-    quantized = GraphModule(pair.quantized, copy.deepcopy(pair.quantized.graph))
-    quantized.meta.update(pair.quantized.meta)
+    reference, quantized = (_copied(graph) for graph in (pair.reference, pair.quantized))
     biases = [edit for edit in added if edit.kind == "bias"]
     if ranges is None or not can_add_to_biases(quantized, biases, pair.names):
         return None
     copies = dict(zip(pair.quantized.graph.nodes, quantized.graph.nodes, strict=True))
     _set_ranges(pair, copies, ranges)
-    quantized.recompile()
+    for graph in (reference, quantized):
+        give_biases(graph, biases, pair.names)
     add_to_biases(quantized, biases, pair.names)
     name = describe(recipe.plugin)
     before = {*override_notes(replace(overrides, edits=known), name)}
     kept = (note for note in pair.notes if note not in before)
     return replace(
         pair,
+        reference=reference,
         quantized=quantized,
         notes=(*kept, *override_notes(overrides, name)),
         recipe=replace(recipe, annotations=annotations, edits=overrides.edits),
     )
+
+
+def _copied(graph: GraphModule) -> GraphModule:
+    """A copy of a graph that has the same parameters and buffers."""
+    copied = GraphModule(graph, copy.deepcopy(graph.graph))
+    copied.meta.update(graph.meta)
+    return copied
 
 
 def _ranges(pair: QuantizedPair, before: Annotations, after: Annotations) -> dict[int, tuple[float, int]] | None:

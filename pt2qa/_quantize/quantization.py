@@ -18,7 +18,7 @@ from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights
-from pt2qa._quantize.biases import add_to_biases
+from pt2qa._quantize.biases import add_to_biases, give_biases
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
@@ -124,6 +124,7 @@ def quantize(
             _switch(prepared, "eval")
         calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
 
+    give_biases(prepared, edits, names)
     before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name, saw_nonfinite(prepared, names))
     set_parameters(reference, before)

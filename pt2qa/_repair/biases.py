@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._metrics import float64
+from pt2qa._quantize.biases import BIAS
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
@@ -34,7 +35,7 @@ from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
 from pt2qa._sensitivity.outputs import finished, float_leaves
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._simulator.batches import count_samples
-from pt2qa._simulator.program import Constant, Step
+from pt2qa._simulator.program import Constant, Slot, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import SelectionError
@@ -61,32 +62,45 @@ PARTS = ((0,), (1,), (0, 1))
 
 @dataclass(frozen=True, slots=True)
 class FittedBiases:
-    """What is added to biases: by the name of the op, the slot in the program and float32 of shape (channels,)."""
+    """What is added to biases: by name, the op, its bias if it has one, and float32 of shape (channels,)."""
 
     weaker: ClassVar[tuple[()]] = ()
 
-    added: Mapping[str, tuple[int, Tensor]]
+    added: Mapping[str, tuple[Step, Constant | None, Tensor]]
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The edits that add it."""
         return tuple(
-            Edit("bias", (name,), values=in_base64(values.tolist())) for name, (_, values) in self.added.items()
+            Edit("bias", (name,), values=in_base64(values.tolist())) for name, (_, _, values) in self.added.items()
         )
 
     def simulator(self, pair: QuantizedPair) -> Simulator:
         """The simulator of the pair with them."""
-        added = dict(self.added.values())
-        constants = tuple(
-            replace(
-                each,
-                stored=(each.reference.float() + added[each.slot].to(each.reference.device)).to(each.reference.dtype),
-            )
-            if each.slot in added
-            else each
-            for each in pair.program.constants
-        )
-        return Simulator(replace(pair.program, constants=constants), fused=pair.simulator.fused)
+        program = pair.program
+        constants, steps, slots = {each.slot: each for each in program.constants}, list(program.steps), program.slots
+        for step, bias, values in self.added.values():
+            if bias is None:
+                [weight] = [constants[slot] for slot in step.constants if constants[slot].argument == 1]
+                zeros = torch.zeros(len(values)).to(weight.reference)
+                bias = Constant(
+                    slots,
+                    zeros,
+                    zeros,
+                    reader=step.name,
+                    op=step.op,
+                    handle=step.handle,
+                    argument=BIAS,
+                    weight_site=weight.site,
+                )
+                args = (*step.args[:BIAS], Slot(slots), *step.args[BIAS + 1 :])
+                steps[step.index] = replace(step, args=args, constants=(*step.constants, slots))
+                slots += 1
+            reference: Tensor = bias.reference
+            stored = (reference.float() + values.to(reference.device)).to(reference.dtype)
+            constants[bias.slot] = replace(bias, stored=stored)
+        program = replace(program, slots=slots, constants=tuple(constants.values()), steps=tuple(steps))
+        return Simulator(program, fused=pair.simulator.fused)
 
     def __bool__(self) -> bool:
         return bool(self.added)
@@ -103,7 +117,7 @@ class Biases:
     name: ClassVar[str] = "biases"
     left_out: ClassVar[str] = ""
 
-    ops: tuple[tuple[Step, Constant], ...]
+    ops: tuple[tuple[Step, Constant | None], ...]
     means: Mapping[tuple[int, ...], Sequence[Tensor]]
     grams: Mapping[tuple[int, ...], Tensor]
     rights: Mapping[tuple[int, ...], Tensor]
@@ -117,7 +131,7 @@ class Biases:
         """
         ops = tuple(_ops_in(pair))
         if not ops:
-            raise SelectionError("no convolution or linear with rounded weights has a float bias of its own")
+            raise SelectionError("no convolution or linear with rounded weights has no bias, or a float one of its own")
         means = _means(pair, ops, data)
         grams = {part: torch.zeros(len(ops), len(ops), dtype=torch.float64) for part in PARTS}
         rights = {part: torch.zeros(len(ops), dtype=torch.float64) for part in PARTS}
@@ -147,7 +161,7 @@ class Biases:
         shares = _shares(self.grams[part], self.rights[part])
         return FittedBiases(
             {
-                step.name: (bias.slot, (-share * mean).float())
+                step.name: (step, bias, (-share * mean).float())
                 for (step, bias), mean, share in zip(self.ops, self.means[part], shares.tolist(), strict=True)
                 if share > 0 and bool(mean.any())
             }
@@ -178,22 +192,28 @@ def _shares(gram: Tensor, right: Tensor) -> Tensor:
     return shares
 
 
-def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
-    """The ops with rounded weights and a float bias that no other op reads."""
+def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant | None]]:
+    """The ops with rounded weights and a float bias that no other op reads, or no bias: they get one."""
     program = pair.program
     constants = {each.slot: each for each in program.constants}
     readers = Counter(slot for step in program.steps for slot in step.constants)
     names = Counter(step.name for step in program.steps if step.site is None)
     for step in program.steps:
+        if step.site is not None or step.op not in CHANNELS or names[step.name] != 1:
+            continue
         own = [constants[slot] for slot in step.constants]
-        bias = [each for each in own if each.argument == 2 and each.site is None and readers[each.slot] == 1]
-        rounded = any(each.site is not None for each in own)
-        if step.site is None and step.op in CHANNELS and bias and rounded and names[step.name] == 1:
+        weights = [each for each in own if each.argument == 1 and each.site is not None]
+        if not weights:
+            continue
+        if len(step.args) <= BIAS or step.args[BIAS] is None:
+            yield step, None
+        bias = [each for each in own if each.argument == BIAS and each.site is None and readers[each.slot] == 1]
+        if bias:
             yield step, bias[0]
 
 
 def _means(
-    pair: QuantizedPair, ops: Sequence[tuple[Step, Constant]], data: Halves
+    pair: QuantizedPair, ops: Sequence[tuple[Step, Constant | None]], data: Halves
 ) -> dict[tuple[int, ...], list[Tensor]]:
     """For each part of the data, the mean change of each op's output, less where it varies from sample to sample."""
     sums: dict[tuple[int, int], list[Tensor]] = {}
@@ -247,7 +267,10 @@ def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tenso
 
 
 def _project(
-    pair: QuantizedPair, values: Sequence[Any], ops: Sequence[tuple[Step, Constant]], means: Sequence[Sequence[Tensor]]
+    pair: QuantizedPair,
+    values: Sequence[Any],
+    ops: Sequence[tuple[Step, Constant | None]],
+    means: Sequence[Sequence[Tensor]],
 ) -> list[Tensor]:
     """For each list of means v·(J d), for random vectors and last for e: of shape (VECTORS + 1, samples, ops).
 

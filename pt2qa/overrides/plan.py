@@ -56,7 +56,7 @@ class Edit:
             them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
             ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
-            ``values`` are added to the bias of one op, after calibration. ``"shift"``: ``values`` are subtracted from
+            ``values`` are added to the bias of one op, 0 without one, after calibration. ``"shift"``: ``values`` are subtracted from
             the bias of a norm and taken back in the biases of the linears that read it, and of those whose outputs are
             added to it. ``"smooth"``: the parameters of a norm are divided by ``values``, and the columns of the
             linears' weights, which alone read it, multiplied. ``"round"``: the weight of one op becomes ``values``,

@@ -31,7 +31,7 @@ def test_an_op_alone_gets_its_mean_error_back() -> None:
     data = [torch.rand(64, 16) for _ in range(4)]
     pair = quantized_pair(model, data[0], "xnnpack", batches=data)
     fit = Biases.look(pair, Halves.of(pair, data, None)).fit((0, 1))
-    [(_, added)] = fit.added.values()
+    [(_, _, added)] = fit.added.values()
     inputs = torch.cat(data)
     rounded = {site.kind: site for site in pair.sites}
     assert {"activation", "weight"} <= set(rounded)
@@ -111,9 +111,51 @@ def test_what_cannot_be_changed_is_said() -> None:
             pt2qa.quantize(pair.capture, "xnnpack", batches(), overrides=plan, progress=False)
     with pytest.raises(pt2qa.QuantizeError, match="made after calibration"):
         plan.apply_to("xnnpack")
-    without = quantized_pair(nn.Linear(16, 8, bias=False), torch.rand(4, 16))
-    with pytest.raises(pt2qa.SelectionError, match="has a float bias of its own"):
-        Biases.look(without, Halves.of(without, [torch.rand(4, 16)], None))
+    without = quantized_pair(nn.ConvTranspose1d(2, 3, 2), torch.rand(4, 2, 8))
+    with pytest.raises(pt2qa.SelectionError, match="no convolution or linear with rounded weights"):
+        Biases.look(without, Halves.of(without, [torch.rand(4, 2, 8)], None))
+
+
+class WithoutBias(nn.Module):
+    """A convolution and two linears, none of which has a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, bias=False)
+        self.fc, self.head = nn.Linear(16, 32, bias=False), nn.Linear(32, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.fc(self.conv(x).relu().mean((2, 3))).relu())
+        return result
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_an_op_without_a_bias_gets_one(quantizer: str) -> None:
+    torch.manual_seed(0)
+    data, held_out = [[torch.rand(16, 3, 8, 8) for _ in range(4)] for _ in range(2)]
+    pair = quantized_pair(WithoutBias(), data[0], quantizer, batches=data)
+    fit = Biases.look(pair, Halves.of(pair, data, None)).fit((0, 1))
+    assert len(fit.edits) >= 2
+    assert pair.capture is not None
+    plan = OverridePlan.from_json(OverridePlan(fit.edits).to_json())
+    new = pt2qa.quantize(pair.capture, quantizer, data, overrides=plan, progress=False)
+    other = with_numbers(pair, plan)
+    assert other is not None
+    assert (other.quantization, other.environment) == (new.quantization, new.environment)
+    for x in held_out:
+        [played] = fit.simulator(pair).run(pair.values((x,)), on=True)
+        for quantized in (new.quantized(x), other.quantized(x)):
+            assert torch.equal(quantized, played)
+            assert not torch.equal(quantized, pair.quantized(x))
+        assert torch.equal(new.reference(x), pair.reference(x))
+        assert torch.equal(other.reference(x), pair.reference(x))
+    new.verify(data[0])
+    other.verify(data[0])
+    repaired = pt2qa.repair(pair, held_out, methods=["biases"], progress=False)
+    assert repaired.plan.edits
+    assert repaired.code_verified == "equal"
+    stages = {stage.name: stage.quality for stage in repaired.stages}
+    assert stages["converted"] > stages["before"]
 
 
 def test_a_bias_follows_its_op() -> None:
