@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
-from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationSpec, Quantizer
 
 import pt2qa
 from pt2qa._simulator import quant_ops
-from tests.check.quantizers import every
+from tests.check.quantizers import INT8, Annotates, every
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import Linears, SharedConv, images, residual
 
@@ -260,6 +260,28 @@ def test_an_observer_that_fails_on_integers_is_named_with_the_edit_that_removes_
     assert found is not None
     plan = eval(found[1], {"pt2qa": pt2qa})
     assert pt2qa.quantize(capture, "x86", [batch], overrides=plan, progress=False).sites[0].name == "x"
+
+
+def test_an_observer_that_fails_behind_another_names_the_ops_that_ask_for_it() -> None:
+    def annotate(nodes: dict[str, Node]) -> dict[Node, tuple[dict[Node, Any], Any]]:
+        channels = QuantizationSpec(
+            torch.int8, PerChannelMinMaxObserver, -128, 127, torch.per_channel_affine, ch_axis=1
+        )
+        return {nodes["sum_1"]: ({}, INT8), nodes["mul"]: ({nodes["sum_1"]: channels}, None)}
+
+    class Summed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum(1) * 2
+
+    capture = pt2qa.capture(Summed().eval(), EXAMPLE)
+    text = (
+        r'the observer of sum failed on values of shape \(4,\): .*\(pt2qa.Edit\("float", \(\'mul\', \'sum\',\)\),\)\)'
+    )
+    with pytest.raises(pt2qa.QuantizeError, match=text):
+        pt2qa.quantize(capture, Annotates(annotate), [EXAMPLE], progress=False)
+    plan = pt2qa.OverridePlan((pt2qa.Edit("float", ("mul", "sum")),))
+    with pytest.raises(pt2qa.QuantizeError, match="annotated 0 of"):
+        pt2qa.quantize(capture, Annotates(annotate), [EXAMPLE], overrides=plan, progress=False)
 
 
 class Masked(nn.Module):

@@ -146,7 +146,7 @@ class Comparison:
         sites_of: dict[int, list[Step]] = {}
         for step in self.program.steps:
             if step.site is not None and step.duplicate_of is None:
-                sites_of.setdefault(step.reads[0], []).append(step)
+                sites_of.setdefault(self.program.unrounded(step.reads[0]), []).append(step)
         if len(selected) == sum(step.site is None for step in self.program.steps):
             inputs = self.program.inputs, self.program.input_names, self.program.input_handles
             for slot, name, handle in zip(*inputs, strict=True):
@@ -191,10 +191,12 @@ class Comparison:
         leaving = [
             step
             for step in self.program.steps
-            if step.out in read_outside and (step.index in inside or (step.site is not None and step.reads[0] in own))
+            if step.out in read_outside
+            and (step.index in inside or (step.site is not None and self.program.unrounded(step.reads[0]) in own))
         ]
         for number, step in enumerate(leaving):
-            source = self.program.steps[self.program.producers[step.reads[0]]] if step.site is not None else step
+            made = self.program.unrounded(step.reads[0]) if step.site is not None else step.out
+            source = self.program.steps[self.program.producers[made]]
             name = block.name if len(leaving) == 1 else f"{block.name}[{number}]"
             row = self._plan(step, name, block.path, block.kind, source.handle, group)
             row.is_block = True

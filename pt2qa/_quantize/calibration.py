@@ -12,9 +12,10 @@ from tqdm import tqdm
 
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import OpName, name_of
+from pt2qa._graph.internals.nodes import ANNOTATION
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import set_statistics, statistics_of
-from pt2qa._quantize.observers import find_observers, observed_value
+from pt2qa._quantize.observers import find_observers, observed_value, unobserved
 from pt2qa._ranks import active, everywhere
 from pt2qa._report.prose import few
 from pt2qa._simulator.batches import Batch, as_call, read_batches
@@ -123,11 +124,23 @@ def _observed(observer: Node, value: Any, names: Mapping[int, OpName]) -> str:
         why = f"on values of shape {tuple(value.shape)}: what the quantizer asks for does not fit them"
     else:
         why = f"on values of {value.dtype}, which are no measurements and need no scale"
-    readers = sorted(filter(None, (name_of(reader, names) for reader in observer.users)))
-    edit = f'pt2qa.Edit("float", ({", ".join(map(repr, readers))},))'
-    return (
-        f"{what} {why}. Keep what reads them in float, overrides=pt2qa.OverridePlan(({edit},)), or mend the quantizer"
-    )
+    asking = sorted(filter(None, (name_of(node, names) for node in _asking(observer))))
+    edit = f'pt2qa.Edit("float", ({", ".join(map(repr, asking))},))'
+    where = f"Keep {few(asking)} in float, overrides=pt2qa.OverridePlan(({edit},)), or mend" if asking else "Mend"
+    return f"{what} {why}. {where} the quantizer"
+
+
+def _asking(observer: Node) -> Iterator[Node]:
+    """The ops that are annotated to round what an observer sees: that which makes it, and those that read it."""
+    source = unobserved(observer)
+    if getattr(source.meta.get(ANNOTATION), "output_qspec", None) is not None:
+        yield source
+    readers = list(source.users)
+    for node in readers:
+        if node.op == "call_module":
+            readers += node.users
+        elif (getattr(node.meta.get(ANNOTATION), "input_qspec_map", None) or {}).get(source) is not None:
+            yield node
 
 
 def run_batch(graph: GraphModule, call: Call, number: int, failed_at: Callable[[], str] = lambda: "") -> Any:

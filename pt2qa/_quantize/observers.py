@@ -24,9 +24,15 @@ def find_observers(prepared: GraphModule) -> dict[str, Node]:
 
 def observed_value(observer: Node, names: Mapping[int, OpName]) -> str:
     """What an observer sees: the op or input that produces the value, or the name of the weight."""
+    source = unobserved(observer)
+    return str(source.target) if source.op == "get_attr" else name_of(source, names) or source.name
+
+
+def unobserved(observer: Node) -> Node:
+    """The op, input or weight whose value an observer sees, directly or behind other observers."""
     source = observer.args[0]
     assert isinstance(source, Node)
-    return str(source.target) if source.op == "get_attr" else name_of(source, names) or source.name
+    return unobserved(source) if source.op == "call_module" else source
 
 
 def saw_nonfinite(prepared: GraphModule, names: Mapping[int, OpName]) -> list[str]:

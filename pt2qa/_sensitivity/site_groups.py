@@ -115,7 +115,7 @@ def _home(program: Program, site: Site, readers: dict[int, Step]) -> Step | None
     """The op that produces an activation or reads a weight; None for a model input."""
     if site.source == site.result:
         return readers.get(site.source)
-    producer = program.producers.get(site.source)
+    producer = program.producers.get(program.unrounded(site.source))
     return None if producer is None else program.steps[producer]
 
 

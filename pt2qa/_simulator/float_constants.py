@@ -34,6 +34,7 @@ class FloatConstants:
         self._root = reference
         self._readers: dict[int | str, list[Node]] = defaultdict(list)
         self._values: dict[Node, FloatConstant | None] = {}
+        self._literals: dict[Any, FloatConstant] = {}
         for node in reference.graph.nodes:
             key = _reader_key(node)
             if key is not None:
@@ -47,10 +48,17 @@ class FloatConstants:
         key, found = _reader_key(reader), []
         for node in self._readers[key] if key is not None else []:
             argument = _argument(node, path)
-            constant = self._evaluate(argument) if isinstance(argument, Node) else None
+            constant = self._evaluate(argument) if isinstance(argument, Node) else self._literal(argument, like)
             if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
                 found.append(constant)
         return found[0] if found and all(other.value is found[0].value for other in found) else None
+
+    def _literal(self, argument: Any, like: Tensor) -> FloatConstant | None:
+        """A number that a quantizer's rewriting made a tensor, as XNNPACK's does."""
+        if isinstance(argument, bool) or not isinstance(argument, int | float) or like.numel() != 1:
+            return None
+        made = FloatConstant(torch.full(like.shape, argument, dtype=like.dtype, device=like.device), "", False)
+        return self._literals.setdefault((argument, like.shape, like.dtype), made)
 
     def _evaluate(self, node: Node) -> FloatConstant | None:
         if node not in self._values:

@@ -94,7 +94,12 @@ class _Lockstep:
         for number, group in enumerate(self.groups):
             for index in sorted(group):
                 self.groups_of[index].append(number)
-        self.site_source = {site.result: site.source for site in self.program.sites if site.result != site.source}
+        # By the result of each site: the value that it rounds, or that a site before it rounds.
+        self.site_source = {
+            site.result: self.program.unrounded(site.source)
+            for site in self.program.sites
+            if site.result != site.source
+        }
         self.isolated: dict[tuple[int, int], Any] = {}
         self.rounded: dict[int, Tensor] = {}
         self.allocating = {step.index for step in self.program.steps if op_rules.allocates(step.function)}
@@ -116,6 +121,8 @@ class _Lockstep:
                 if step.site is not None:
                     for group in self._groups_of_producer(slot):
                         last_isolated[group, slot] = step.index
+                    if slot in self.site_source:
+                        last_rounded[slot] = step.index
                     last_rounded.setdefault(step.out, step.index)
                     continue
                 for group in self.groups_of.get(step.index, ()):
@@ -132,7 +139,7 @@ class _Lockstep:
         return drop_isolated, drop_rounded
 
     def _groups_of_producer(self, slot: int) -> Sequence[int]:
-        producer = self.program.producers.get(slot)
+        producer = self.program.producers.get(self.site_source.get(slot, slot))
         return () if producer is None else self.groups_of.get(producer, ())
 
     def run(self, values: Sequence[Any], visit: Visit) -> tuple[Any, Any]:
@@ -261,7 +268,9 @@ class _Lockstep:
         self, site: Step, ops: Sequence[Step], ref: Tensor, quant: Tensor, isolated: dict[int, Tensor], visit: Visit
     ) -> None:
         """Rounds a value in all runs that read it, after the ops of its chain, the first of which has already run."""
-        inputs = [quant, *([ref] if self.rounding else []), *isolated.values()]
+        # After another site, the reference value that this one rounds has been rounded once.
+        alone = [self.rounded.get(site.reads[0], ref)] if self.rounding else []
+        inputs = [quant, *alone, *isolated.values()]
         reuses = [
             site.reuse_all_on and quant is not ref,
             *([False] if self.rounding else []),
@@ -275,8 +284,8 @@ class _Lockstep:
             results = [value if own else torch.empty_like(value) for value, own in zip(inputs, reuses, strict=True)]
             for ref_piece, *rest in _pieces([ref, *inputs, *results]):
                 sources, into = rest[: len(inputs)], rest[len(inputs) :]
-                alone = dict(zip(isolated, sources[1 + self.rounding :], strict=True))
-                ranges = self._in_place(ops, ref_piece, sources[0], alone, ref.shape, visit)
+                by_group = dict(zip(isolated, sources[1 + self.rounding :], strict=True))
+                ranges = self._in_place(ops, ref_piece, sources[0], by_group, ref.shape, visit)
                 visit(self._round(site, ref_piece, sources, into, isolated, ref.shape, ranges)[0])
         self.reference[site.out], self.quantized[site.out] = ref, results[0]
         if self.rounding:
@@ -330,7 +339,8 @@ class _Lockstep:
         fits = self.ranges and ref.is_floating_point() and ref.numel() > 0
         known = (ranges[0] if ranges else value_range(ref)) if fits else None
         stats = RoundingStats(source=ranges[1] if ranges else None) if fits else None
-        uncounted = RoundingStats(source=known, count=False) if self.rounding and fits else None
+        once = site.reads[0] not in self.site_source
+        uncounted = RoundingStats(source=known, count=False) if self.rounding and fits and once else None
         noted = [stats, uncounted, *[None] * len(inputs)]
         clamped = None if stats is None else self._clamped(site, inputs[0])
         results = [function(value, out=out, stats=note) for value, out, note in zip(inputs, into, noted, strict=False)]

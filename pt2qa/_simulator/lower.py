@@ -26,7 +26,7 @@ from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.float_constants import FloatConstants, Path, run_on_constants
 from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, slots_in, written_value
 from pt2qa._simulator.products import constant_role
-from pt2qa._simulator.program import Constant, Program, QuantParams, Region, Site, Slot, Step
+from pt2qa._simulator.program import Constant, Program, QuantParams, Region, Site, Slot, Step, unrounded
 from pt2qa._simulator.site_functions import converted_site, fused_site
 from pt2qa._simulator.stored import WEIGHT_CACHE, Integers, Stored, ValueCache, read, shares_memory
 from pt2qa.errors import PairingError
@@ -299,10 +299,11 @@ class _Lowering:
         shareable = quant_ops.is_static_per_tensor(value.node) and not alone
         identity = str(value.node.args[1:]) if shareable else f"slot {result.number}"
         first = self.same_sites.setdefault((source.number, identity), result.number)
-        producer = self.producers.get(source.number)
+        made = unrounded(self.steps, self.producers, source.number)
+        producer = self.producers.get(made)
         origin = self.steps[producer] if producer is not None else None
         input_names = {slot: (name, handle) for slot, name, handle in self.inputs}
-        name, handle = (origin.name, origin.handle) if origin is not None else input_names[source.number]
+        name, handle = (origin.name, origin.handle) if origin is not None else input_names[made]
         self._append(
             Step(
                 index=len(self.steps),

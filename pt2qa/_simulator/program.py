@@ -7,7 +7,7 @@ quantized; an activation site is a separate step, a weight site belongs to a con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -216,3 +216,14 @@ class Program:
     producers: dict[int, int]
     notes: tuple[str, ...]
     may_share: bool
+
+    def unrounded(self, slot: int) -> int:
+        """The slot of a value before any site rounded it."""
+        return unrounded(self.steps, self.producers, slot)
+
+
+def unrounded(steps: Sequence[Step], producers: Mapping[int, int], slot: int) -> int:
+    """The slot of a value before any site rounded it; a site may read the result of another one."""
+    while (producer := producers.get(slot)) is not None and steps[producer].site is not None:
+        slot = steps[producer].reads[0]
+    return slot

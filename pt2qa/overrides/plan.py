@@ -56,9 +56,9 @@ class Edit:
             them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
             ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
-            ``values`` are added to the bias of one op, 0 without one, after calibration. ``"shift"``: ``values`` are subtracted from
-            the bias of a norm and taken back in the biases of the linears that read it, and of those whose outputs are
-            added to it. ``"smooth"``: the parameters of a norm are divided by ``values``, and the columns of the
+            ``values`` are added to the bias of one op, 0 without one, after calibration. ``"shift"``: ``values`` are
+            subtracted from the bias of a norm and taken back in the biases of the linears that read it, and of those
+            whose outputs are added to it. ``"smooth"``: the parameters of a norm are divided by ``values``, and the columns of the
             linears' weights, which alone read it, multiplied. ``"round"``: the weight of one op becomes ``values``,
             times its scale.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for

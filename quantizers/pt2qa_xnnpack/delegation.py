@@ -101,7 +101,7 @@ def _filled(part: Any, fill: Callable[[int], Any]) -> Any:
 
 def _kernels(steps: list[Any], program: Any, values: Mapping[int, Any]) -> list[tuple[str, ...]]:
     """For each op, the portable kernels that compute what XNNPACK leaves of it; empty if it takes all."""
-    root, graph, inputs, results = nn.Module(), Graph(), list[Tensor](), list[Node]()
+    root, graph, inputs, results = nn.Module(), Graph(), dict[Node, Tensor](), list[Node]()
     constants = {constant.slot for constant in program.constants}
     for step in steps:
 
@@ -112,15 +112,18 @@ def _kernels(steps: list[Any], program: Any, values: Mapping[int, Any]) -> list[
                 root.register_buffer(f"constant_{slot}", values[slot].cpu())
                 return graph.get_attr(f"constant_{slot}")
             sizes = [captured_size(size) for size in values[slot].shape]
-            inputs.append(torch.zeros(sizes, dtype=values[slot].dtype))
-            return graph.placeholder(f"{_INPUT}{len(inputs)}")
+            node = graph.placeholder(f"{_INPUT}{len(inputs)}")
+            inputs[node] = torch.zeros(sizes, dtype=values[slot].dtype)
+            return node
 
         # Inputs come first in a graph, so they are made before the op that reads them.
         with graph.inserting_before(results[0] if results else None):
             args, kwargs = _filled((step.args, step.kwargs), source)
         results.append(graph.call_function(step.function, args, kwargs))
     graph.output(tuple(results))
-    outputs = _partitioned(GraphModule(root, graph), inputs)
+    # Those of the first op were each put at the front, so the graph takes them in another order.
+    given = [inputs[node] for node in graph.find_nodes(op="placeholder")]
+    outputs = _partitioned(GraphModule(root, graph), given)
     depending = set[Node]()
     for node in outputs[0].graph.nodes:
         if node.name.startswith(_INPUT) or not depending.isdisjoint(node.all_input_nodes):
@@ -158,7 +161,8 @@ def _partitioned(graph_module: GraphModule, inputs: list[Tensor]) -> tuple[Node,
         outputs: tuple[Node, ...] = answer.args[0]
         return outputs
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        # Behind this, torch prints the node of the program that is asked about.
+        text = " ".join(f"{type(error).__name__}: {error}".split()).partition(" While executing")[0]
         raise DoesNotApplyError(f"to a model with an op that ExecuTorch cannot lower: {text[:200]}") from error
     raise AssertionError("to_edge_transform_and_lower asks its partitioner")
 

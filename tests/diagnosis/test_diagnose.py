@@ -14,11 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchao.quantization.pt2e import PerChannelMinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
 import pt2qa
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import site_noises
 from pt2qa._diagnosis.trials import Trials
 from pt2qa.report import Diagnosis
+from tests.check.quantizers import every
 
 
 class Net(nn.Module):
@@ -209,3 +213,12 @@ def test_the_page_lists_every_cause() -> None:
     assert [f"| `{cause}` | {meaning} |" for cause, meaning in CAUSES.items()] == [
         line for line in page.splitlines() if line.startswith("| `") and line.split("`")[1] in CAUSES
     ]
+
+
+def test_activations_with_a_scale_for_each_channel_are_told_apart() -> None:
+    channels = QuantizationSpec(torch.int8, PerChannelMinMaxObserver, -128, 127, torch.per_channel_affine, ch_axis=1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    batches = [torch.linspace(-1, 2, 24).reshape(6, 4), torch.linspace(-3, 1, 24).reshape(6, 4)]
+    pair = pt2qa.quantize(pt2qa.capture(model, batches[0]), every("linear", channels), batches, progress=False)
+    assert all(site.params.axis == 1 for site in pair.sites if site.kind == "activation")
+    assert pt2qa.diagnose(pair, batches, progress=False).sqnr > 20

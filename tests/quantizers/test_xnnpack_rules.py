@@ -284,6 +284,23 @@ def test_portable_ops_are_those_between_delegates() -> None:
     assert row.why == "runs in aten::mean, in float, with 0.0% of the multiply-adds"
 
 
+class Gathers(nn.Module):
+    """First of all an op of two inputs that differ in dtype and shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 4), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return self.head(self.stem(x).gather(1, places))
+
+
+def test_an_op_of_unlike_inputs_is_asked_about_with_each_in_its_place() -> None:
+    batch = torch.randn(5, 6), torch.tensor([[0, 2, 1]]).expand(5, 3).contiguous()
+    (row,) = found("xnnpack-portable-op", quantized_pair(Gathers(), batch, "xnnpack"))
+    assert (row.name, row.why.partition(",")[0]) == ("gather", "runs in aten::gather")
+
+
 @pytest.mark.parametrize("quantizer", ["xnnpack", "xnnpack:per_channel=false"])
 def test_a_healthy_model_has_nothing_to_warn_of(quantizer: str) -> None:
     model = nn.Sequential(

@@ -39,3 +39,26 @@ def test_the_reference_reads_the_float_literal(pair: pt2qa.QuantizedPair) -> Non
 def test_its_detach_is_no_write(pair: pt2qa.QuantizedPair) -> None:
     assert not [each.attribute for each in pair.program.constants if each.mutated]
     assert not [step.name for step in pair.program.steps if step.mutates]
+
+
+class Shifted(nn.Module):
+    """Numbers of the forward, which XNNPACK's rewriting makes tensors and rounds, and a root that shows the error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.fc(x).square() * 1e-4 + 0.03) ** 0.5
+
+
+def test_a_number_that_was_made_a_tensor_keeps_its_float_value_in_a_pair_of_two_graphs() -> None:
+    batch = torch.linspace(-3, 3, 32).reshape(4, 8)
+    capture = pt2qa.capture(Shifted().eval(), batch)
+    made = pt2qa.quantize(capture, "xnnpack", [batch], progress=False)
+    pair = pt2qa.pair(capture.program, torch.export.export(made.quantized, (batch,)))
+    assert not [note for note in pair.program.notes if "no float value" in note]
+    literals = [each.reference.item() for each in pair.program.constants if each.reader in ("mul", "add")]
+    assert literals == pytest.approx([1e-4, 0.03])
+    first, second = (pt2qa.compare_layers(each, [batch], progress=False).rows for each in (pair, made))
+    assert [row.isolated_sqnr for row in first] == pytest.approx([row.isolated_sqnr for row in second], nan_ok=True)

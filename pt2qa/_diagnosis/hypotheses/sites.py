@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -281,7 +282,14 @@ def _steps(site: Site) -> int:
 
 
 def _differs(site: Site, other: Site) -> bool:
-    return (site.params.scale, site.params.zero_point) != (other.params.scale, other.params.zero_point)
+    return _scales(site) != _scales(other)
+
+
+def _scales(site: Site) -> tuple[Any, ...]:
+    """What tells the scales of sites apart, of all channels where each has its own."""
+    params = site.params
+    both = (each.tolist() if isinstance(each, Tensor) else each for each in (params.scale, params.zero_point))
+    return (params.axis, *both)
 
 
 def _sharers(case: Case, index: int) -> tuple[str, ...]:
