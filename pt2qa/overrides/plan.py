@@ -58,9 +58,9 @@ class Edit:
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
             ``values`` are added to the bias of one op, 0 without one, after calibration. ``"shift"``: ``values`` are
             subtracted from the bias of a norm and taken back in the biases of the linears that read it, and of those
-            whose outputs are added to it. ``"smooth"``: the parameters of a norm are divided by ``values``, and the columns of the
-            linears' weights, which alone read it, multiplied. ``"round"``: the weight of one op becomes ``values``,
-            times its scale.
+            whose outputs are added to it. ``"smooth"``: the parameters of a norm are divided by ``values``, and the
+            columns of the linears' weights, which alone read it, multiplied. ``"round"``: the weight of one op becomes
+            ``values``, times its scale.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
             ``"range"``, those of inputs, too; for ``"smooth"`` and ``"shift"``, the norm and all linears that read it,
             then those that are added.
