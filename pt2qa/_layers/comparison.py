@@ -21,6 +21,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
+from pt2qa._simulator import op_rules
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.isolated_check import Isolated
@@ -281,6 +282,9 @@ class Comparison:
     def _measure(self, row: Row, event: Event) -> Totals | None:
         reference, quantized = event.reference, event.quantized
         if not isinstance(reference, Tensor) or not isinstance(quantized, Tensor):
+            return None
+        if event.step.site is None and op_rules.is_uninitialised(event.step.function):
+            row.problem = "memory that is not written yet"
             return None
         if reference.shape != quantized.shape:
             row.problem = f"shapes differ: {tuple(reference.shape)} and {tuple(quantized.shape)}"

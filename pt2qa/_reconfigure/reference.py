@@ -11,6 +11,7 @@ from torch import Tensor
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
+from pt2qa._sensitivity.outputs import as_real, is_measured
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.outputs import output_names, plain
@@ -119,7 +120,7 @@ class Reference:
         if self._positions is not None:
             outputs = self._positions.of(batch, values).silenced(outputs, processed=False)
         leaves = pytree.tree_leaves(outputs)
-        return tuple(leaves[position] for position in self.positions)
+        return tuple(as_real(leaves[position]) for position in self.positions)
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
         """Each batch as the model takes it, flattened, and its digest."""
@@ -138,7 +139,7 @@ class Reference:
         if not self.runs:
             leaves = pytree.tree_leaves(outputs)
             names = output_names(self.pair.quantized, len(leaves))
-            floating = (isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves)
+            floating = map(is_measured, leaves)
             self.positions = tuple(position for position, counts in enumerate(floating) if counts)
             self.names = tuple(names[position] for position in self.positions)
         self.runs += 1

@@ -76,7 +76,7 @@ class GradientRun:
         reads = [slot for slot in step.reads if slot in self.tracked and float_tensors(self.env[slot])]
         if not reads or formula_of(step, self.env) is not None:
             with torch.no_grad():
-                self.env[step.out] = self.simulator.call(step, laid_out_inputs(step, self.env), False)
+                self._hold(step, self.simulator.call(step, laid_out_inputs(step, self.env), False))
             return
         if step.mutates:
             raise WithoutGradient(f"{step.name} writes to a value that other ops share, which gradients cannot follow")
@@ -87,8 +87,14 @@ class GradientRun:
             inputs[slot] = float_tensors(own[slot])
         with torch.enable_grad(), _named(step):
             result = self.simulator.call(step, own, False)
-        self.env[step.out] = pytree.tree_map_only(Tensor, Tensor.detach, result)
+        self._hold(step, pytree.tree_map_only(Tensor, Tensor.detach, result))
         self._records[step.index] = _Record(inputs, float_tensors(result))
+
+    def _hold(self, step: Step, result: Any) -> None:
+        leaves = pytree.tree_leaves(result) if step.out in self.tracked else []
+        if any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves):
+            raise WithoutGradient(f"{step.name} gives complex numbers, which gradients do not follow here")
+        self.env[step.out] = result
 
     def backward(self, vectors: dict[int, Gradients], visit: Callable[[Step, Gradients], None]) -> None:
         """Runs the backward pass once for all vectors, from gradients at the output slots.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
@@ -23,14 +24,24 @@ def finished(pair: QuantizedPair, outputs: Any, post_process: PostProcess | None
 
 
 def float_leaves(result: Any) -> list[Tensor]:
-    """The tensors whose error is measured, at least one; empty tensors have no error."""
+    """The tensors whose error is measured, at least one: no empty ones, and complex ones as pairs of real numbers."""
     leaves = pytree.tree_leaves(result)
-    if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves):
+    if not any(is_measured(leaf) for leaf in leaves):
         raise SelectionError(
             "no output is a floating-point tensor, so there is no error to measure. "
             "Pass post_process= that returns one, such as the logits."
         )
-    return [leaf for leaf in leaves if _counts(leaf)]
+    return [as_real(leaf) for leaf in leaves if _counts(leaf)]
+
+
+def is_measured(leaf: Any) -> bool:
+    """Whether an output has an error: it is a tensor of real or complex numbers, no integers."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def as_real(leaf: Tensor) -> Tensor:
+    """A tensor, whose complex numbers become pairs of real ones."""
+    return torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
 
 
 def float_names(result: Any) -> tuple[str, ...]:
@@ -40,4 +51,4 @@ def float_names(result: Any) -> tuple[str, ...]:
 
 
 def _counts(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0
+    return is_measured(leaf) and leaf.numel() > 0

@@ -33,6 +33,9 @@ _COPIES = {"clone", "_unsafe_view", "lift_fresh_copy", "_to_copy"}
 _RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "dropout"}
 """Ops whose result may differ from call to call."""
 
+_UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+"""Ops that give memory as it is, for another op to write to."""
+
 
 def mutates_first_argument(target: Any) -> bool:
     """Whether the op writes to its first argument; ``detach_`` declares so, but changes no value."""
@@ -86,6 +89,11 @@ def is_epilogue(name: str) -> bool:
 def is_random(target: Any) -> bool:
     """Whether two calls with equal arguments may differ."""
     return op_of(target) in _RANDOM
+
+
+def is_uninitialised(target: Any) -> bool:
+    """Whether an op gives memory whose content means nothing."""
+    return op_of(target) in _UNINITIALISED
 
 
 def returns_view(target: OpOverload) -> bool:
