@@ -11,6 +11,7 @@ from torch import Tensor
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
+from pt2qa._report.prose import few
 from pt2qa._sensitivity.outputs import as_real, is_measured
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.lifetimes import slots_in
@@ -37,9 +38,10 @@ class Reference:
     """The batches, which must start over, and the floating-point outputs of a pair's float model on each.
 
     Batches on which the float model itself returns NaN say nothing about any configuration: they are set ``aside``, and
-    nothing measured without them meets a target.  Batches without samples are skipped.  ``positions`` are those
-    of the outputs with ``names`` among all flattened model outputs; ``runs`` is how often the float model ran.  ``run``
-    runs it on flat inputs with this digest; None: the simulator does.
+    nothing measured without them meets a target.  Batches without samples are skipped.  ``positions`` are those of the
+    outputs with ``names`` among all flattened model outputs, ``uncounted`` the names of those that are integers or
+    booleans; ``runs`` is how often the float model ran.  ``run`` runs it on flat inputs with this digest; None: the
+    simulator does.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Reference:
         self._positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.names = tuple[str, ...]()
         self.positions = tuple[int, ...]()
+        self.uncounted = tuple[str, ...]()
         self.aside = tuple[str, ...]()
         self.runs = 0
         self._batches, self._inputs_of = batches, inputs_of
@@ -76,8 +79,8 @@ class Reference:
                 self.aside += (f"batch {number}, {', '.join(broken)}",)
             else:
                 usable += 1
-        shared = first_anywhere((self.names, self.positions) if self.runs else None)
-        self.names, self.positions = shared or ((), ())
+        shared = first_anywhere((self.names, self.positions, self.uncounted) if self.runs else None)
+        self.names, self.positions, self.uncounted = shared or ((), (), ())
         self.aside = tuple(each for aside in everywhere(self.aside) for each in aside)
         if not sum(everywhere(usable)):
             if not self.aside:
@@ -102,10 +105,13 @@ class Reference:
 
     @property
     def notes(self) -> list[str]:
-        """What the mask does not reach."""
-        if self._positions is None or self._positions.layouts is None:
-            return []
-        return self._positions.note(slots_in(self.pair.program.outputs), "outputs")
+        """Which outputs do not count, and what the mask does not reach."""
+        found = []
+        if self.uncounted:
+            found.append(f"outputs without floating-point numbers do not count: {few(self.uncounted)}")
+        if self._positions is not None and self._positions.layouts is not None:
+            found += self._positions.note(slots_in(self.pair.program.outputs), "outputs")
+        return found
 
     @property
     def first(self) -> Item:
@@ -139,9 +145,13 @@ class Reference:
         if not self.runs:
             leaves = pytree.tree_leaves(outputs)
             names = output_names(self.pair.quantized, len(leaves))
-            floating = map(is_measured, leaves)
-            self.positions = tuple(position for position, counts in enumerate(floating) if counts)
+            self.positions = tuple(position for position, leaf in enumerate(leaves) if is_measured(leaf))
             self.names = tuple(names[position] for position in self.positions)
+            self.uncounted = tuple(
+                name
+                for name, leaf in zip(names, leaves, strict=True)
+                if isinstance(leaf, Tensor) and not is_measured(leaf)
+            )
         self.runs += 1
         # Clones: an output may be a view of an input, or of a larger value that would be kept alive.
         found = tuple(leaf.clone() for leaf in self.floating(outputs, batch, values))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._reconfigure.noises import noises_of
 from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.scoring import Scorer, Tally
+from tests.flows import quantized_pair
 from tests.reconfigure.detector import data, detector_pair, measured, subsets
 
 QUANTIZERS = pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
@@ -77,3 +80,21 @@ def test_a_sensitivity_report_of_all_outputs_together_ranks_nothing() -> None:
     assert (
         given.plan == pt2qa.reconfigure(pair, data(), target=target, repairs=(), verify_code=False, progress=False).plan
     )
+
+
+def test_outputs_that_do_not_count_are_named() -> None:
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            scores = self.fc(x)
+            return {"scores": scores, "label": scores.argmax(1), "sure": scores.amax(1) > 1}
+
+    torch.manual_seed(0)
+    batches = [torch.randn(8, 8) for _ in range(2)]
+    pair = quantized_pair(Labelled(), batches[0], "x86", batches=batches)
+    said = "outputs without floating-point numbers do not count: output.label, output.sure"
+    assert said in pt2qa.reconfigure(pair, batches, target=20, verify_code=False, progress=False).notes
+    assert said in pt2qa.repair(pair, batches, verify_code=False, progress=False).notes
