@@ -1,10 +1,10 @@
-"""What methods share that change norms: their fit, the ranges of channels, and how a site rounds values of a range."""
+"""What methods share that change norms: their fit, costs, ranges of channels, and how a site rounds another range."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +12,12 @@ from torch import Tensor
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
+from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.played import fitted
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
 from pt2qa._simulator.program import Site, Step
 from pt2qa._simulator.simulator import Simulator
+from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
 
@@ -40,6 +42,38 @@ class FittedNorms:
 
     def __bool__(self) -> bool:
         return bool(self.values)
+
+
+class Meter(Protocol):
+    """Adds up what candidates cost, by half of the data."""
+
+    def add(self, half: int, values: Sequence[Any]) -> None:
+        """Adds a batch."""
+
+    def costs(self) -> tuple[Sequence[Tensor], ...]:
+        """By half, as many tensors, each of shape (candidates,)."""
+
+
+def measured(meter: Meter, data: Halves) -> tuple[tuple[Tensor, ...], ...]:
+    """The costs on all data, of all ranks.
+
+    Raises:
+        SelectionError: an op has no gradient.
+    """
+    reason = ""
+    try:
+        for half, values in data:
+            meter.add(half, values)
+    except WithoutGradient as error:
+        reason = error.reason
+    parts = everywhere((meter.costs(), reason))
+    for _, why in parts:
+        if why:
+            raise SelectionError(why)
+    return tuple(
+        tuple(torch.stack(each).sum(0) for each in zip(*(found[half] for found, _ in parts), strict=True))
+        for half in (0, 1)
+    )
 
 
 def ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Halves) -> dict[int, tuple[Tensor, Tensor]]:

@@ -32,11 +32,10 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
-from pt2qa._repair.norms import FittedNorms, ranges_by_channel, rounding_of
+from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.gradients import Gradients, WithoutGradient
+from pt2qa._sensitivity.gradients import Gradients
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Step
@@ -95,23 +94,9 @@ class Shifting:
         ranges = ranges_by_channel(pair, {place.source.index for place in places}, data)
         at_norm = {place.norm: ranges[place.source.index] for place in places if place.sign < 0}
         candidates = tuple(tuple(_candidates(*at_norm[number])) for number in range(len(norms)))
-        meter = _Meter(pair, places, candidates, ranges)
-        reason = ""
-        try:
-            for half, values in data:
-                meter.add(half, values)
-        except WithoutGradient as error:
-            reason = error.reason
-        parts = everywhere((meter.costs, reason))
-        for _, why in parts:
-            if why:
-                raise SelectionError(why)
-        costs = tuple(
-            tuple(torch.stack([found[half][number] for found, _ in parts]).sum(0) for number in range(len(places)))
-            for half in (0, 1)
-        )
+        costs = measured(_Meter(pair, places, candidates, ranges), data)
         all_norms = sum(step.op == "layer_norm" for step in pair.program.steps)
-        left = all_norms - sum(place.sign < 0 and place.source.op == "layer_norm" for place in places)
+        left = all_norms - len({place.norm for place in places if place.source.op == "layer_norm"})
         left_out = f"{left} of {counted(all_norms, 'norm')} left as they are: they are not rounded, "
         left_out += "or the biases around them cannot take a shift back"
         return cls(left_out if left > 0 else "", data, norms, candidates, places, costs)
@@ -194,7 +179,7 @@ class _Meter:
             [_rounding(pair, place, shift, *ranges[place.source.index]) for shift in shifts]
             for place, shifts in zip(places, self.shifts, strict=True)
         ]
-        self.costs = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
+        self.sums = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
 
     def add(self, half: int, values: Sequence[Any]) -> None:
         """Adds a batch."""
@@ -206,10 +191,14 @@ class _Meter:
             number = self.by_step.get(step.index)
             if number is not None and gradients[0] is not None:
                 weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-                self.costs[half][number] += self._costs(number, started.run.env[step.reads[0]], weights)
+                self.sums[half][number] += self._costs(number, started.run.env[step.reads[0]], weights)
 
         with torch.no_grad():
             started.backward(started.signs(VECTORS, relative=True), visit)
+
+    def costs(self) -> tuple[list[Tensor], ...]:
+        """By half and place: float64 of shape (candidates,)."""
+        return self.sums
 
     def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
         costs = []

@@ -29,11 +29,10 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
 from pt2qa._repair.halves import Halves
-from pt2qa._repair.norms import FittedNorms, ranges_by_channel, rounding_of
+from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.gradients import Gradients, WithoutGradient
+from pt2qa._sensitivity.gradients import Gradients
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import Constant, Site, Slot, Step
@@ -90,21 +89,7 @@ class Smoothing:
         by_step = ranges_by_channel(pair, {norm.step for norm in norms}, data)
         ranges = [by_step[norm.step] for norm in norms]
         candidates = tuple(tuple(_candidates(norm, *found)) for norm, found in zip(norms, ranges, strict=True))
-        meter = _Meter(pair, norms, ranges, candidates)
-        reason = ""
-        try:
-            for half, values in data:
-                meter.add(half, values)
-        except WithoutGradient as error:
-            reason = error.reason
-        parts = everywhere((meter.costs(), reason))
-        for _, why in parts:
-            if why:
-                raise SelectionError(why)
-        costs = tuple(
-            tuple(torch.stack([found[half][number] for found, _ in parts]).sum(0) for number in range(len(norms)))
-            for half in (0, 1)
-        )
+        costs = measured(_Meter(pair, norms, ranges, candidates), data)
         all_norms = sum(step.op in ("layer_norm", "rms_norm") for step in pair.program.steps)
         own = sum(pair.program.steps[norm.step].op != "mul" for norm in norms)
         left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are"
