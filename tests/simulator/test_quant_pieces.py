@@ -15,6 +15,7 @@ from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.strides import is_plain
 
 QUANTIZE, DEQUANTIZE = QUANTIZED_DECOMPOSED.quantize_per_tensor, QUANTIZED_DECOMPOSED.dequantize_per_tensor
+PER_CHANNEL = QUANTIZED_DECOMPOSED.dequantize_per_channel.default
 DTYPES = {
     torch.int8: (-128, 127),
     torch.uint8: (0, 255),
@@ -61,4 +62,18 @@ def test_only_large_values_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pt2qa._simulator.quant_pieces._PER_TENSOR", {noted})
     for count in (CHUNK, 2 * CHUNK + 1):
         call_op(noted, torch.ones(count), 0.5, 0, -128, 127, torch.int8)
-    assert sizes == [CHUNK, 0, CHUNK, CHUNK, 1]
+    assert sizes == [CHUNK, CHUNK, CHUNK, 1]
+
+
+@pytest.mark.parametrize("shape", [(5, CHUNK // 4), (CHUNK // 100, 13, 3, 3), (2, CHUNK + 1)], ids=str)
+def test_pieces_of_a_weight_have_the_bits_of_the_whole(shape: tuple[int, ...]) -> None:
+    for dtype in (torch.int8, torch.int16):
+        integers = torch.randint(*DTYPES[dtype], shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        for axis in (0, 1):
+            scales = torch.linspace(0.01, 1.7, shape[axis])
+            for zero_points in (torch.zeros(shape[axis], dtype=torch.int64), torch.arange(shape[axis]) % 7):
+                params = (scales, zero_points, axis, *DTYPES[dtype], dtype)
+                expected = PER_CHANNEL(integers, *params)
+                assert equal(call_op(PER_CHANNEL, integers, *params), expected)
+    one = torch.tensor([0.5]), torch.tensor([1])
+    assert equal(call_op(PER_CHANNEL, integers, *one, *params[2:]), PER_CHANNEL(integers, *one, *params[2:]))
