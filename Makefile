@@ -150,5 +150,7 @@ $(NNCF)/.installed: $(VENV)/.zoo
 	@"$(BIN)/python" -m venv "$(NNCF)"
 	@"$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$("$(NNCF)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
+	@echo "$(ROOT)/quantizers" \
+		>> "$$("$(NNCF)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
 	@"$(NNCF)/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps $(NNCF_PACKAGES)
 	@touch "$@"

@@ -63,6 +63,8 @@ def main() -> None:
             outputs[option] = torch.cat([made(batch) for batch in given.held_out])
         counts[option] = str(rounded_weights(made))
         counts[f"{option}{INSERTED}"] = str(sum(node.op == "call_module" for node in made.graph.nodes))
+    if not outputs:
+        sys.exit("NNCF: none of its options quantized the model")
     save_file(outputs, Path(out), counts)
 
 
