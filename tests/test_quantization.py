@@ -253,7 +253,7 @@ def test_an_observer_that_fails_on_integers_is_named_with_the_edit_that_removes_
 
     batch = torch.ones(2, 4), torch.arange(300, dtype=torch.int32)
     capture = pt2qa.capture(Counts().eval(), batch)
-    text = r"the observer of ids failed on values of torch.int32, .* overrides=(.*), or mend .*histogram_cpu"
+    text = r"the observer of ids failed on values of torch.int32, .* overrides=(.*), or fix .*histogram_cpu"
     with pytest.raises(pt2qa.QuantizeError, match=text) as raised:
         pt2qa.quantize(capture, "x86", [batch], progress=False)
     found = re.search(text, str(raised.value))

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._graph.copies import set_parameters
 from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._simulator.quant_ops import is_quantization
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides import Edit
 from pt2qa.overrides.plan import in_base64
@@ -32,7 +33,9 @@ def give_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, O
         if node is None or not lacks_bias(node):
             continue
         value, target = node.meta[VALUE], "bias_of_" + re.sub(r"\W", "_", name)
-        zeros = torch.zeros(_channels(graph, node), dtype=value.dtype, device=value.device)
+        weight = _weight(node)
+        assert weight is not None, "an op that lacks a bias has a weight"
+        zeros = torch.zeros(len(attribute_of(graph, weight)), dtype=value.dtype, device=value.device)
         set_parameters(graph, {target: zeros})
         with graph.graph.inserting_before(node):
             bias = graph.graph.get_attr(target)
@@ -41,17 +44,17 @@ def give_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, O
 
 
 def lacks_bias(node: Node) -> bool:
-    """Whether an op takes a bias and has none."""
-    return op_of(node.target) in TAKING and (len(node.args) <= BIAS or node.args[BIAS] is None)
+    """Whether an op with a weight of its own takes a bias and has none."""
+    without = op_of(node.target) in TAKING and (len(node.args) <= BIAS or node.args[BIAS] is None)
+    return without and _weight(node) is not None
 
 
-def _channels(graph: GraphModule, node: Node) -> int:
-    """The output channels of an op: the weight is behind what observes or dequantizes it."""
+def _weight(node: Node) -> Node | None:
+    """The parameter that is an op's weight, behind what observes or dequantizes it."""
     source = node.args[1]
-    while isinstance(source, Node) and source.op != "get_attr":
+    while isinstance(source, Node) and (source.op == "call_module" or is_quantization(source)):
         source = source.args[0]
-    assert isinstance(source, Node), "a weight is a constant"
-    return len(attribute_of(graph, source))
+    return source if isinstance(source, Node) and source.op == "get_attr" else None
 
 
 def add_to_biases(prepared: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> dict[str, Tensor]:

@@ -126,7 +126,7 @@ def _observed(observer: Node, value: Any, names: Mapping[int, OpName]) -> str:
         why = f"on values of {value.dtype}, which are no measurements and need no scale"
     asking = sorted(filter(None, (name_of(node, names) for node in _asking(observer))))
     edit = f'pt2qa.Edit("float", ({", ".join(map(repr, asking))},))'
-    where = f"Keep {few(asking)} in float, overrides=pt2qa.OverridePlan(({edit},)), or mend" if asking else "Mend"
+    where = f"Keep {few(asking)} in float, overrides=pt2qa.OverridePlan(({edit},)), or fix" if asking else "Fix"
     return f"{what} {why}. {where} the quantizer"
 
 

@@ -116,6 +116,19 @@ def test_what_cannot_be_changed_is_said() -> None:
         Biases.look(without, Halves.of(without, [torch.rand(4, 2, 8)], None))
 
 
+def test_a_product_of_two_values_gets_no_bias() -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, x + 1)
+
+    x = torch.rand(4, 8)
+    pair = quantized_pair(Product(), x, "xnnpack")
+    assert pair.capture is not None
+    plan = OverridePlan((Edit("bias", ("linear",), values=in_base64([1.0] * 4)),))
+    with pytest.raises(pt2qa.QuantizeError, match="it has no bias of its own"):
+        pt2qa.quantize(pair.capture, "xnnpack", [x], overrides=plan, progress=False)
+
+
 class WithoutBias(nn.Module):
     """A convolution and two linears, none of which has a bias."""
 
