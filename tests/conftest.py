@@ -30,6 +30,16 @@ def _differentiate() -> None:
     torch.ones(1, requires_grad=True).sum().backward()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many browser tests ran: without a browser they are skipped, and a run without them looks like any other."""
+    counts = {
+        outcome: sum("browser" in getattr(each, "keywords", ()) for each in terminalreporter.getreports(outcome))
+        for outcome in ("passed", "failed", "skipped")
+    }
+    if any(counts.values()):
+        terminalreporter.write_line(f"browser tests: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     # Looked up, not imported: the tests of reports take a second, and without torch they stay that fast.

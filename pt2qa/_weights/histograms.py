@@ -40,7 +40,8 @@ def histograms(
     first = torch.tensor([_ON_EDGE - covered[0] * bins_per_unit], dtype=torch.float64)
     # Written again and again: fresh memory takes longer than what is done in it.
     memory = torch.empty(len(both.memory), dtype=torch.float64)
-    numbers = torch.empty(len(SIDES), len(both.memory), dtype=torch.int8)
+    # Two values are counted at a time, so each line begins at an even place.
+    numbers = torch.empty(len(SIDES), len(both.memory) + len(both.memory) % 2, dtype=torch.int8)
     counts = np.zeros((len(SIDES), bins), dtype=np.int64)
     for start in both.starts:
         blocks = [block.flatten() for block in both.block(start)]

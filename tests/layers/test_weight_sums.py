@@ -93,6 +93,17 @@ def test_histograms_are_those_of_float64(low_and_high: tuple[int, int], count: i
         assert np.array_equal(histograms(value, value, covered, 32, finite=True)[0], expected)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 127 * 63, BLOCK + 5])
+def test_values_that_rounding_moves_far_are_counted_whatever_their_number(count: int) -> None:
+    """The epsilon of a norm under 8 bits, a weight of 4 bits: rounding moves values by more than one bin."""
+    torch.manual_seed(0)
+    value = torch.rand(count)
+    covered = 0.0, 1.0
+    counted = histograms(value, value.round(), covered, 32, finite=True)
+    expected = [torch.histc(side.double(), 32, *covered).long().numpy() for side in (value, value.round())]
+    assert np.array_equal(counted, expected)
+
+
 def test_values_that_are_not_finite_are_in_no_bin() -> None:
     value = torch.tensor([math.nan, -math.inf, -1.0, 0.0, 1.0, math.inf])
     assert histograms(value, value, (-1.0, 1.0), 2, finite=False).tolist() == [[1, 2]] * 2

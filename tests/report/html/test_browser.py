@@ -22,7 +22,10 @@ OPTIONS = (
     "--virtual-time-budget=10000",
 )
 WHEN_DRAWN = "new MutationObserver(() => {%s}).observe(document.documentElement, { attributeFilter: ['data-ready'] });"
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is installed")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +179,14 @@ def test_edges_are_drawn_between_what_one_sees(opened: Callable[..., str]) -> No
 
 
 def test_a_call_is_copied(opened: Callable[..., str]) -> None:
-    dom = opened("", """document.querySelector(".first .copied button").click();""", (), [samples.diagnosis()])
-    assert re.search(r"<button type=.button.>(copied|selected: press Ctrl\+C)</button>", dom)
+    # What the page shows at the click: two seconds later, which virtual time may reach, the button says "copy" again.
+    actions = """
+        const button = document.querySelector(".first .copied button");
+        button.click();
+        document.body.dataset.copied = `${button.textContent}: ${getSelection()}`;
+    """
+    dom = opened("", actions, (), [samples.diagnosis()])
+    assert re.search(r"data-copied=.(copied|selected: press Ctrl\+C): pt2qa show 'a b.safetensors'", dom)
 
 
 def test_it_is_dark_where_the_system_is(opened: Callable[..., str]) -> None:
