@@ -233,12 +233,12 @@ class _Noises:
             return
         self.counted = None if self.positions is None else self.positions.of(batch, values)
         if self.seen is None:
-            self.seen = survey(self.pair.simulator, values, {path.end.out for path in self.paths})
+            self.seen = survey(self.pair.simulator, values)
             if self.method != "exact":
                 self.projection = Projection(self.pair, None, self.paths, self.variants)
         if self.projection is not None:
             try:
-                self._projected(self.projection, values, samples, self.seen)
+                self._projected(self.projection, values, samples)
                 return
             except WithoutGradient as error:
                 if self.method == "projection":
@@ -247,10 +247,10 @@ class _Noises:
                 self.notes.append(f"each change was a run of the whole model: {error.reason}")
         self._exact(values, samples)
 
-    def _projected(self, projection: Projection, values: Sequence[Any], samples: int, seen: Survey) -> None:
+    def _projected(self, projection: Projection, values: Sequence[Any], samples: int) -> None:
         # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
         content = int(digest_of(values if self.counted is None else self.counted.inputs(values))[:12], 16)
-        started = projection.start(values, content + self.content[content], seen, self.counted)
+        started = projection.start(values, content + self.content[content], self.counted)
         self.content[content] += 1
         # Gradients are computed on the reference, in its own memory layouts.
         returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(values)), values)

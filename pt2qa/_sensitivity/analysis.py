@@ -262,9 +262,7 @@ class _Analysis:
         content = known.fingerprint if self.counted is None else digest_of(self.counted.inputs(values))
         seed = int(content[:12], 16) + repeats
         try:
-            self._projected(
-                number, values, known, missing, self.projection.start(values, seed, self.seen, self.counted)
-            )
+            self._projected(number, values, known, missing, self.projection.start(values, seed, self.counted))
         except (PostProcessWithoutGradient, WithoutGradient) as error:
             if self.method != "auto" or self.ledger.parts:
                 raise
@@ -275,7 +273,7 @@ class _Analysis:
         """Surveys the first batch and chooses the method."""
         program = self.pair.program
         paths = plan_paths(program)
-        seen = survey(self.pair.simulator, values, {path.end.out for path in paths})
+        seen = survey(self.pair.simulator, values)
         if self.method != "exact":
             simulator = self.pair.simulator
             variants = {site.index: {QUANTIZED: Variant(own_rounding(simulator, site))} for site in program.sites}

@@ -192,5 +192,5 @@ def _named(step: Step) -> Iterator[None]:
     """Names the op that is not differentiable."""
     try:
         yield
-    except (RuntimeError, NotImplementedError, TypeError) as error:
+    except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise WithoutGradient(f"{step.name} ({step.op}) has no gradient here: {error}") from error

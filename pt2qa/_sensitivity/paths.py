@@ -61,16 +61,17 @@ class Path:
         """The slot of the value that is rounded."""
         return self.start.reads[0] if self.constant is None else self.constant
 
-    @property
-    def by_sample(self) -> bool:
+    def by_sample(self, values: Values, samples: int) -> bool:
         """Whether it can be followed for some samples at a time: one value leads to its end, through ops of samples."""
         if self.constant is None and not is_elementwise(self.start.function):
             return False
-        ops = [step for step in (self.start, *self.steps) if step.site is None]
+        steps = (self.start, *self.steps)
+        slots = {slot for step in steps for slot in (*step.reads, step.out)}
         return all(
             len(step.reads) == 1 and (step.op in ("conv2d", "linear") or op_rules.is_pointwise(step.function))
-            for step in ops
-        )
+            for step in steps
+            if step.site is None
+        ) and all(values[slot].dim() and len(values[slot]) == samples for slot in slots)
 
 
 def plan_paths(program: Program) -> tuple[Path, ...]:
@@ -115,11 +116,14 @@ def _steps_after(start: Step, alone: dict[int, Step]) -> tuple[Step, ...]:
     return tuple(found[:kept])
 
 
-def pieces_of(path: Path, reference: Values, samples: int) -> Iterator[tuple[slice, Values]]:
-    """The values along a path that goes by sample, for some samples at a time.
+def pieces_of(path: Path, reference: Values, samples: int) -> Iterator[tuple[slice | None, Values]]:
+    """The values along a path, for some samples at a time; for all at once, with None, if it does not go by sample.
 
     What is computed from few stays in the CPU's cache, and in memory that need not be asked of the system.
     """
+    if not path.by_sample(reference, samples):
+        yield None, reference
+        return
     steps = (path.start, *path.steps)
     constants = {slot: reference[slot] for step in steps for slot in step.constants}
     values = {slot: reference[slot] for step in steps for slot in (*step.reads, step.out)}

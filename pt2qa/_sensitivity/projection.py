@@ -7,7 +7,7 @@ of any other :class:`Variant` of it, followed exactly through the first nonlinea
 (:mod:`pt2qa._sensitivity.paths`); for a weight it begins as the change of the output of the op that reads it.
 
 Samples of a batch do not depend on each other in most models; then each sample is a measurement of its own, with less
-variance than one for the whole batch (:mod:`pt2qa._sensitivity.survey`).
+variance than one for the whole batch (:mod:`pt2qa._sensitivity.independence`).
 
 Source:
     estimating dᵀJᵀJd with random signs is Hutchinson's trace estimator (Communications in Statistics 18, 1989).
@@ -28,11 +28,11 @@ from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
+from pt2qa._sensitivity.independence import in_parts, independence
 from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, error_at_end, pieces_of
 from pt2qa._sensitivity.roundings import Rounding, Variant, changes
-from pt2qa._sensitivity.survey import Survey, is_independent, marks, survey
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.lifetimes import slots_in
@@ -55,12 +55,11 @@ class PostProcessWithoutGradient(SelectionError):
 
 @dataclass(slots=True)
 class Projection:
-    """The method on one pair and variants by site; what it learns from the first batch of several samples is used for
-    the others.
+    """The method on one pair and variants by site.
 
-    At ``independent`` slots each sample's error reaches only that sample's output (None before that batch);
-    ``dependent`` names the ops where paths end and this does not hold.  ``cleaned``
-    names ops with non-finite errors, which count as zero.
+    At ``independent`` slots each sample's error reaches only that sample's output (None before the first batch of
+    several samples); ``together`` names the ops where paths end and this does not hold, or says why it is unknown.
+    ``cleaned`` names ops with non-finite errors, which count as zero.
     """
 
     pair: QuantizedPair
@@ -68,49 +67,36 @@ class Projection:
     paths: tuple[Path, ...]
     variants: Mapping[int, Mapping[str, Variant]]
     independent: frozenset[int] | None = None
-    dependent: tuple[str, ...] = ()
+    together: str = ""
     cleaned: dict[str, None] = field(default_factory=dict)
 
-    def start(self, values: Sequence[Any], seed: int, seen: Survey, counted: Counted | None = None) -> ProjectedBatch:
-        """The reference's forward on a batch; ``seed`` is that of its random vectors, ``counted`` what has errors.
-
-        ``seen`` is the survey of the first batch with samples.
-        """
+    def start(self, values: Sequence[Any], seed: int, counted: Counted | None = None) -> ProjectedBatch:
+        """The reference's forward on a batch; ``seed`` is that of its random vectors, ``counted`` what has errors."""
         started = ProjectedBatch(self, values, seed, counted)
         if self.independent is None and started.samples > 1:
-            ends = {path.end.out for path in self.paths}
-            first = survey(self.pair.simulator, values, ends) if seen.samples == 1 else seen
-            self._compare_samples(started, first)
+            self._part_samples()
         return started
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
         notes = []
-        if self.dependent:
-            names = few(list(self.dependent), 3)
-            notes.append(f"no axis of independent samples at {names}: projected for the whole batch at once")
+        if self.together:
+            notes.append(f"{self.together}: projected for the whole batch at once")
         if self.cleaned:
             names = few(list(self.cleaned), 3)
             notes.append(f"errors that are not finite count as zero at {names}")
         return notes
 
-    def _compare_samples(self, started: ProjectedBatch, seen: Survey) -> None:
-        samples, env = started.samples, started.run.env
+    def _part_samples(self) -> None:
+        program, found = self.pair.program, independence(self.pair, self.post_process)
         ends = {path.end.out for path in self.paths}
-        with torch.no_grad():
-            others = float_leaves(started.silenced(finished(self.pair, seen.outputs, self.post_process)))
-        own = float_leaves(started.reference)
-        same = len(own) == len(others) and all(
-            is_independent(marks(leaf, samples), marks(other, samples)) for leaf, other in zip(own, others, strict=True)
-        )
-        independent = {
-            slot for slot in ends if same and is_independent(marks(env[slot], samples), seen.marks.get(slot))
-        }
-        program = self.pair.program
-        self.independent = frozenset(independent)
-        names = (program.steps[program.producers[slot]].name for slot in sorted(ends - independent))
-        self.dependent = tuple(dict.fromkeys(names))
+        self.independent = found.slots
+        names = [program.steps[program.producers[slot]].name for slot in sorted(ends - found.slots)]
+        if found.problem:
+            self.together = f"whether samples are independent cannot be tried ({found.problem})"
+        elif names:
+            self.together = f"no axis of independent samples at {few(list(dict.fromkeys(names)), 3)}"
 
 
 class ProjectedBatch:
@@ -255,12 +241,14 @@ class _Meter:
     def _projected(self, path: Path, gradients: Gradients) -> Iterator[tuple[list[Rounding], Tensor]]:
         """The dot products of each change at the end of a path with each gradient, for some samples after others."""
         env, roundings = self.run.env, self.roundings[path.site]
-        independent = path.end.out in self.independent
-        pieces = pieces_of(path, env, self.samples) if independent and path.by_sample else [(slice(None), env)]
+        independent = path.end.out in self.independent and in_parts(float_tensors(env[path.end.out]), self.samples)
+        pieces = pieces_of(path, env, self.samples) if independent else [(None, env)]
         constant = None if path.constant is None else list(changes(env[path.source], roundings))
         for own, values in pieces:
-            rows = len(range(self.samples)[own]) if independent else 1
-            there = [None if leaf is None else [each[own] for each in leaf] for leaf in gradients]
+            rows, there = self.samples if independent else 1, gradients
+            if own is not None:
+                rows = len(range(self.samples)[own])
+                there = [None if leaf is None else [each[own] for each in leaf] for leaf in gradients]
             for same, changed in constant or changes(values[path.source], roundings):
                 if changed is values[path.source]:
                     count = next(len(leaf) for leaf in there if leaf is not None)
@@ -305,7 +293,7 @@ def _sum(known: Tensor | None, dots: Tensor) -> Tensor:
 
 def _dots(gradients: Sequence[Tensor], error: Tensor, rows: int) -> Tensor:
     """Dot products of each gradient with an error, row by row: float64 of shape (gradients, rows)."""
-    if has_channels_last(error):
+    if has_channels_last(error) and len(error) % rows == 0:
         gradients = [gradient.permute(0, 2, 3, 1) for gradient in gradients]
         error = error.permute(0, 2, 3, 1)
     right = error.reshape(rows, -1)

@@ -15,6 +15,7 @@ from pt2qa._simulator.fused import is_exact, quantize_dequantize
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.stored import read
+from pt2qa._simulator.strides import after_rounding
 
 Rounding = Callable[[Tensor], Tensor]
 """Maps a site's value to a fresh one of its shape; to the value itself if that does not change.  At a site with fixed
@@ -128,14 +129,16 @@ def clamping(params: QuantParams) -> Rounding:
 def rounding(params: QuantParams) -> Callable[..., Tensor]:
     """Quantize-dequantize with one scale and zero point, or one per channel, as a converted graph does it.
 
-    The function writes to ``out``, if it is given, which may be the value itself.
+    The function writes to ``out``, if it is given, which may be the value itself, unless its strides differ from those
+    that the pair returns, as where its elements share memory.
     """
     if params.scale is None or params.zero_point is None:
         raise ValueError("the parameters have no scale or zero point")
 
     def quantize(value: Tensor, *, out: Tensor | None = None) -> Tensor:
         scale, low, high = _limits(params, value)
-        steps = torch.mul(value, 1.0 / scale, out=out).round_()
+        fits = out is not None and out.stride() == after_rounding(value)
+        steps = torch.mul(value, 1.0 / scale, out=out if fits else None).round_()
         if isinstance(low, Tensor):  # half the time of clamp_ with tensors
             torch.minimum(torch.maximum(steps, low, out=steps), high, out=steps)
         else:

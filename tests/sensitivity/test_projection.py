@@ -10,9 +10,10 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 
 import pt2qa
-from pt2qa.errors import SelectionError
+from pt2qa.errors import SelectionError, SimulationError
 from tests import models
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
@@ -67,6 +68,47 @@ class TwoHeads(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = torch.tanh(self.trunk(x))
         return self.left(x), self.right(x)
+
+
+class Scalar(nn.Module):
+    """A value without an axis, which a path of errors ends at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x))).mean()
+
+
+class Scanned(nn.Module):
+    """A loop whose gradient torch cannot take: XNNPACK's quantizer puts a tensor into its body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        carry, every = scan(_halved, torch.zeros(4, 8), torch.stack([y, y * 2]))
+        return self.second(every.sum(0) + carry)
+
+
+def _halved(carry: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    carry = carry * 0.5 + value
+    return carry, carry * 2.0
+
+
+class Coordinates(nn.Module):
+    """Channels that are expanded, so that their elements share memory, are rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.conv = nn.Conv2d(3, 3, 1), nn.Conv2d(4, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.linspace(-1, 1, 6).view(1, 1, 6, 1).expand(len(x), 1, 6, 6)
+        return self.conv(torch.cat([self.first(x), rows], 1)).mean((2, 3))
 
 
 def projected(pair: pt2qa.QuantizedPair, batches: Any, **options: Any) -> pt2qa.SensitivityReport:
@@ -239,3 +281,35 @@ def test_patterns_of_graphs(model: type[nn.Module]) -> None:
     torch.manual_seed(0)
     pair = quantized_pair(model(), (images(8),))
     check_against_exact(pair, [images(8)], projections=64, sigmas=6)
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_values_without_an_axis_are_projected(quantizer: str) -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 8) for _ in range(2)]
+    pair = quantized_pair(Scalar(), batches[0], quantizer)
+    # The output has one element, so a single vector leaves nothing to chance.
+    report = projected(pair, batches, projections=1)
+    for row, noise in zip(report.rows, noises(pair, batches), strict=True):
+        assert row.noise == pytest.approx(noise, rel=0.05), row.name
+    budget = pt2qa.error_budget(pair, batches, method="projection", projections=1, progress=False)
+    assert sum(row.noise for row in budget.rows) == pytest.approx(sum(row.noise for row in report.rows), rel=0.3)
+    assert pt2qa.diagnose(pair, batches, progress=False).samples == 8
+
+
+def test_a_loop_that_torch_gives_no_gradient_of_is_measured_exactly() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(4, 8)
+    pair = quantized_pair(Scanned(), batch)
+    with pytest.raises(SimulationError, match=r'scan \(scan\) has no gradient here.*method="exact"'):
+        projected(pair, [batch])
+    assert pt2qa.sensitivity(pair, [batch], progress=False).method == "exact"
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_values_whose_elements_share_memory(quantizer: str) -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 3, 6, 6) for _ in range(2)]
+    pair = quantized_pair(Coordinates(), batches[0], quantizer)
+    check_against_exact(pair, batches, projections=8)
+    assert pt2qa.diagnose(pair, batches, progress=False).samples == 4
