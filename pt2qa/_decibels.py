@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf, isnan, log10, nan
 from typing import Final
 
 LOW_SQNR: Final = 20.0
 """dB below which a layer, weight or output counts as low: the noise has more than 1 % of the signal's power."""
+
+_DIGITS: Final = {"bfloat16": 7, "float16": 10}
+"""The bits that follow the point in the dtypes that have fewer than the 23 of float32."""
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -32,6 +36,17 @@ def decibels(signal: float, noise: float) -> float:
     if noise == 0.0:
         return inf
     return 10.0 * (log10(signal) - log10(noise))
+
+
+def agreement(least: float, dtypes: Iterable[str]) -> float:
+    """The SQNR in dB by which two computations of one thing must agree, if it is ``least`` in float32.
+
+    It is the same share of the digits of the coarsest dtype: ``least * log2(eps) / log2(eps of float32)``.
+
+    >>> [round(agreement(60.0, [dtype])) for dtype in ("float64", "float32", "float16", "bfloat16")]
+    [60, 60, 26, 18]
+    """
+    return least * min((_DIGITS.get(dtype, 23) for dtype in dtypes), default=23) / 23
 
 
 def power(level: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pt2qa._graph.agreement import compare_outputs, leaf_name
+from pt2qa._graph.agreement import agreement_in, compare_outputs, leaf_name
 
 NAN, INF = math.nan, math.inf
 
@@ -67,3 +67,22 @@ def test_a_share_of_integers_may_flip_where_that_is_said() -> None:
     assert found is not None
     assert found == "output differs in 2 of 1000 values"
     assert compare_outputs(expected[:9], actual[:9] * 0 + 1, 60, flips=1e-3) is not None
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "least"),
+    [
+        ((torch.float32,), 60),
+        ((torch.float64, torch.int64), 60),
+        ((torch.float32, torch.float16), 26.09),
+        ((torch.bfloat16, torch.float32, torch.float16), 18.26),
+        ((), 60),
+    ],
+)
+def test_the_coarsest_dtype_of_a_graph_says_how_closely_its_runs_agree(
+    dtypes: tuple[torch.dtype, ...], least: float
+) -> None:
+    graph = torch.fx.Graph()
+    for number, dtype in enumerate(dtypes):
+        graph.placeholder(f"x{number}").meta["val"] = torch.ones(1, dtype=dtype)
+    assert agreement_in(graph, 60) == pytest.approx(least, abs=0.01)

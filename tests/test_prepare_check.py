@@ -11,7 +11,8 @@ from torch.fx import GraphModule
 
 import pt2qa
 from tests.check.plain_quantizer import PlainQuantizer
-from tests.flows import quantized_pair
+from tests.flows import direct_sqnr, quantized_pair
+from tests.models import SharedConv, images, randomize_batch_norms
 
 
 class Head(nn.Module):
@@ -76,3 +77,44 @@ def test_what_prepare_does_to_them_is_an_error(change: Callable[[GraphModule], N
     torch.manual_seed(0)
     with pytest.raises(pt2qa.QuantizeError, match=f"prepare changed the model before any quantization: {what}"):
         quantized_pair(Head(), batch(), Rewrites(change))
+
+
+def half(dtype: torch.dtype, *, outputs: torch.dtype) -> nn.Module:
+    """Convolutions with batch norms in a dtype, and the result in another."""
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.body(x).to(outputs)
+            return result
+
+    torch.manual_seed(0)
+    return randomize_batch_norms(Half()).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 60), (torch.float16, 80)])
+@pytest.mark.parametrize("outputs", [torch.float32, torch.float16])
+def test_batch_norms_in_half_precision_are_folded_to_what_their_dtype_has(
+    dtype: torch.dtype, most: float, outputs: torch.dtype
+) -> None:
+    """Trap 55: folding costs the rounding of the dtype, which is more than 60 dB have room for."""
+    x = images().to(dtype)
+    model = half(dtype, outputs=outputs)
+    pair = quantized_pair(model, x, "x86")
+    report = pt2qa.compare_layers(pair, [x], progress=False)
+    with torch.no_grad():
+        assert direct_sqnr(model(x), pair.reference(x)) < most
+        expected = direct_sqnr(pair.reference(x), pair.quantized(x))
+    assert report.outputs[0].sqnr == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_batch_norm_that_is_folded_wrongly_is_an_error_in_half_precision_too() -> None:
+    x = images().to(torch.bfloat16)
+    model = randomize_batch_norms(SharedConv(same_norm=False)).to(torch.bfloat16)
+    with pytest.raises(
+        pt2qa.QuantizeError, match=r"at least 18 dB.*capture model\.float\(\) to tell that from a fault"
+    ):
+        quantized_pair(model, (x, x.flip(0)), "x86")

@@ -229,7 +229,7 @@ def test_a_quantizer_that_raises_is_named_with_its_reason() -> None:
             return None
 
     with pytest.raises(
-        pt2qa.QuantizeError, match="Broken could not prepare the model: IndexError: list index out of"
+        pt2qa.QuantizeError, match="Broken could not annotate the model: IndexError: list index out of"
     ) as e:
         quantized_pair(Linears(), EXAMPLE, Broken())
     assert isinstance(e.value.__cause__, IndexError)

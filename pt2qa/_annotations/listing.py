@@ -99,7 +99,7 @@ def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: Override
     known = annotations_of(capture, plugin, () if overrides is None else overrides.edits, qat=qat)
     graph = capture.module()
     return _report(
-        _Graph(graph, capture.names, tuple(values_in_graph(known.ground.nodes))),
+        _Graph(graph, capture.names, tuple(values_in_graph(known.ground.nodes, capture.names))),
         SpecResolver(known, None),
         basis="annotated",
         notes=(),
@@ -170,18 +170,22 @@ def _coverage(listed: Iterable[_Listed], missing: Collection[str], known: bool) 
     ops: dict[str, dict[str, list[_Listed]]] = {}
     for value, row in listed:
         if value.owner and row.op != "input" and row.name not in missing:
-            ops.setdefault(row.op, {}).setdefault(row.name, []).append((value, row))
+            ops.setdefault(row.op, {}).setdefault(value.owner, []).append((value, row))
     found = []
     for op, alike in sorted(ops.items(), key=lambda item: -len(item[1])):
         asked = sum(any(row.annotated for _, row in own) for own in alike.values())
-        done = sum(is_quantized(op, _reads(own)) for own in alike.values())
+        done = sum(any(is_quantized(op, reads) for reads in _reads(own)) for own in alike.values())
         floating = sum(not any(row.quantized for _, row in own) for own in alike.values())
         found.append(AnnotationCoverage(op, len(alike), asked if known else -1, done, floating))
     return tuple(found)
 
 
-def _reads(listed: Iterable[_Listed]) -> list[Read]:
-    return [Read(row.argument, value.constant, row.quantized) for value, row in listed if row.argument >= 0]
+def _reads(listed: Iterable[_Listed]) -> Collection[list[Read]]:
+    """What an op reads; of one that was decomposed, part by part."""
+    parts: dict[str, list[Read]] = defaultdict(list)
+    for value, row in listed:
+        parts[row.name] += [Read(row.argument, value.constant, row.quantized)] if row.argument >= 0 else []
+    return parts.values()
 
 
 def _module_calls(

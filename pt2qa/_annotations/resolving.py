@@ -12,7 +12,7 @@ from pt2qa._annotations.values import AnnotatedValue
 from pt2qa._report.prose import few
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.points import Derives, Point, SpecFacts
+from pt2qa.overrides.points import OUTPUT, Derives, Point, SpecFacts
 from pt2qa.overrides.sharing import root_of
 
 
@@ -88,9 +88,10 @@ class SpecResolver:
         if value.constant:
             found = (point for argument, point in named.constants.get(value.name, ()) if argument == value.argument)
             return next(found, None)
-        reader = "" if value.role == "output" else value.name
         points = named.values.get(value.of, ())
-        return next((point for point in points if (nodes[point[1]].name if point[1] else "") == reader), None)
+        if value.role == "output":
+            return next((point for point in points if not point[1] or nodes[point[1]].op == OUTPUT), None)
+        return next((point for point in points if point[1] and nodes[point[1]].name == value.name), None)
 
     def _point(self, value: AnnotatedValue, own: Point | None) -> Point | None:
         """The point that says how a value is rounded: its own, or another reader's."""

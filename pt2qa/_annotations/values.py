@@ -15,7 +15,7 @@ from pt2qa._report.prose import few
 from pt2qa._simulator.products import arguments_of, constant_role
 from pt2qa._simulator.program import Constant, Program, Site, Step
 from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.overrides.points import GraphNode, dtype_of, read_nodes
+from pt2qa.overrides.points import OUTPUT, GraphNode, dtype_of, read_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,21 @@ def values_in_program(
             yield from slots.made(step.out, step.name, step.op, owner)
 
 
-def values_in_graph(nodes: Mapping[str, GraphNode]) -> Iterator[AnnotatedValue]:
+def values_in_graph(nodes: Mapping[str, GraphNode], names: Mapping[int, OpName]) -> Iterator[AnnotatedValue]:
     """The values of a float graph; ops on constants alone are left out."""
+    ops = {name.name: name.op for name in names.values()}
     for node in nodes.values():
-        if node.constant:
+        if node.constant or node.op == OUTPUT:
             continue
         # A program that was saved and loaded has lost the handles of its inputs, not their names.
         owner = node.name if node.op == "input" else node.owner
+        op = ops.get(node.owner, node.op)
         for argument, key in node.reads:
             source = nodes[key]
             role = _role(node.op, argument, source.is_parameter) if source.constant else "input"
             if source.dtype or not source.constant:
-                yield AnnotatedValue(
-                    node.name, node.op, owner, role, argument, source.name, source.constant, source.dtype
-                )
-        yield AnnotatedValue(node.name, node.op, owner, "output", -1, node.name, False, node.dtype)
+                yield AnnotatedValue(node.name, op, owner, role, argument, source.name, source.constant, source.dtype)
+        yield AnnotatedValue(node.name, op, owner, "output", -1, node.name, False, node.dtype)
 
 
 def missing_values(

@@ -22,6 +22,7 @@ from pt2qa._exclusion import exports
 from pt2qa._near_names import did_you_mean
 from pt2qa._report.rows import Environment
 from pt2qa.errors import CaptureError, SelectionError
+from pt2qa.overrides.points import OUTPUT
 from pt2qa.plugins import BackendSpec
 
 Named = TypeVar("Named", ConformanceModel, Property)
@@ -123,8 +124,9 @@ class ConformanceRun:
         if isinstance(annotated, Failure):
             return ModelCoverage(model, trial.model.pattern, 0, 0)
         annotations = annotated.annotations
-        ops = sum(not node.constant and node.op != "input" for node in annotations.ground.nodes.values())
-        quantized = sum("float" in op.levels for op in annotations.ops.values())
+        values = ("input", OUTPUT)
+        ops = sum(not node.constant and node.op not in values for node in annotations.ground.nodes.values())
+        quantized = sum("float" in op.levels and op.op not in values for op in annotations.ops.values())
         return ModelCoverage(model, trial.model.pattern, ops, quantized)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf, isnan
 from typing import Annotated, ClassVar, Final, Literal
 
+from pt2qa._decibels import agreement
 from pt2qa._report.columns import column
 from pt2qa._report.formats import share
 from pt2qa._report.rows import Row
@@ -75,7 +76,8 @@ class DeployedRow(Row):
     def is_suspect(self) -> bool:
         """Whether the kernel computes something else than the converted graph.
 
-        Integers: more than :data:`LSB` apart. Float values: below :data:`FLOAT_MATCH_DB`.  What was measured together
+        Integers: more than :data:`LSB` apart. Float values: below :data:`FLOAT_MATCH_DB`, in
+        bfloat16 and float16 fewer.  What was measured together
         with others has no such limit.  A value that is the converted graph's own is right, whatever was observed of
         its inputs.
         """
@@ -83,7 +85,8 @@ class DeployedRow(Row):
             return False
         if not isnan(self.isolated_max_lsb):
             return self.isolated_max_lsb > LSB
-        return self.isolated_sqnr < FLOAT_MATCH_DB and not self.cumulative_sqnr >= FLOAT_MATCH_DB
+        least = agreement(FLOAT_MATCH_DB, [self.dtype])
+        return self.isolated_sqnr < least and not self.cumulative_sqnr >= least
 
 
 @dataclass(frozen=True, slots=True, eq=False)

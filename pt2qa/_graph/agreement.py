@@ -1,7 +1,8 @@
 """Whether two runs of one model agree: one comparison of outputs for every stage, capture, prepare and convert.
 
-Floating-point values agree to a number of decibels, since kernels and folded batch norms sum in another order.  All
-else agrees exactly: integers, booleans, where NaN and infinities stand, shapes, dtypes and the number of values.
+Floating-point values agree to a number of decibels, since kernels and folded batch norms sum in another order; in
+bfloat16 and float16 it is fewer (:func:`agreement_in`).  All else agrees exactly: integers, booleans, where NaN and
+infinities stand, shapes, dtypes and the number of values.
 """
 
 from __future__ import annotations
@@ -11,12 +12,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
 
+from pt2qa._decibels import agreement
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 
 FLIPS = 1e-3
 """Share of the integers and booleans of one output that a folded batch norm may change, as in the argmax of pixels."""
+
+
+def agreement_in(graph: Graph, least: float) -> float:
+    """The SQNR in dB by which two runs of a graph must agree, if it is ``least`` in float32.
+
+    The coarsest dtype of its values counts: an op rounds to it, whatever the dtype of the outputs.
+    """
+    values = (value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get(VALUE)))
+    return agreement(least, {name_of_dtype(value) for value in values if isinstance(value, Tensor)})
+
+
+def name_of_dtype(value: Tensor) -> str:
+    """The dtype of a tensor, such as ``float32``."""
+    return str(value.dtype).removeprefix("torch.")
 
 
 def compare_outputs(expected: Any, actual: Any, least: float, *, flips: float = 0.0) -> str | None:
@@ -92,4 +110,4 @@ def kind_of(value: Any) -> str:
     """
     if not isinstance(value, Tensor):
         return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{name_of_dtype(value)}{list(value.shape)}"

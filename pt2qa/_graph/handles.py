@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -16,7 +17,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE, clean_path, module_stack
 from pt2qa._graph.internals.torch import HigherOrderOperator, OpOverload
@@ -196,14 +197,61 @@ def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
     """
     graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
     placed_by_handle = {number: Placed(node, graph_module, None, "") for node, number in input_handles(source).items()}
+    parts: dict[GraphModule, dict[Node, int]] = {}
     for placed in walk(graph_module):
         handle = handle_of(placed.node)
         if placed.node.op != "call_function" or handle is None:
             continue
-        if handle not in placed_by_handle or _is_quantization(placed_by_handle[handle].node):
+        if placed.graph_module not in parts:
+            parts[placed.graph_module] = parts_of(placed.graph_module.graph)
+        if parts[placed.graph_module][placed.node] == 0 and (
+            handle not in placed_by_handle or _is_quantization(placed_by_handle[handle].node)
+        ):
             placed_by_handle[handle] = placed
     namer = _Namer()
     return {handle: namer.name(placed_by_handle[handle]) for handle in sorted(placed_by_handle)}
+
+
+def parts_of(graph: Graph) -> dict[Node, int]:
+    """For every op with a handle, which part of its op it is: 0 if its value leaves the op, 1, 2, ... for the others.
+
+    A quantizer, prepare or a decomposition may write one op as several, which then all have its handle:
+    ``adaptive_avg_pool2d`` as ``pad``, ``slice`` and ``avg_pool2d``.  The op's value is that of the last one that
+    anything else reads.  The others are numbered in graph order, those that depend on no input last, because convert
+    may have computed them.
+    """
+    parts: dict[int, list[Node]] = defaultdict(list)
+    depends: set[Node] = set()
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        if not depends.isdisjoint(sources) or (not sources and node.op != "get_attr"):
+            depends.add(node)
+        if node.op == "call_function" and (handle := handle_of(node)) is not None:
+            parts[handle].append(node)
+    found: dict[Node, int] = {}
+    for own in parts.values():
+        # What only rounds comes last, then what is constant; the sort keeps the order of the graph.
+        own.sort(key=lambda node: (_is_quantization(node), node not in depends))
+        ops = [node for node in own if not _is_quantization(node) and node in depends] or own
+        inside = {node for node in own if not _is_quantization(node)}
+        value = next((node for node in reversed(ops) if not inside.issuperset(node.users)), ops[-1])
+        found |= {node: number for number, node in enumerate([value, *(node for node in own if node is not value)])}
+    return found
+
+
+def part_name(name: str, node: Node, number: int) -> str:
+    """The name of a part of the op ``name``; ``number`` is that of :func:`parts_of`.
+
+    >>> import torch
+    >>> part_name("pool", torch.fx.Graph().call_function(torch.ops.aten.pad.default), 1)
+    'pool:pad1'
+    """
+    return f"{name}:{op_of(node.target)}{number}" if number else name
+
+
+def is_part_name(text: str, name: str) -> bool:
+    """Whether a text is the name of an op or of one of its parts."""
+    return text == name or text.startswith(f"{name}:")
 
 
 def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from pt2qa._capture.program import Capture
-from pt2qa._graph.handles import handle_of, names_of, user_inputs
+from pt2qa._graph.handles import handle_of, is_part_name, names_of, user_inputs
 from pt2qa._layers.report import LayerReport
 from pt2qa._report.base import check_name
 from pt2qa._report.columns import cell
@@ -88,7 +88,7 @@ def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) 
         value = float(cell(row, column))
         if row.handle not in nodes or isnan(value):
             continue
-        if row.name != names[row.handle]:
+        if not is_part_name(row.name, names[row.handle]):
             raise ReportError(
                 f"the report is not about this graph: handle {row.handle} is {row.name} in the report and "
                 f"{names[row.handle]} in the graph; give the capture that the report was made from"

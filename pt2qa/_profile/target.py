@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -14,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import Capture
-from pt2qa._graph.handles import OpName, handle_of, module_of, names_of, op_of
+from pt2qa._graph.handles import OpName, handle_of, module_of, names_of, op_of, part_name, parts_of
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint
 from pt2qa._report.rows import Environment
 from pt2qa._simulator import quant_ops
@@ -112,22 +111,15 @@ def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any
 def node_names(graph: GraphModule, known: Mapping[int, OpName]) -> dict[Node, OpName]:
     """A name for every input and op of a graph: by its handle, and in the same style for nodes without one."""
     found: dict[Node, OpName] = {}
-    uses: Counter[int] = Counter()
+    parts = parts_of(graph.graph)
     taken = {name.name for name in known.values()}
     for node in graph.graph.nodes:
         if node.op in ("get_attr", "output") or quant_ops.is_quantization(node):
             continue
         handle = handle_of(node)
         if handle is not None and handle in known:
-            name = known[handle]
-            again = uses[handle]
-            uses[handle] += 1
-            # A decomposed op passes its handle to all its parts.
-            found[node] = (
-                name
-                if not again
-                else OpName(f"{name.name}:{op_of(node.target)}{again}", name.module, name.module_type, name.op)
-            )
+            name, number = known[handle], parts.get(node, 0)
+            found[node] = replace(name, name=part_name(name.name, node, number)) if number else name
         else:
             found[node] = _unknown(node, found, taken)
             taken.add(found[node].name)

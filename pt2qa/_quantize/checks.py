@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.agreement import FLIPS, compare_outputs, difference, kind_of
-from pt2qa._graph.handles import OpName, handle_of, name_of, op_of
+from pt2qa._graph.agreement import FLIPS, agreement_in, compare_outputs, difference, kind_of
+from pt2qa._graph.handles import OpName, handle_of, name_of, op_of, parts_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_observer
@@ -29,7 +29,7 @@ from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import QuantizeError
 
 PREPARE_MATCH_DB = 60.0
-"""Below this, ``prepare`` changed the model: folding a batch norm costs float rounding, which is far above."""
+"""Below this, ``prepare`` changed a float32 model: folding a batch norm costs float rounding, which is far above."""
 
 _REMEDY = "Pass model.float() and float32 inputs to pt2qa.capture"
 
@@ -66,21 +66,28 @@ def check_prepared(
     """
     rewritten = without(prepared, is_observer)
     expected, actual = run_batch(float_graph, call, 0), run_batch(rewritten, call, 0)
-    found = compare_outputs(expected, actual, PREPARE_MATCH_DB, flips=FLIPS)
+    least = agreement_in(float_graph.graph, PREPARE_MATCH_DB)
+    found = compare_outputs(expected, actual, least, flips=FLIPS)
     if found is None:
         return
-    first = _first_changed(float_graph, rewritten, pytree.tree_leaves(call))
+    first = _first_changed(float_graph, rewritten, pytree.tree_leaves(call), least)
     where = f", first at {name_of(first, names) or first.name}" if first is not None else ""
+    coarse = (
+        " The model computes in half precision, whose rounding adds up in a deep one: capture model.float() to tell "
+        "that from a fault."
+        if least < PREPARE_MATCH_DB
+        else ""
+    )
     raise QuantizeError(
         f"prepare changed the model before any quantization: {found}, held against the float model{where}. This is "
         f"{quantizer}'s or torchao's rewriting, not int8: no calibration can fix it. The usual cause is a batch norm "
         "folded into a convolution whose result another op reads without it, or whose weights are used twice with "
         "batch norms that differ: give each use a convolution of its own. pt2qa.check(capture, quantizer=...) names "
-        "them."
+        f"them.{coarse}"
     )
 
 
-def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: list[Any]) -> Node | None:
+def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: list[Any], least: float) -> Node | None:
     """The first op whose value prepare changed; a conv with a folded batch norm is compared with the norm."""
     after_folding = {
         handle_of(node.args[0]): handle_of(node)
@@ -90,6 +97,7 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
     kept = {handle_of(node) for node in rewritten.graph.nodes if node.op == "call_function"}
     expected: dict[int | None, Tensor] = {}
     found: list[Node] = []
+    parts = parts_of(rewritten.graph)
 
     def keep(node: Node, value: Any) -> None:
         if node.op == "call_function" and isinstance(value, Tensor):
@@ -97,11 +105,11 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
 
     def compare(node: Node, value: Any) -> None:
         handle = handle_of(node)
-        if found or node.op != "call_function" or handle is None or not isinstance(value, Tensor):
+        if found or parts.get(node) != 0 or not isinstance(value, Tensor):
             return
         batch_norm = after_folding.get(handle)
         want = expected.get(batch_norm if batch_norm is not None and batch_norm not in kept else handle)
-        if want is not None and want.shape == value.shape and difference(want, value, PREPARE_MATCH_DB, flips=FLIPS):
+        if want is not None and want.shape == value.shape and difference(want, value, least, flips=FLIPS):
             found.append(node)
 
     graph_values(float_graph, values, keep)

@@ -557,17 +557,18 @@ def _depends_on_input(node: Node) -> bool:
 
 def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
     """By kind of op, the most frequent first; ops that the captured model lacks are left out."""
-    totals: Counter[str] = Counter()
-    quantized: Counter[str] = Counter()
-    handles = set()
+    # An op that was decomposed has several steps and one handle.
+    quantizes: dict[int, bool] = {}
     for step, reads in reads_of(pair.program):
         if step.handle in pair.names:
-            handles.add(step.handle)
-            totals[step.op] += 1
-            quantized[step.op] += is_quantized(step.op, reads)
-    ops = [node for node in _ops(pair.quantized) if handle_of(node) in handles]
-    annotated = annotated_ops(ops)
-    known = any(specs_of(node) for node in ops)
+            quantizes[step.handle] = quantizes.get(step.handle, False) or is_quantized(step.op, reads)
+    nodes = [(node, handle) for node in _ops(pair.quantized) if (handle := handle_of(node)) in quantizes]
+    asked = {handle for node, handle in nodes if annotated_ops([node])}
+    known = any(specs_of(node) for node, _ in nodes)
+    totals, quantized, annotated = (
+        Counter(pair.names[handle].op for handle in handles)
+        for handles in (quantizes, (handle for handle, done in quantizes.items() if done), asked)
+    )
     return tuple(
         OpCoverage(op, total, annotated[op] if known else -1, quantized[op]) for op, total in totals.most_common()
     )

@@ -33,7 +33,7 @@ from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.edited import EditedQuantizer
+from pt2qa.overrides.edited import EditedQuantizer, is_ours
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import taken_by
 
@@ -182,9 +182,11 @@ def _prepare(
     except Pt2qaError:
         raise
     except Exception as error:
+        if is_ours(error):
+            raise
         raise QuantizeError(
-            f"{plugin.name} could not prepare the model: {type(error).__name__}: {str(error) or 'no message'}. "
-            "The traceback above this one shows the op it stumbled on."
+            f"torchao could not prepare the model as {plugin.name} annotated it: {type(error).__name__}: "
+            f"{str(error) or 'no message'}. The traceback above this one shows the op it stumbled on."
         ) from error
     assert quantizer.annotations is not None, "prepare has the quantizer annotate"
     return prepared, quantizer.annotated, quantizer.annotations
@@ -265,7 +267,6 @@ def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tupl
     try:
         with shortcuts():
             unfolded = convert_pt2e(prepared, fold_quantize=False)
-            reference = quant_ops.strip_quantization(unfolded)
             quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
             quantized.meta.update(unfolded.meta)
             fold_quantized_weights(quantized)
@@ -277,4 +278,4 @@ def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tupl
                 "other inputs, or keep what reads these in float (pt2qa.Edit)"
             )
         raise QuantizeError(f"{why}.") from error
-    return reference, quantized
+    return quant_ops.strip_quantization(unfolded), quantized

@@ -12,6 +12,7 @@ from pt2qa._report.prose import few
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides.annotations import Annotations, Edge
 from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.points import OUTPUT
 
 Fallback = Literal["float", "int16", "dynamic"]
 
@@ -25,11 +26,12 @@ def edges_by_site(pair: QuantizedPair, annotations: Annotations) -> dict[int, fr
 
 
 def candidates_of(pair: QuantizedPair, base: Annotations, costs: Costs, fallback: Fallback) -> Iterator[EditCandidate]:
-    """Each region's fallback; those that free nothing are left out."""
+    """The fallback of each region and each annotated input or output; those that free nothing are left out."""
     edges = _edges(base)
-    owners = {edge.reader or edge.source for edge in edges}
-    for region in pair.regions:
-        ops = tuple(name for name in region.ops if name in owners)
+    owners = dict.fromkeys(edge.reader or edge.source for edge in edges)
+    ends = ((name,) for name, op in base.ops.items() if op.op in ("input", OUTPUT))
+    for places in (*(region.ops for region in pair.regions), *ends):
+        ops = tuple(name for name in places if name in owners)
         if not ops or any(fallback not in base.ops[name].levels for name in ops if name in base.ops):
             continue
         # The simulator treats int16 and dynamic activations as exact; their real cost is measured at the end.

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, op_of
+from pt2qa._graph.handles import (
+    OpName,
+    attribute_of,
+    handle_of,
+    input_handles,
+    name_of,
+    op_of,
+    part_name,
+    parts_of,
+)
 from pt2qa._graph.internals.nodes import VALUE, calls_guards, module_stack
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._graph.internals.torchao import is_observer
@@ -98,7 +107,7 @@ class _Lowering:
         self.constant_slots: dict[tuple[Node, int | None], Slot] = {}
         self.dequantized: dict[tuple[Any, ...], Stored] = {}
         self.same_sites: dict[tuple[int, str], int] = {}
-        self.handle_uses: dict[int, int] = defaultdict(int)
+        self.parts = parts_of(self.graph_module.graph)
         self.may_share = True
 
     # -- the walk ------------------------------------------------------------------------------------------------
@@ -120,7 +129,7 @@ class _Lowering:
             elif node.op == "get_attr":
                 self.values[node] = self._constant(node)
             elif node.op == "output":
-                outputs = self._template(node.args[0], node, None)
+                outputs = self._template(node.args[0], node, None, path=(0,))
             elif calls_guards(node):
                 continue
             else:
@@ -362,11 +371,6 @@ class _Lowering:
         slots = list(dict.fromkeys(slots_in((args, kwargs))))
         constant_numbers = {constant.slot for constant in self.constants}
         out = self._new_slot()
-        name = known.name
-        if handle is not None:
-            self.handle_uses[handle] += 1
-            if self.handle_uses[handle] > 1:
-                name = f"{name}:{op}{self.handle_uses[handle] - 1}"
         self._append(
             Step(
                 index=len(self.steps),
@@ -376,7 +380,7 @@ class _Lowering:
                 function=function,
                 args=args,
                 kwargs=kwargs,
-                name=name,
+                name=part_name(known.name, node, self.parts.get(node, 0)),
                 op=known.op,
                 module=known.module,
                 module_type=known.module_type,

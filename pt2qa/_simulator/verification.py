@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._exclusion import computes
-from pt2qa._graph.agreement import FLIPS, compare_leaves
+from pt2qa._graph.agreement import FLIPS, agreement_in, compare_leaves
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import buffers_kept, written_buffers
@@ -32,7 +32,7 @@ from pt2qa._simulator.strides import copied
 from pt2qa.errors import SimulationError
 
 REFERENCE_MATCH_DB = 60.0
-"""How closely the simulator with every site off must match the reference graph."""
+"""How closely the simulator with every site off must match the reference graph, in float32."""
 
 KEPT_BYTES = 1 << 24
 """Size of what a reference graph returned, up to which it is kept for further engines on the same batch."""
@@ -156,7 +156,8 @@ class Verification:
                 # Copies, because a graph may return what it was given.
                 graphs.returned[inputs] = pytree.tree_map_only(Tensor, copied, expected)
         names = output_names(self.graphs.quantized, len(expected))
-        found = compare_leaves(expected, leaves, names, REFERENCE_MATCH_DB, flips=FLIPS)
+        least = agreement_in(self.graphs.reference.graph, REFERENCE_MATCH_DB)
+        found = compare_leaves(expected, leaves, names, least, flips=FLIPS)
         if found is not None:
             hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
             raise SimulationError(

@@ -18,6 +18,7 @@ from pt2qa.errors import QuantizeError, SelectionError
 from pt2qa.overrides import edits as kinds
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import (
+    OUTPUT,
     GraphNode,
     Point,
     SpecFacts,
@@ -41,7 +42,8 @@ class Edge:
 
     Attributes:
         source: the op whose output is rounded; for an input its name, for a weight the qualified name of its attribute.
-        reader: the op whose input annotation this is; empty if it is the source's output annotation.
+        reader: the op whose input annotation this is, ``output`` for the model's output; empty if it is the source's
+            output annotation.
         kind: ``activation``, ``weight`` or ``bias``.
         spec: dtype, scheme, range and observer.
     """
@@ -266,8 +268,9 @@ class Annotations:
         """Whether a site was made for a point, if one value has several."""
         facts = self.facts(point)
         fits = facts.dtype == site.params.dtype and facts.dynamic == site.params.dynamic
-        reader = self.ground.nodes[point[1]].name if point[1] else ""
-        return fits and (not reader or not site.readers or reader in site.readers)
+        reader = self.ground.nodes[point[1]] if point[1] else None
+        # A site names the ops that read it, not the graph's output.
+        return fits and (reader is None or reader.op == OUTPUT or not site.readers or reader.name in site.readers)
 
 
 def read_annotations(
@@ -346,6 +349,9 @@ def _as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, Graph
     found: dict[str, GraphNode] = {}
     rounded: set[str] = set()
     for key, node in nodes.items():
+        if node.op == OUTPUT:
+            found[key] = node
+            continue
         sources = list(dict.fromkeys(source for _, source in node.reads))
         fixed = all(found[source].constant for source in sources) if sources else node.constant
         reads_rounded = fixed and any(

@@ -187,7 +187,7 @@ class _Op:
             The op type before which a value is rounded that must not be; and the fx name of the last op.
         """
         nodes, last = self.annotations.ground.nodes, self.node
-        while not last.returned and len(last.readers) == 1:
+        while len(last.readers) == 1:
             reader = nodes[last.readers[0]]
             if reader.op not in (*self.row.fused, *self.row.fusable, *BATCH_NORMS):
                 break

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from traceback import walk_tb
 from typing import Any
 
 from torch.fx import GraphModule
@@ -46,14 +48,16 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         """Changes norms, and applies the quantizer's own rewriting of the graph before annotation."""
         if self.annotations is None:
             change_norms(model, self.edits, self.names)
-        return self.quantizer.transform_for_annotation(model)  # type: ignore[no-any-return]  # ditto
+        with self._blamed():
+            return self.quantizer.transform_for_annotation(model)  # type: ignore[no-any-return]  # ditto
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Lets the quantizer annotate, then edits the annotations; changes ``model`` in place, as torchao expects.
 
         ``prepare`` calls this again for the bodies of loops, which no edit reaches.
         """
-        model = self.quantizer.annotate(model) or model
+        with self._blamed():
+            model = self.quantizer.annotate(model) or model
         if self.annotations is None:
             self.annotated = annotated_ops(model.graph.nodes)
             self.annotations = read_annotations(model, self.plugin, self.names, qat=self.qat)
@@ -64,11 +68,34 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
 
     def validate(self, model: GraphModule) -> None:
         """Runs the quantizer's own checks of an annotated graph."""
-        self.quantizer.validate(model)
+        with self._blamed():
+            self.quantizer.validate(model)
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: Any) -> None:
         """Lets the quantizer change its observers before they are inserted."""
-        self.quantizer.prepare_obs_or_fq_callback(model, edge_or_node_to_obs_or_fq)
+        with self._blamed():
+            self.quantizer.prepare_obs_or_fq_callback(model, edge_or_node_to_obs_or_fq)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Makes what the quantizer itself raises an error that says so."""
+        try:
+            yield
+        except Pt2qaError:
+            raise
+        except Exception as error:
+            raise QuantizeError(
+                f"{self.plugin.name} could not annotate the model: {type(error).__name__}: "
+                f"{str(error) or 'no message'}."
+            ) from error
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether an error that ``prepare`` raised comes from pt2qa, neither from a quantizer nor from torchao.
+
+    Of the errors that pass through :class:`EditedQuantizer`, those of the quantizer are a :class:`Pt2qaError`.
+    """
+    return any(frame.f_globals.get("__name__") == __name__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def annotate(
@@ -76,19 +103,12 @@ def annotate(
 ) -> GraphModule:
     """Does what ``prepare`` does before it inserts observers; changes ``graph`` in place."""
     edited = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
-    try:
-        with shortcuts():
-            if not qat:
-                fold_batch_norms(graph)
-            graph = edited.transform_for_annotation(graph)
-            edited.annotate(graph)
-            edited.validate(graph)
-    except Pt2qaError:
-        raise
-    except Exception as error:
-        raise QuantizeError(
-            f"{plugin.name} could not annotate the model: {type(error).__name__}: {str(error) or 'no message'}."
-        ) from error
+    with shortcuts():
+        if not qat:
+            fold_batch_norms(graph)
+        graph = edited.transform_for_annotation(graph)
+        edited.annotate(graph)
+        edited.validate(graph)
     return graph
 
 

@@ -7,7 +7,6 @@ spec: torchao's own object, or :class:`Shares` and :class:`Derives` if torchao's
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +16,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2qa._graph.annotation import rounds, specs_of
-from pt2qa._graph.handles import OpName, handle_of, name_of, op_of
+from pt2qa._graph.handles import OpName, name_of, op_of, part_name, parts_of
 from pt2qa._graph.internals.nodes import ANNOTATION, VALUE
 from pt2qa._graph.internals.torch import FakeTensor, pytree
 from pt2qa._graph.internals.torchao import maker_of
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.products import keyword_numbers
+
+OUTPUT = "output"
+"""The op of a graph's output."""
 
 Point = tuple[str, str]
 """fx names of the node that produces a value and of its reader; the second is empty for the node's own output."""
@@ -54,6 +56,7 @@ class GraphNode:
     Attributes:
         name: as reports show it; for a constant, the qualified name of its attribute.
         owner: name of the captured op that it is, or is part of; empty for constants and what prepare inserted.
+        op: its type; ``input``, and ``output`` for the graph's output, which quantizers may annotate like an op.
         constant: whether its value is computed once, only from constants; an op that reads a rounded constant runs with
             each batch, see ``_as_lowered`` in :mod:`pt2qa.overrides.annotations`.
         moves: whether its result consists of values of its one input, all or some of them.
@@ -62,8 +65,7 @@ class GraphNode:
         dtype: as :func:`dtype_of` gives it.
         inputs: its positional inputs, with the number of the argument.
         reads: every value that it reads, including keyword arguments and repeats, after the number of the argument.
-        readers: the nodes that read it.
-        returned: whether the graph returns it.
+        readers: the nodes that read it; the graph's output is one if the graph returns it.
     """
 
     key: str
@@ -78,17 +80,14 @@ class GraphNode:
     inputs: Mapping[str, int]
     reads: tuple[tuple[int, str], ...]
     readers: tuple[str, ...]
-    returned: bool
 
 
 def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[str, GraphNode]:
     """The nodes of a graph by fx name, in graph order."""
     parameters = {name for name, _ in graph_module.named_parameters(remove_duplicate=False)}
-    parts: Counter[int] = Counter()
+    parts = parts_of(graph_module.graph)
     nodes: dict[str, GraphNode] = {}
     for node in graph_module.graph.nodes:
-        if node.op == "output":
-            continue
         reads = _reads(node)
         inputs: dict[str, int] = {}
         # torchao observes only positional arguments, including those in lists.
@@ -97,16 +96,13 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
                 inputs.setdefault(source, number)
         sources = [nodes[source.name] for source in node.all_input_nodes if source.name in nodes]
         name, owner = _name(node, names)
-        constant = node.op == "get_attr" or (bool(sources) and all(source.constant for source in sources))
+        constant = node.op == "get_attr" or (
+            node.op != "output" and bool(sources) and all(source.constant for source in sources)
+        )
         if constant and node.op != "get_attr":
             name = sources[0].name
         elif owner and node.op == "call_function":
-            # All parts of a decomposed op have its handle; their names are numbered as in the simulator.
-            handle = handle_of(node)
-            assert handle is not None
-            parts[handle] += 1
-            if parts[handle] > 1:
-                name = f"{name}:{op_of(node.target)}{parts[handle] - 1}"
+            name = part_name(name, node, parts[node])
         nodes[node.name] = GraphNode(
             key=node.name,
             name=name,
@@ -118,11 +114,10 @@ def read_nodes(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[s
             if node.op == "get_attr"
             else constant and any(source.is_parameter for source in sources),
             is_tensor=isinstance(node.meta.get(VALUE), FakeTensor),
-            dtype=dtype_of(node),
+            dtype="" if node.op == "output" else dtype_of(node),
             inputs=inputs,
             reads=reads,
-            readers=tuple(user.name for user in node.users if user.op != "output"),
-            returned=any(user.op == "output" for user in node.users),
+            readers=tuple(user.name for user in node.users),
         )
     return nodes
 
@@ -239,7 +234,7 @@ def _name(node: Node, names: Mapping[int, OpName]) -> tuple[str, str]:
         return str(node.target), ""
     if name := name_of(node, names):
         return name, name
-    return (node.name if node.op == "placeholder" else f"{op_of(node.target)} (no handle, {node.name})"), ""
+    return (node.name if node.op in ("placeholder", "output") else f"{op_of(node.target)} (no handle, {node.name})"), ""
 
 
 def _reads(node: Node) -> tuple[tuple[int, str], ...]:

@@ -52,7 +52,7 @@ class NamedOp:
 
 
 def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
-    """The ops and inputs of a captured graph by the names that plans use.
+    """The ops, the inputs and the output of a captured graph by the names that plans use.
 
     Args:
         graph: with handles.
@@ -60,7 +60,7 @@ def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
     >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> list(ops_by_name(capture.module()))
-    ['input', '0/linear']
+    ['input', 'output', '0/linear']
     """
     from pt2qa._graph.handles import handle_of, names_of
 
@@ -71,7 +71,8 @@ def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
         if node.op == "call_function" and (handle := handle_of(node)) in names
     ]
     inputs = [NamedOp(str(node.target), "input", "", node) for node in graph.graph.find_nodes(op="placeholder")]
-    return {op.name: op for op in (*inputs, *named)}
+    output = graph.graph.output_node()
+    return {op.name: op for op in (*inputs, NamedOp(output.name, "output", "", output), *named)}
 
 
 def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) -> str:

@@ -26,8 +26,9 @@ IMPORTS: Final = (
 
 OPS_BY_NAME: Final = '''
 def ops_by_name(graph):
-    """The ops of a graph by module path, op and ordinal, such as layer1.0.conv1/conv2d, and its inputs by name."""
-    used, found = {}, {str(node.target): node for node in graph.find_nodes(op="placeholder")}
+    """The ops of a graph by module path, op and ordinal, such as layer1.0.conv1/conv2d; inputs and output by name."""
+    used, output = {}, graph.output_node()
+    found = {**{str(node.target): node for node in graph.find_nodes(op="placeholder")}, output.name: output}
     for node in graph.nodes:
         if node.op != "call_function":
             continue

@@ -11,7 +11,7 @@ from pt2qa._check.rounding import own_spec, spec_read
 from pt2qa._simulator.products import CONVOLUTIONS, OPAQUE, RECURRENT, WEIGHTED
 from pt2qa.overrides import Annotations, fusions_in
 from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.overrides.points import GraphNode
+from pt2qa.overrides.points import OUTPUT, GraphNode
 from pt2qa.plugins import DoesNotApplyError, Found, modules_of
 from pt2qa.plugins.rules import rule
 
@@ -208,7 +208,7 @@ def float_island(context: CheckContext) -> Iterator[Found]:
 def _islands(annotations: Annotations) -> Iterator[list[GraphNode]]:
     """Sets of connected ops without an annotation, each in graph order."""
     nodes = annotations.ground.nodes
-    loose = {key for key, node in nodes.items() if not node.constant and node.op != "input"}
+    loose = {key for key, node in nodes.items() if not node.constant and node.op not in ("input", OUTPUT)}
     loose -= {reader or source for source, reader in annotations.specs}
     while loose:
         open_keys, island = [next(key for key in nodes if key in loose)], set[str]()

@@ -17,6 +17,7 @@ from pt2qa._report.prose import counted
 from pt2qa._sensitivity.ranges import use_of
 from pt2qa._simulator.program import Site
 from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.points import OUTPUT
 
 UNFIT = 2.5
 """How many times the noise of a fitted range a site must make: one observer's choice against another's is less."""
@@ -305,11 +306,13 @@ def _sharers(case: Case, index: int) -> tuple[str, ...]:
 
 
 def _float_edit(case: Case, site: Site) -> Edit | None:
-    """The smallest edit that leaves a site in float: the ops that read it, else also the one that makes it."""
+    """The smallest edit that leaves a site in float: what reads it, else also what makes it."""
     annotations = case.annotations
     if annotations is None:
         return None
+    nodes, points = annotations.ground.nodes, annotations.points_at(case.pair.sites)[site.index]
     readers = tuple(name for name in site.readers if name in annotations.ops)
+    readers += (OUTPUT,) if any(reader and nodes[reader].op == OUTPUT for _, reader in points) else ()
     maker = (site.name,) if site.name in annotations.ops else ()
     for ops in filter(None, (readers, maker, (*maker, *readers))):
         after = annotations.after(Edit("float", tuple(dict.fromkeys(ops))))
