@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from pt2qa._annotations.rows import AnnotationDiffRow
 from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.columns import derived
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
@@ -43,6 +44,11 @@ class AnnotationDiff(Report):
     notes: tuple[str, ...]
     model: str
     environment: Environment
+
+    @derived(judged=True)
+    def differing(self) -> int:
+        """How many places differ."""
+        return len(self.rows)
 
     @property
     def equal(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pt2qa._annotations import listing
 from pt2qa._annotations.diff import AnnotationDiff
 from pt2qa._annotations.report import AnnotationReport
-from pt2qa._annotations.rows import AnnotationDiffRow, AnnotationRow
+from pt2qa._annotations.rows import UNKNOWN, AnnotationDiffRow, AnnotationRow
 from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa.errors import SelectionError
@@ -17,7 +17,7 @@ from pt2qa.errors import SelectionError
 _Key = tuple[str, str, int, int]
 """Op, role, argument, and which of several values in one argument."""
 
-_ASKED: Final = frozenset({"scheme", "observer", "shares", "asked"})
+_ASKED: Final = frozenset({"scheme", "observer", "options", "shares", "asked"})
 """What a converted graph alone does not say."""
 
 
@@ -95,11 +95,11 @@ def _by_key(rows: Iterable[AnnotationRow]) -> dict[_Key, AnnotationRow]:
 
 
 def _compared(a: AnnotationRow, b: AnnotationRow, unknown: frozenset[str]) -> AnnotationDiffRow | None:
-    facts_a, facts_b = _facts(a), _facts(b)
+    facts_a, facts_b = a.facts, b.facts
     changed = [
         f"{fact} {facts_a[fact] or 'none'} -> {facts_b[fact] or 'none'}"
         for fact in facts_a
-        if facts_a[fact] != facts_b[fact] and fact not in unknown
+        if facts_a[fact] != facts_b[fact] and fact not in unknown and UNKNOWN not in (facts_a[fact], facts_b[fact])
     ]
     if not changed:
         return None
@@ -114,27 +114,8 @@ def _compared(a: AnnotationRow, b: AnnotationRow, unknown: frozenset[str]) -> An
 
 def _only(row: AnnotationRow, status: Literal["only in a", "only in b"]) -> AnnotationDiffRow:
     other = "b" if status == "only in a" else "a"
-    what = f"{_text(_facts(row)) if row.quantized else row.dtype or 'float'}, and {other} has no such place"
+    what = f"{_text(row.facts) if row.quantized else row.dtype or 'float'}, and {other} has no such place"
     return AnnotationDiffRow(row.name, row.role, row.argument, row.of, status, what)
-
-
-def _facts(row: AnnotationRow) -> dict[str, str]:
-    """What is compared.
-
-    A constant may have another name in a graph prepared for training; what a value shares its scale with is listed
-    once, at its output.
-    """
-    return {
-        "value": row.of if row.role == "input" else "",
-        "dtype": row.dtype,
-        "scheme": row.scheme,
-        "axis": str(row.axis) if row.axis >= 0 else "",
-        "range": f"{row.quant_min}..{row.quant_max}" if row.quant_min != row.quant_max else "",
-        "observer": row.observer,
-        "scale": ("dynamic" if row.dynamic else "static") if row.quantized else "",
-        "shares": row.shares if row.role != "input" else "",
-        "asked": "yes" if row.annotated else "no",
-    }
 
 
 def _text(facts: dict[str, str]) -> str:

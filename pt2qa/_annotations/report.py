@@ -48,7 +48,7 @@ class _Op:
     shares: Annotated[str, column("shares its scale with", importance=3, shrinks_to=24, optional=True)]
 
 
-@register("annotations", schema=1)
+@register("annotations", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class AnnotationReport(Report):
     """How each op's inputs, weights and output are quantized: dtype, scheme, axis, observer, scale.
@@ -74,7 +74,7 @@ class AnnotationReport(Report):
 
     heading: ClassVar[str] = "Annotations"
     instead_of_merging: ClassVar[str] = "Annotations do not depend on batches: run it once."
-    usual_measures: ClassVar[tuple[str, ...]] = ("dtype",)
+    usual_measures: ClassVar[tuple[str, ...]] = ("spec",)
     ties: ClassVar[str] = "name"
 
     rows: tuple[AnnotationRow, ...]

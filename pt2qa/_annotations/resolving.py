@@ -31,6 +31,8 @@ class ResolvedSpec:
     dynamic: bool = False
     shares: str = ""
     note: str = ""
+    options: str = ""
+    group: str = ""
 
 
 _WITH_LIMITS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
@@ -54,7 +56,7 @@ class SpecResolver:
         if value.site is None and own is not None and self.converted:
             unmet = self._facts(own)
             note = f"{unmet.dtype} is asked for, and the converted model does not round here"
-            return ResolvedSpec(value.dtype, annotated=True, observer=unmet.observer, note=note)
+            return ResolvedSpec(value.dtype, annotated=True, observer=unmet.observer, note=note, options=unmet.options)
         point = self._point(value, own)
         facts = None if point is None else self._facts(point)
         params = None if value.site is None else value.site.params
@@ -78,6 +80,8 @@ class SpecResolver:
             dynamic=done.dynamic,
             shares=self._shares(point),
             note=self._derived(point),
+            options="" if facts is None else facts.options,
+            group=self._group(point),
         )
 
     def _own_point(self, value: AnnotatedValue) -> Point | None:
@@ -115,6 +119,13 @@ class SpecResolver:
         own = self.annotations.value_name(point)
         values = map(self.annotations.value_name, self.members[self.annotations.groups[point]])
         return few([name for name in dict.fromkeys(values) if name != own])
+
+    def _group(self, point: Point | None) -> str:
+        """The first of the values that have its scale; empty if that is the value itself."""
+        if point is None or self.annotations is None:
+            return ""
+        first = self.annotations.value_name(self.members[self.annotations.groups[point]][0])
+        return "" if first == self.annotations.value_name(point) else first
 
     def _derived(self, point: Point | None) -> str:
         if point is None or self.annotations is None:

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Annotated, ClassVar, Final, Literal
 
-from pt2qa._report.columns import column
+from pt2qa._report.columns import column, derived
 from pt2qa._report.formats import index, number
 from pt2qa._report.rows import Row
 
 Role = Literal["input", "output", "weight", "bias"]
 BASES: Final = ("annotated and converted", "annotated", "converted")
 """What an annotation report was read from: the quantizer's annotation, the converted model, or both."""
+
+
+UNKNOWN: Final = "unknown"
+"""What a file does not say, because its schema is older."""
 
 
 def blank(value: float) -> str:
@@ -56,6 +60,9 @@ class AnnotationRow(Row):
         quantized: whether what is made or read here is rounded; before conversion, whether it will be.
         site: index in ``pair.sites``; -1 where there is none.
         note: what is special here.
+        options: of the observer, ``eps=1e-05``; or the fixed scale and zero point, or what derives the scale.
+        group: the first of the values that have the same scale; empty where it is this one.  It and the options are
+            :data:`UNKNOWN` in files of schema 1.
     """
 
     shown: ClassVar[tuple[str, ...]] = (
@@ -82,6 +89,41 @@ class AnnotationRow(Row):
     quantized: bool
     site: Annotated[int, column(extended=True)]
     note: Annotated[str, column(extended=True)]
+    options: Annotated[str, column(extended=True, since=2)] = UNKNOWN
+    group: Annotated[str, column(extended=True, since=2)] = UNKNOWN
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """All that two annotations can differ in, but for scales, which depend on the calibration.
+
+        What a value shares its scale with counts once, at its output; a constant may have another name in a graph that
+        is prepared for training.
+        """
+        return {
+            "value": self.of if self.role == "input" else "",
+            "dtype": self.dtype,
+            "scheme": self.scheme,
+            "axis": str(self.axis) if self.axis >= 0 else "",
+            "range": f"{self.quant_min}..{self.quant_max}" if self.quant_min != self.quant_max else "",
+            "observer": self.observer,
+            "options": self.options,
+            "scale": ("dynamic" if self.dynamic else "static") if self.quantized else "",
+            "shares": self.group if self.role != "input" else "",
+            "asked": "yes" if self.annotated else "no",
+        }
+
+    @derived(extended=True)
+    def spec(self) -> str:
+        """How the value is rounded, and by whose order: the facts that :func:`pt2qa.diff` compares."""
+        facts = self.facts
+        words = [facts["dtype"], facts["scheme"], f"axis {facts['axis']}" if facts["axis"] else "", facts["range"]]
+        words += [
+            facts["observer"],
+            f"({facts['options']})" if facts["options"] not in ("", UNKNOWN) else "",
+            facts["scale"],
+        ]
+        words += [f"with the scale of {facts['shares']}" if facts["shares"] not in ("", UNKNOWN) else ""]
+        return " ".join(filter(None, (*words, "asked for" if self.annotated else "")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ class ConformanceReport(Report):
         outcomes = {row.outcome for row in self.rows}
         return "failed" not in outcomes and "passed" in outcomes
 
+    @derived(judged=True)
+    def failure_count(self) -> int:
+        """How many rows failed."""
+        return len(self.failures)
+
     @property
     def failures(self) -> tuple[ConformanceRow, ...]:
         """The rows that failed."""

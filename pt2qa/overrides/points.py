@@ -176,7 +176,8 @@ class SpecFacts:
 
     ``scheme`` is empty if the spec has none, ``axis`` -1 if the whole tensor has one scale, and the range None if the
     observer uses that of the dtype.  ``observer`` is the class of the observer, or of the fake-quantize with its
-    observer's in brackets; empty if the scale is fixed or derived.
+    observer's in brackets; empty if the scale is fixed or derived.  ``options`` are the arguments bound to it, or the
+    fixed scale and zero point, or the function that derives the scale.
     """
 
     dtype: str
@@ -187,6 +188,7 @@ class SpecFacts:
     dynamic: bool
     derived: bool
     observer: str
+    options: str
 
 
 def spec_facts(spec: Any) -> SpecFacts:
@@ -195,7 +197,13 @@ def spec_facts(spec: Any) -> SpecFacts:
     scheme = str(getattr(own, "qscheme", None) or "").removeprefix("torch.")
     axis = getattr(own, "ch_axis", None)
     maker = observer_class(own)
-    inner = getattr(maker_of(own)[1].get("observer"), "__name__", "")
+    bound = maker_of(own)[1]
+    inner = getattr(bound.get("observer"), "__name__", "")
+    fixed = {
+        name: value
+        for name in ("scale", "zero_point", "derive_qparams_fn")
+        if (value := getattr(own, name, None)) is not None
+    }
     return SpecFacts(
         dtype=str(getattr(own, "dtype", type(own).__name__)).removeprefix("torch."),
         scheme=scheme,
@@ -205,7 +213,18 @@ def spec_facts(spec: Any) -> SpecFacts:
         dynamic=bool(getattr(own, "is_dynamic", False)),
         derived=isinstance(spec, Derives),
         observer="" if maker is None else f"{maker.__name__}({inner})" if inner else maker.__name__,
+        options=_options({**bound, **fixed}),
     )
+
+
+def _options(keywords: Mapping[str, Any]) -> str:
+    """Arguments as ``eps=1e-05, reduce_range=True``; of a function or class its name, without its address."""
+    named = {
+        name: getattr(value, "__qualname__", type(value).__name__) if callable(value) else value
+        for name, value in keywords.items()
+        if name != "observer"
+    }
+    return ", ".join(f"{name}={value}" for name, value in sorted(named.items()))
 
 
 def spec_text(spec: Any) -> str:

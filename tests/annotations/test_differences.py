@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
+from torch import nn
+from torch.fx import GraphModule
+from torchao.quantization.pt2e import MovingAverageMinMaxObserver
+from torchao.quantization.pt2e.quantizer import (
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+    SharedQuantizationSpec,
+)
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
+from pt2qa._annotations.rows import UNKNOWN
+from pt2qa._graph.handles import op_of
+from pt2qa.cli import main
 from pt2qa.errors import SelectionError
 from pt2qa.report import AnnotationReport
+from tests.check.plain_quantizer import SIGNED, PlainQuantizer
 from tests.models import images
 from tests.overrides.flows import captured, plain
 from tests.overrides.nets import NETS
@@ -108,3 +123,81 @@ def test_reports_of_either_side_are_taken_as_they_are() -> None:
     observed = replace(report.rows[0], observer="MinMaxObserver")
     diff = pt2qa.diff_annotations(report, replace(report, rows=(observed, *report.rows[1:])))
     assert [row.what for row in diff.rows] == ["observer HistogramObserver -> MinMaxObserver"]
+
+
+def observer(**options: object) -> QuantizationSpec:
+    """How int8 activations are observed."""
+    maker = MovingAverageMinMaxObserver.with_args(**options)
+    return QuantizationSpec(torch.int8, maker, -128, 127, torch.per_tensor_affine)
+
+
+class Pools(PlainQuantizer):
+    """Rounds linears and the pool between them, whose output has the scale of its input if ``shared``."""
+
+    def __init__(self, *, shared: bool, **options: object) -> None:
+        super().__init__(("linear", "max_pool1d"), inputs=observer(**options), outputs=observer(**options))
+        self.shared = shared
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        for node in super().annotate(model).graph.nodes:
+            if self.shared and op_of(node.target) == "max_pool1d":
+                node.meta["quantization_annotation"].output_qspec = SharedQuantizationSpec((node.args[0], node))
+        return model
+
+
+@functools.cache
+def pooled() -> pt2qa.Capture:
+    torch.manual_seed(0)
+    return pt2qa.capture(nn.Sequential(nn.Linear(8, 8), nn.MaxPool1d(2), nn.Linear(4, 4)).eval(), torch.randn(2, 8))
+
+
+CHANGES = {
+    "options": (Pools(shared=True, eps=1e-4), "options eps=0.001 -> eps=0.0001"),
+    "observer": (PlainQuantizer(("linear", "max_pool1d"), inputs=SIGNED, outputs=observer(eps=1e-3)), "observer "),
+    "shared": (Pools(shared=False, eps=1e-3), "shares 0/linear -> none"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_whole_spec_is_compared_and_gated(change: str, tmp_path: Path) -> None:
+    quantizer, what = CHANGES[change]
+    before = pt2qa.annotations(pooled(), Pools(shared=True, eps=1e-3))
+    after = pt2qa.annotations(pooled(), quantizer)
+    difference = pt2qa.diff_annotations(before, after)
+    assert any(what in row.what for row in difference.rows)
+    assert not pt2qa.diff_annotations(before, before)
+
+    changed = pt2qa.diff(before, after).having("changed")
+    assert {(row.name, row.role.partition(",")[0]) for row in changed} == {
+        (row.name, row.role) for row in difference.rows
+    }
+    same, other = (pt2qa.gate(report, baseline=before, max_drop=0) for report in (before, after))
+    assert (same.passed, other.passed) == (True, False)
+    assert [check.outcome for check in same.checks] == [f"0, {len(before.rows)} rows unchanged"]
+    assert other.checks[0].measured == len(difference.rows)
+    assert len(other.checks[0].where) == len(difference.rows)
+
+    for name, report in (("before", before), ("after", after), ("difference", difference)):
+        report.save(tmp_path / f"{name}.safetensors")
+    files = {path.stem: str(path) for path in tmp_path.iterdir()}
+    compare = ["--baseline", files["before"], "--max-drop", "100"]
+    run = CliRunner().invoke
+    assert run(main, ["gate", files["before"], *compare]).exit_code == 0
+    assert run(main, ["gate", files["after"], *compare]).exit_code == 1
+    assert run(main, ["gate", files["difference"], "--require", "differing==0"]).exit_code == 1
+
+
+def test_what_a_file_of_an_older_schema_does_not_say_is_not_compared() -> None:
+    now = pt2qa.annotations(pooled(), Pools(shared=True, eps=1e-3))
+    old = replace(now, rows=tuple(replace(row, options=UNKNOWN, group=UNKNOWN) for row in now.rows))
+    assert not pt2qa.diff_annotations(old, now)
+    assert "options" not in old.rows[0].spec
+
+
+def test_a_fixed_scale_is_part_of_the_spec() -> None:
+    one, two = (
+        PlainQuantizer(inputs=FixedQParamsQuantizationSpec(torch.uint8, scale, 0, 0, 255, torch.per_tensor_affine))
+        for scale in (1 / 256, 1 / 128)
+    )
+    difference = pt2qa.diff_annotations(one, two, capture=pooled())
+    assert any("scale=0.00390625, zero_point=0 -> scale=0.0078125" in row.what for row in difference.rows)

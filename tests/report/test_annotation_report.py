@@ -226,7 +226,7 @@ def test_columns(report: AnnotationReport, diff: AnnotationDiff) -> None:
     assert list(frame.columns) == fixed
     assert frame["annotated"].dtype == bool
     assert str(frame["zero_point"].dtype) == "Int64"
-    assert list(report.to_pandas(extended=True).columns) == [*fixed, "site", "note"]
+    assert list(report.to_pandas(extended=True).columns) == [*fixed, "site", "note", "options", "group"]
     assert list(report.to_pandas(part="modules").columns) == ["path", "type", "calls", "ops", "quantized", "note"]
     assert report.to_pandas(part="coverage")["annotated"].sum() == 4
     assert report.csv().splitlines()[0] == ",".join(fixed)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pt2qa.errors import ReportError, SelectionError
-from pt2qa.report import Finding, Findings, GateCheck, GateResult, gate
+from pt2qa.report import ConformanceReport, ConformanceRow, Finding, Findings, GateCheck, GateResult, gate
 from tests.report.conftest import HERE
 
 
@@ -168,6 +168,20 @@ def test_findings_are_gated_by_their_counts():
     assert [(check.what, check.outcome) for check in result.missed] == [("drop of error_count", "1, from 0 to 1")]
     assert result.notes[0] == "1 row is new: a/relu (dead-code)"
     assert gate(FINDINGS, baseline=more, max_drop=0).passed
+
+
+def test_a_gate_without_a_check_is_no_pass():
+    result = GateResult((), (), (), "annotations", "xnnpack", "Net")
+    assert not result.passed
+    assert str(result).startswith("Missed: nothing was checked (Net, xnnpack, annotations).")
+
+
+def test_conformance_is_gated_by_the_number_of_failures():
+    row = ConformanceRow("q", "prepare", "linear", "failed", "", 0.0)
+    old = ConformanceReport((row,), (), (), "q", HERE)
+    new = replace(old, rows=(row, replace(row, model="conv")))
+    assert gate(old, baseline=old, max_drop=0).passed
+    assert [check.what for check in gate(new, baseline=old, max_drop=0).missed] == ["drop of failure_count"]
 
 
 def test_a_flag_may_not_drop_however_much_numbers_may():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf, isnan, nan
 from typing import Final
 
@@ -20,6 +21,7 @@ _CONDITIONS: Final = {
     "steps": "the baseline is of another amount of data",
     "batches_apart": "the numbers are of other batches than the baseline's",
     "method": "the baseline was made by another method",
+    "basis": "the baseline was read from another stage",
     "group": "the rows of the baseline stand for something else",
 }
 """What should be equal, by name of :class:`Change`, and what to say if it is not."""
@@ -37,6 +39,22 @@ def drops(found: ReportDiff, max_drop: float) -> Iterator[GateCheck]:
         yield _table(f"outputs.{name}", rows[0].unit, rows, max_drop)
     if found.worst_is:
         yield _table(found.measure, found.unit, found.rows, max_drop)
+    elif not found.figures:
+        yield _changes(found)
+
+
+def _changes(found: ReportDiff) -> GateCheck:
+    """That no text of a report that judges nothing has changed: of two specs, say, none is the better one."""
+    what, limit = f"changes of {found.measure}", "== 0"
+    changed = [row for row in found.rows if row.status != "unchanged"]
+    if found.rows and not changed:
+        return GateCheck(what, limit, 0.0, "", True, 0, (f"{counted(len(found.rows), 'row')} unchanged",))
+    items = [
+        Item(row.place, 1.0, good=False, badness=1.0, shown=f"{row.status}, {row.note}" if row.note else row.status)
+        for row in changed
+    ]
+    check = check_of(what, limit, "", items, nothing="neither report has a row")
+    return replace(check, measured=float(len(changed))) if changed else check
 
 
 def incomparable(found: ReportDiff) -> Iterator[str]:

@@ -34,8 +34,8 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed."""
-        return all(check.passed for check in self.checks)
+        """Whether every check passed, and there is one: what checked nothing has shown nothing."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
     def missed(self) -> tuple[GateCheck, ...]:
@@ -50,7 +50,8 @@ class GateResult:
         """
         columns = screen_width(width)
         total = counted(len(self.checks), "check")
-        verdict = f"Passed: {total}" if self.passed else f"Missed: {len(self.missed)} of {total}"
+        missed = f"Missed: {len(self.missed)} of {total}" if self.checks else "Missed: nothing was checked"
+        verdict = f"Passed: {total}" if self.passed else missed
         ordered = sorted(self.checks, key=lambda check: check.passed)
         return sections(
             [

@@ -35,7 +35,8 @@ def gate(
     Against a baseline the drop is how much worse a number got, for SQNR ``before - after`` in dB.  The gate checks
     the numbers of the whole report, such as the SQNR of each output, and for each row the measure that
     :func:`pt2qa.diff` uses.  A number that the baseline has and the report lacks is a miss; rows that only one of
-    them has, and rows without a number in both, are noted.
+    them has, and rows without a number in both, are noted.  A report that judges nothing, such as one of annotations,
+    is compared place by place: any change is a miss, whatever ``max_drop`` is.  A gate without a check never passes.
 
     Args:
         report: what to check.
@@ -84,7 +85,7 @@ def gate(
         if not 0 <= max_drop < inf:
             raise SelectionError(f"max_drop: got {max_drop}, expected 0 or more, in the unit of what is compared.")
         found = diff(baseline, report, by=by or usual_measure(baseline))
-        if by is not None and not found.worst_is:
+        if by is not None and not found.worst_is and found.figures:
             raise ReportError(f"by: {by!r} is a text, which has no better and worse; name a column of numbers")
         if found.worst_is == "unknown":
             raise ReportError(
