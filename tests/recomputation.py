@@ -42,10 +42,10 @@ class Recording(Interpreter):
         return result
 
     @classmethod
-    def of(cls, graph: GraphModule, batch: Tensor) -> dict[Node, Any]:
+    def of(cls, graph: GraphModule, *batch: Tensor) -> dict[Node, Any]:
         recording = cls(graph)
         with torch.no_grad():
-            recording.run(batch, enable_io_processing=False)
+            recording.run(*(value.clone() for value in batch), enable_io_processing=False)
         return recording.values
 
 
@@ -62,34 +62,63 @@ def by_handle(graph: GraphModule) -> dict[int, Node]:
     return found
 
 
+def of_constants(graph: GraphModule) -> set[Node]:
+    """The nodes of a graph that compute something of constants alone."""
+    found: set[Node] = set()
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and all(each.op == "get_attr" or each in found for each in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 class Recomputation:
     """The values of all rows of a pair on one batch, from its two graphs."""
 
-    def __init__(self, pair: pt2qa.QuantizedPair, batch: Tensor) -> None:
+    def __init__(self, pair: pt2qa.QuantizedPair, *batch: Tensor) -> None:
         self.pair = pair
-        self.nodes, self.quantized = by_handle(pair.quantized), Recording.of(pair.quantized, batch)
-        reference, values = by_handle(pair.reference), Recording.of(pair.reference, batch)
+        self.nodes, self.quantized = by_handle(pair.quantized), Recording.of(pair.quantized, *batch)
+        reference, values = by_handle(pair.reference), Recording.of(pair.reference, *batch)
         self.reference = {number: values[node] for number, node in reference.items()}
         self.floats = {self.nodes[number]: value for number, value in self.reference.items() if number in self.nodes}
+        for node in of_constants(pair.quantized):  # a constant is the quantized one wherever it is read
+            self.floats.pop(node, None)
         handles = {name.name: number for number, name in pair.names.items()}
         self.region = {
             op: {self.nodes[handles[other]] for other in region.ops} for region in pair.regions for op in region.ops
         }
 
-    def of(self, row: pt2qa.LayerRow) -> Values:
-        """The values of a row; where nothing is rounded, the rounded one is the reference."""
+    def of(self, row: pt2qa.LayerRow, nth: int = 0) -> Values:
+        """The values of a row; where nothing is rounded, the rounded one is the reference.
+
+        Of several rows of one op with equal dtype, scale and zero point, as those that are rounded by channel have,
+        ``nth`` is the row's number.
+        """
         op = self.nodes[row.handle]
-        seen = op if row.observed_at == "raw" else self._dequantized(op, row.scale)
+        seen = op if row.observed_at == "raw" else self._dequantized(op, row, nth)
         inside = self.region.get(self.pair.names[row.handle].name, set())
         isolated, rounded = self._evaluated(seen, inside, {}), self._evaluated(seen, set(), {})
         return Values(self.reference[row.handle], self.quantized[seen], isolated, rounded)
 
-    def _dequantized(self, op: Node, scale: float) -> Node:
-        """The dequantize node behind an op with this scale."""
-        for quantize in op.users:
-            if is_quantization(quantize) and (math.isnan(scale) or quantize.args[1] == scale):
-                return next(iter(quantize.users))
-        raise AssertionError(f"no site of scale {scale} reads {op}")
+    def _dequantized(self, op: Node, row: pt2qa.LayerRow, nth: int) -> Node:
+        """The dequantize node behind an op with this dtype, scale and zero point; equal parameters count once."""
+        found: dict[tuple[Any, ...], Node] = {}
+        behind = [*op.users]
+        for quantize in behind:  # a value may be rounded twice, for two specs at the ends of one edge
+            if not is_quantization(quantize) or "choose_qparams" in str(quantize.target):
+                continue
+            behind += quantize.users
+            if ".dequantize" in str(quantize.target):
+                continue
+            scale, zero_point, dtype = quantize.args[1], quantize.args[2], str(quantize.args[-1])
+            if isinstance(scale, Node) and scale.op == "get_attr":  # by channel; a row has the largest
+                scale = float(self.quantized[scale].max())
+            same_scale = math.isnan(row.scale) if isinstance(scale, Node) else scale == row.scale
+            same_zero_point = isinstance(zero_point, Node) or zero_point == row.zero_point
+            if same_scale and same_zero_point and dtype == f"torch.{row.dtype}":
+                found.setdefault(tuple(quantize.args[1:]), next(iter(quantize.users)))
+        if nth >= len(found):
+            raise AssertionError(f"no site of scale {row.scale} and dtype {row.dtype} reads {op}")
+        return list(found.values())[nth]
 
     def _evaluated(self, node: Node, inside: set[Node], known: dict[Node, Any]) -> Any:
         """A node on the reference's values: nodes inside and quantization are run, all others are looked up."""
