@@ -113,8 +113,10 @@ class Histogram:
         """Counts in other bins, float64: assumes each bin's values lie evenly between its edges.
 
         The new edges ascend; a bin holds its lower edge, the last one its upper edge too.  ``low`` and ``high`` are the
-        smallest and the largest of the values.
+        smallest and the largest of the values; without any, all counts are 0.
         """
+        if not self.total:
+            return np.zeros(len(edges) - 1)
         lower, upper = self._edges()
         lower, upper = np.clip(lower, low, high), np.clip(upper, low, high)
         # A bin of zero width is a jump just right of its value.

@@ -73,14 +73,14 @@ def quantize_dequantize(
         target.round_()
         # The range shows whether there is a NaN or a value to clamp, so most tensors need no extra pass.
         if steps is None or not (low <= steps[0] and steps[1] <= high):
-            if _may_have_nan(target) if steps is None else np.isnan(steps[0]):
+            if _may_have_nan(target) if steps is None else _has_nan(steps):
                 target.nan_to_num_(nan=-zero_point)
             if stats is not None and stats.count:
                 stats.clamped += _count_outside(target, low, high, steps)
             target.clamp_(low, high)
         torch.add(zero, target, alpha=scale, out=target)
         if stats is not None and steps is not None:
-            found = value_range(target) if np.isnan(steps[0]) else _dequantized(steps, low, high, scale)
+            found = value_range(target) if _has_nan(steps) else _dequantized(steps, low, high, scale)
             before = stats.range or found
             stats.range = min(before[0], found[0]), max(before[1], found[1])
     return out
@@ -91,10 +91,15 @@ def _may_have_nan(steps: Tensor) -> bool:
     return not steps.is_cpu or bool(steps.sum().isnan())
 
 
+def _has_nan(steps: Range) -> bool:
+    """Whether a range shows a NaN: both ends, of a value; one, where an infinity meets the infinite scale it brought."""
+    return bool(np.isnan(steps).any())
+
+
 def _step_range(x: Tensor, inverse: float, known: Range | None) -> Range:
     """Smallest and largest rounded step before the clamp; rounding does not change the order of values."""
     smallest, largest = value_range(x) if known is None else known
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return _rounded(smallest, inverse), _rounded(largest, inverse)
 
 

@@ -80,6 +80,10 @@ def test_values_on_edges_fall_where_numpy_puts_them(values: list[float]) -> None
     assert of(values).spread(edges, low, high) == pytest.approx(np.histogram(values, edges)[0], abs=1e-9)
 
 
+def test_bins_of_nothing_are_empty() -> None:
+    assert Histogram().spread([-1.0, 0.0, 1.0], math.inf, -math.inf).tolist() == [0.0, 0.0]
+
+
 def test_magnitudes_fold_the_sign_and_drop_zeros() -> None:
     assert same(of([-3.0, 2.0, 0.0, 3.0]).magnitudes, of([3.0, 2.0, 3.0]))
 

@@ -63,6 +63,14 @@ def test_special_values() -> None:
         assert torch.equal(bits(quantize_dequantize(x, 0.02, zero_point, -128, 127)), bits(expected))
 
 
+def test_an_infinity_beside_the_infinite_scale_that_it_makes() -> None:
+    """The scale of a dynamic site; only one end of its range is then NaN in steps."""
+    for x in (torch.tensor([1.0, math.inf]), torch.tensor([-math.inf, 1.0]), torch.tensor([0.0, 1.0])):
+        expected = converted(x, math.inf, 3, -128, 127, torch.int8)
+        result = quantize_dequantize(x, math.inf, 3, -128, 127, stats=RoundingStats())
+        assert torch.equal(bits(result.nan_to_num()), bits(expected.nan_to_num()))
+
+
 def test_rounding_ties_go_where_the_converted_ops_round_them() -> None:
     """Trap 13: scale 1, zero point 1, x 0.5: rounding before adding gives 1, after it 2."""
     assert quantize_dequantize(torch.tensor([0.5]), 1.0, 1, -128, 127).item() == 0.0

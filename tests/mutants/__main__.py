@@ -1,0 +1,92 @@
+"""``make mutants``: random faults, each against the tests that run its line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from tests.mutants.mutations import Mutation, mutated, mutations
+from tests.mutants.rooms import BESIDE, ROOMS, tests_of
+from tests.mutants.worker import ROOT, lines_of, trial, warm
+
+ENOUGH = 0.95
+"""The share of mutants that must be killed."""
+
+SLOW = 60
+"""Seconds, beyond those of its tests, after which a mutant counts as noticed: it does not come to an end."""
+
+
+def candidates(rooms: list[str]) -> list[Mutation]:
+    """All faults of the modules of some rooms."""
+    files = [
+        path for room in rooms for path in ([ROOT / room] if room.endswith(".py") else (ROOT / room).rglob("*.py"))
+    ]
+    names = sorted(str(path.relative_to(ROOT)) for path in files if path.name not in BESIDE)
+    return [mutation for name in names for mutation in mutations(name, (ROOT / name).read_text())]
+
+
+def known_lines(rooms: list[str], path: Path) -> dict[str, Any]:
+    """The lines that each test runs, of the tests of some rooms; kept in a file, since finding them takes minutes."""
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for room in tqdm(rooms, desc="lines"):
+        for tests in ROOMS[room]:
+            if tests not in known:
+                known[tests] = lines_of([tests], 3600)
+                path.write_text(json.dumps(known))
+    return known
+
+
+def tests_for(mutation: Mutation, known: dict[str, Any]) -> tuple[list[str], float]:
+    """The tests that run a line, or of one that is run by imports any line of the module, the quickest first."""
+    seconds = {
+        test: known[tests]["seconds"][test]
+        for tests in tests_of(mutation.path)
+        for test, lines in known[tests]["lines"].items()
+        if (mutation.line in lines.get(mutation.path, ()) if mutation.called else mutation.path in lines)
+        and test not in known[tests]["failed"]
+    }
+    return sorted(seconds, key=lambda test: seconds[test]), sum(seconds.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--count", type=int, default=200, metavar="N", help="how many mutants")
+    parser.add_argument("--seed", type=int, default=0, help="of their choice")
+    parser.add_argument("--only", default="", metavar="PATH", help="a folder or file, such as pt2qa/_layers")
+    parser.add_argument("--lines", type=Path, default=ROOT / "build" / "mutants.json", help="file of the tests' lines")
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    rooms = [room for room in ROOMS if given.only.startswith(room) or room.startswith(given.only)]
+    found = [each for each in candidates(rooms) if each.path.startswith(given.only)]
+    chosen = random.Random(given.seed).sample(found, min(given.count, len(found)))
+    given.lines.parent.mkdir(exist_ok=True)
+    warm()
+    known = known_lines(rooms, given.lines)
+    counts: Counter[str] = Counter()
+    for mutation in (bar := tqdm(chosen, desc="mutants")):
+        tests, seconds = tests_for(mutation, known)
+        verdict = (
+            trial(mutation.path, mutated(mutation, (ROOT / mutation.path).read_text()), tests, SLOW + 3 * seconds)
+            if tests
+            else "survived"
+        )
+        counts[verdict] += 1
+        bar.set_postfix(counts)
+        if verdict == "survived":
+            bar.write(f"survived {len(tests)} tests: {mutation}", file=sys.stdout)
+            sys.stdout.flush()
+    killed = counts["killed"] + counts["slow"]
+    print(f"{killed} of {len(chosen)} mutants were killed, {counts['slow']} of them by the clock")
+    return 0 if killed >= ENOUGH * len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

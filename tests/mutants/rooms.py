@@ -1,0 +1,33 @@
+"""Which tests answer for which modules."""
+
+from __future__ import annotations
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "pt2qa/_metrics.py": ("tests/test_metrics.py", "tests/simulator/test_fused.py", "tests/layers/test_layers.py"),
+    "pt2qa/_graph": ("tests/test_handles.py", "tests/test_agreement.py", "tests/test_pairing.py"),
+    "pt2qa/_simulator": ("tests/simulator", "tests/layers", "tests/test_pairing.py", "tests/test_quantization.py"),
+    "pt2qa/_layers": ("tests/layers", "tests/report/test_report_text.py", "tests/merge/test_merge_layers.py"),
+    "pt2qa/_weights": ("tests/layers/test_weights.py", "tests/layers/test_weight_sums.py"),
+    "pt2qa/_sensitivity": (
+        "tests/sensitivity",
+        "tests/report/test_sensitivity_report.py",
+        "tests/merge/test_merge_sensitivity.py",
+    ),
+    "pt2qa/_bad_cases": (
+        "tests/test_bad_cases.py",
+        "tests/test_masked_bad_cases.py",
+        "tests/report/test_bad_cases_report.py",
+        "tests/merge/test_merge_bad_cases.py",
+    ),
+    "pt2qa/_diagnosis": ("tests/diagnosis", "tests/merge/test_merge_budgets.py"),
+    "pt2qa/_check": ("tests/check",),
+}
+"""Tests by the folder or file that they are for."""
+
+BESIDE = ("blocks.py", "charts.py", "steps.py")
+"""Files of what pages draw, which other tests look at."""
+
+
+def tests_of(path: str) -> tuple[str, ...]:
+    """The tests that answer for a module."""
+    return next(tests for room, tests in ROOMS.items() if path.startswith(room))
