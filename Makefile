@@ -35,7 +35,7 @@ NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it
 	scikit-learn joblib threadpoolctl ninja psutil
 
 .PHONY: help demo repair mend rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
-	diagnosis all clean
+	diagnosis fuzz mutants all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
@@ -52,6 +52,8 @@ help:
 	@echo "make bench-repair  what pt2qa.repair gives on held-out pictures, for minutes"
 	@echo "make soak    damage, kill, interrupt and race what pt2qa writes, for minutes"
 	@echo "make sweep   each kind of op on XNNPACK's kernels against the converted graph, for minutes"
+	@echo "make fuzz    random models through every analysis, each number computed again, for ten minutes"
+	@echo "make mutants put faults into the library and count those that no test notices, for an hour"
 	@echo "make diagnosis  plant faults of every kind and count how often pt2qa.diagnose names them, for an hour"
 	@echo "make package  build/dist: a wheel and an sdist, checked by twine"
 	@echo "make all     check, test and zoo"
@@ -115,6 +117,13 @@ sweep: $(VENV)/.installed
 
 diagnosis: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.diagnosis
+
+# SECONDS=3600 SEED=1 make fuzz; the script of each failure is in build/fuzz.
+fuzz: $(VENV)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.fuzz --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+
+mutants: $(VENV)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.mutants
 
 package: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" -m build --no-isolation --outdir build/dist

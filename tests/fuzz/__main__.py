@@ -25,9 +25,8 @@ def main() -> int:
         tabulate([("models", done.models), *sorted(done.counts.items())], headers=["what", "number"], tablefmt="github")
     )
     for title, counts in (("refused", done.refusals), ("failed", done.again)):
-        print(
-            f"\n{tabulate(counts.most_common(), headers=[title, 'models'], tablefmt='github', maxcolwidths=[100, None])}"
-        )
+        rows = tabulate(counts.most_common(), headers=[title, "models"], tablefmt="github", maxcolwidths=[100, None])
+        print(f"\n{rows}")
     return 1 if done.again else 0
 
 

@@ -1,7 +1,7 @@
 """Every analysis of one model, and what must hold of its numbers: each is computed again from the two graphs.
 
-An error of pt2qa's own is a refusal, which is counted.  Any other exception, a number that is not the recomputed one and
-a request to file a bug are failures.
+An error of pt2qa's own is a refusal, which is counted.  Any other exception, a number that is not the recomputed one
+and a request to file a bug are failures.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Wrong(AssertionError):
 class Subject:
     """A pair and what it was made of.
 
-    ``moved``: whether quantizing moved torch's random state; ``nested``: whether there are nested graphs; ``reports`` are those of the analyses so far.
+    ``moved``: whether quantizing moved torch's random state; ``nested``: whether there are nested graphs; ``reports``:
+    of the analyses so far.
     """
 
     genome: Genome
@@ -68,7 +69,7 @@ class Outcome:
     """What became of a genome.
 
     Args:
-        failures: by stage, what went wrong: one line that stays the same when the model gets smaller, and the traceback.
+        failures: by stage, what went wrong: a line that stays the same when the model gets smaller, and the traceback.
         refusals: what pt2qa refused, and at which stage.
         counts: numbers that were compared.
     """
@@ -139,8 +140,7 @@ def _noted(outcome: Outcome, stage: str) -> Iterator[None]:
         yield
     except Pt2qaError as error:
         text = str(error)
-        asks = isinstance(error, SimulationError) or "file a bug" in text
-        if asks:
+        if type(error) is SimulationError or "file a bug" in text:
             outcome.failures[stage] = (f"{type(error).__name__}: {_plain(text)}", traceback.format_exc())
         else:
             outcome.refusals[stage] = f"{type(error).__name__}: {_plain(text)}"
@@ -240,7 +240,7 @@ def layers(subject: Subject) -> None:
 
 def _check_layer(subject: Subject, row: Any, found: Sequence[Any]) -> None:
     reference, quantized, isolated, rounded = (
-        torch.cat([each.detach().double().reshape(-1) for each in column]) for column in zip(*found, strict=True)
+        torch.cat([_numbers(each) for each in column]) for column in zip(*found, strict=True)
     )
     known = (reference.isfinite() & quantized.isfinite()) | (reference != quantized) & ~(
         reference.isnan() & quantized.isnan()
@@ -272,6 +272,11 @@ def _check_layer(subject: Subject, row: Any, found: Sequence[Any]) -> None:
             error = reference - x
             _same_db(f"{what} {name}", reported, signal, float(error @ error))
     subject.count("layer rows")
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """Flat and in float64; a complex number is two."""
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).detach().double().reshape(-1)
 
 
 def weights(subject: Subject) -> None:
@@ -419,8 +424,7 @@ def profiles(subject: Subject) -> None:
 
 
 def _check_profile(subject: Subject, what: str, row: Any, found: Sequence[Tensor]) -> None:
-    found = [torch.view_as_real(x) if x.is_complex() else x for x in found]
-    x = torch.cat([each.double().reshape(-1) for each in found])
+    x = torch.cat([_numbers(each) for each in found])
     _same(f"{what} count", row.count, x.numel())
     _same(f"{what} nans", row.nans, int(x.isnan().sum()))
     _same(f"{what} infs", row.infs, int(x.isinf().sum()))

@@ -1,7 +1,7 @@
-"""Random models one after the other in a process of its own, so that a crash of native code is a finding like any other.
+"""Random models, one after the other in a process of its own: a crash of native code is a finding like any other.
 
-A failure is reduced: genes, batches and sizes are taken away as long as the same stage fails in the same way.  The script
-of what is left shows it without this package's search.
+A failure is reduced: genes, batches and sizes are taken away as long as the same stage fails in the same way.  The
+script of what is left shows it without this package's search.
 """
 
 from __future__ import annotations
