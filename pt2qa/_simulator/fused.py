@@ -92,7 +92,7 @@ def _may_have_nan(steps: Tensor) -> bool:
 
 
 def _has_nan(steps: Range) -> bool:
-    """Whether a range shows a NaN: both ends, of a value; one, where an infinity meets the infinite scale it brought."""
+    """Whether an end of a range is NaN: both are, of a value; one, where an infinity meets the scale that it made."""
     return bool(np.isnan(steps).any())
 
 
