@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from keyword import iskeyword
+from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -26,6 +29,9 @@ from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
 from pt2qa._graph.internals.torch import pytree, with_graph
 from pt2qa.errors import CaptureError
+
+_UNQUOTABLE: Final = re.compile(r'["\\\n\r\0\ud800-\udfff]')
+"""What a string in double quotes cannot hold as it is."""
 
 
 @dataclass(frozen=True)
@@ -182,15 +188,8 @@ def capture(
             dynamic_shapes,
             kinds,
         )
-        try:
-            graph = captured.module()
-        except SyntaxError as error:
-            odd = [name for name, _ in model.named_modules() if set(name) & {*"'\"\\\n"}]
-            raise CaptureError(
-                f"the code that torch makes of the exported program is not Python ({error}). Module names with quotes "
-                f"or backslashes do that; rename {', '.join(map(repr, odd)) or 'them'}."
-            ) from error
-        check_agreement(model, state, eager, graph, args, kwargs)
+        _check_names(program)
+        check_agreement(model, state, eager, captured.module(), args, kwargs)
     return captured
 
 
@@ -223,6 +222,26 @@ def with_handles(program: ExportedProgram) -> ExportedProgram:
     copied = _graph_copy(program)
     assign_handles(copied)
     return copied
+
+
+def _check_names(program: ExportedProgram) -> None:
+    """Refuses names that change, or are not Python, in the code that torch writes for a graph."""
+    signature = program.graph_signature
+    held = (*signature.parameters, *signature.buffers, *signature.lifted_tensor_constants)
+    odd = {part: None for name in held for part in name.split(".") if not _is_spelled(part)}
+    if odd:
+        raise CaptureError(
+            "torch writes the exported program as Python code, which cannot hold the names "
+            f"{', '.join(map(ascii, odd))}. Module names with quotes or backslashes, keywords, line breaks and letters "
+            "that Python reads as others are such names; rename them."
+        )
+
+
+def _is_spelled(name: str) -> bool:
+    """Whether Python reads a name as torch writes it: as an attribute, or in quotes."""
+    if name.isidentifier():
+        return not iskeyword(name) and unicodedata.normalize("NFKC", name) == name
+    return not _UNQUOTABLE.search(name)
 
 
 def _graph_copy(program: ExportedProgram) -> ExportedProgram:

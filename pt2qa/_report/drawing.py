@@ -9,6 +9,9 @@ from typing import Any, Final
 
 from pt2qa._report.columns import cell
 
+LONGEST: Final = 44
+"""Letters of a name beside a chart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -51,6 +54,11 @@ class Drawing:
     series: tuple[Series, ...]
     line: float | None = None
     range: tuple[float, float] | None = None
+
+
+def short(name: str) -> str:
+    """A name as it is written beside a chart: of a longer one, its end, which tells ops apart."""
+    return name if len(name) < LONGEST else f"…{name[2 - LONGEST :]}"
 
 
 def drawings(report: Any, others: Sequence[Any] = ()) -> list[Drawing]:

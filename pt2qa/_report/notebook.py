@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pt2qa._printable import clean, clean_lines
 from pt2qa._report.columns import cell
-from pt2qa._report.drawing import Drawing, drawings
+from pt2qa._report.drawing import Drawing, drawings, short
 from pt2qa._report.formats import number
 
 ROWS: Final = 20
@@ -95,7 +95,7 @@ def _bars(drawing: Drawing) -> tuple[list[str], int]:
     drawn = []
     for row, name in enumerate(drawing.names):
         top, end = 2 + row * STEP, 0.0
-        drawn.append(_label(WIDTH * 0.45 - 6, top + 13, name if len(name) < 44 else f"…{name[-42:]}", "end"))
+        drawn.append(_label(WIDTH * 0.45 - 6, top + 13, short(name), "end"))
         for colour, series in zip(COLOURS, drawing.series, strict=False):
             left, right = sorted((x(end), x(end + series.ys[row])))
             drawn.append(_box(left, top + 2, right - left, STEP - 6, colour))
@@ -125,7 +125,7 @@ def _heat(drawing: Drawing) -> tuple[list[str], int]:
     drawn = []
     for row, name in enumerate(drawing.names):
         top = 2 + row * STEP
-        drawn.append(_label(left - 6, top + 13, name if len(name) < 44 else f"…{name[-42:]}", "end"))
+        drawn.append(_label(left - 6, top + 13, short(name), "end"))
         for place, series in enumerate(drawing.series):
             if isfinite(series.ys[row]):
                 tip = _text(f"{series.label} {name}: {number(series.ys[row])} {drawing.y}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from pt2qa._near_names import question
-from pt2qa._report.drawing import Drawing, drawings, of_rows
+from pt2qa._printable import clean
+from pt2qa._report.drawing import Drawing, drawings, of_rows, short
 from pt2qa._report.prose import few
 from pt2qa.errors import ReportError
 
@@ -66,7 +68,10 @@ def png(drawing: Drawing) -> tuple[bytes, int, int]:
     figure = _matplotlib("figure").Figure(figsize=_size(drawing), layout="constrained", dpi=DPI)
     draw(drawing, figure.add_subplot())
     held = io.BytesIO()
-    figure.savefig(held, format="png")
+    with warnings.catch_warnings():
+        # Names may be in any script; what the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(held, format="png")
     width, height = (int(DPI * inches) for inches in figure.get_size_inches())
     return held.getvalue(), width, height
 
@@ -87,34 +92,43 @@ def _matplotlib(module: str) -> Any:
 def draw(drawing: Drawing, ax: Axes) -> Axes:
     """Draw a chart on axes, and return them."""
     {"points": _points, "bars": _bars, "histogram": _histogram, "heat": _heat}[drawing.kind](drawing, ax)
-    ax.set_title(drawing.title)
-    ax.set_xlabel(drawing.x)
-    ax.set_ylabel("" if drawing.kind == "heat" else drawing.y)
+    ax.set_title(_text(drawing.title))
+    ax.set_xlabel(_text(drawing.x))
+    ax.set_ylabel("" if drawing.kind == "heat" else _text(drawing.y))
     if drawing.kind != "heat" and any(series.label for series in drawing.series):
         ax.legend()
     return ax
 
 
+def _text(text: str) -> str:
+    """What matplotlib shows as it is: a pair of dollars would be a formula."""
+    return clean(text).replace("$", r"\$")
+
+
+def _name(name: str) -> str:
+    return _text(short(name))
+
+
 def _points(drawing: Drawing, ax: Axes) -> None:
     for series in drawing.series:
-        ax.plot(series.xs, series.ys, ".-", linewidth=0.8, label=series.label)
+        ax.plot(series.xs, series.ys, ".-", linewidth=0.8, label=_text(series.label))
     if drawing.line is not None:
         ax.axhline(drawing.line, linestyle="--", linewidth=0.8, color="gray")
     if drawing.names:
         every = -(-len(drawing.names) // NAMES_SHOWN)
         shown = range(0, len(drawing.names), every)
-        ax.set_xticks(list(shown), [drawing.names[i] for i in shown], rotation=90, fontsize="x-small")
+        ax.set_xticks(list(shown), [_name(drawing.names[i]) for i in shown], rotation=90, fontsize="x-small")
 
 
 def _bars(drawing: Drawing, ax: Axes) -> None:
     places = range(len(drawing.names))
     ends = [0.0] * len(drawing.names)
     for series in drawing.series:
-        ax.barh(places, series.ys, left=ends, label=series.label)
+        ax.barh(places, series.ys, left=ends, label=_text(series.label))
         ends = [end + length for end, length in zip(ends, series.ys, strict=True)]
     for place, (end, text) in enumerate(zip(ends, drawing.texts, strict=True)):
-        ax.annotate(text, (max(end, 0.0), place), xytext=(3, 0), textcoords="offset points", va="center")
-    ax.set_yticks(list(places), drawing.names)
+        ax.annotate(_text(text), (max(end, 0.0), place), xytext=(3, 0), textcoords="offset points", va="center")
+    ax.set_yticks(list(places), list(map(_name, drawing.names)))
     ax.invert_yaxis()
     # Margins would end at the bars: each part of a stacked bar is an edge that matplotlib's view sticks to.
     ax.set_xlim(ROOM * min(0.0, *ends), ROOM * max(0.0, *ends) or 1.0)
@@ -122,7 +136,7 @@ def _bars(drawing: Drawing, ax: Axes) -> None:
 
 def _histogram(drawing: Drawing, ax: Axes) -> None:
     for series in drawing.series:
-        ax.stairs(series.ys, series.xs, label=series.label)
+        ax.stairs(series.ys, series.xs, label=_text(series.label))
     ax.set_yscale("symlog", linthresh=1.0)
     ax.set_ylim(bottom=0)
 
@@ -138,5 +152,5 @@ def _heat(drawing: Drawing, ax: Axes) -> None:
     figure.colorbar(picture, ax=ax, label=drawing.y)
     every = -(-len(drawing.series) // NAMES_SHOWN)
     shown = range(0, len(drawing.series), every)
-    ax.set_xticks(list(shown), [drawing.series[i].label for i in shown])
-    ax.set_yticks(range(len(drawing.names)), drawing.names, fontsize="x-small")
+    ax.set_xticks(list(shown), [_text(drawing.series[i].label) for i in shown])
+    ax.set_yticks(range(len(drawing.names)), list(map(_name, drawing.names)), fontsize="x-small")

@@ -33,7 +33,9 @@ def ops_by_name(graph):
         if node.op != "call_function":
             continue
         stack = list(node.meta.get("nn_module_stack", {}).values())
-        path = stack[-1][0].partition("@")[0] if stack else ""
+        path = stack[-1][0] if stack else ""
+        before, at, call = path.rpartition("@")
+        path = before if at and call.isdecimal() else path
         path = path.removeprefix("L['self']").removeprefix("L__self__").removeprefix("_export_root").removeprefix(".")
         schema = getattr(node.target, "_schema", None)
         op = (schema.name.split("::")[1] if schema else node.target.__name__).removesuffix("_")

@@ -21,11 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from click.testing import CliRunner
 from safetensors.numpy import load as from_bytes
 from safetensors.numpy import save as to_bytes
 
+from pt2qa import merge
+from pt2qa._report.base import write_text
+from pt2qa._report.drawing import drawings, of_rows
 from pt2qa._report.html import html_page
+from pt2qa._report.notebook import notebook_html
+from pt2qa._report.plot import png
 from pt2qa._report.storage import CHECKSUM, checksum
+from pt2qa._report.tensorboard import _packed
+from pt2qa.cli import reading  # noqa: F401 - adds its commands
+from pt2qa.cli.group import main
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import BadCases, Findings, LayerReport, Profile, Reconfiguration, Report, diff, gate, load
 from tests.soak.figures import Figures
@@ -135,6 +144,15 @@ def uses(report: Report, original: Report) -> Iterator[Callable[[], Any]]:
         yield lambda extended=extended: report.csv(extended=extended)
         yield lambda extended=extended: (report.to_pandas(extended=extended), None)[1]
     yield lambda: html_page(report)
+    yield lambda: notebook_html(report)
+    yield lambda: ([png(each) for each in drawings(report)], None)[1]
+    yield lambda: ([png(each) for _, each in of_rows(report)[:2]], None)[1]
+    yield lambda: (
+        [_packed(each) for run in report.events(0, True, [report]).values() for each in run],
+        None,
+    )[1]
+    yield lambda: (merge([report, report]), None)[1]
+    yield lambda: _saved(report)
     if isinstance(report, Profile):
         yield lambda: html_page([sample(LayerReport), report])
     for a, b in ((original, report), (report, original), (report, report)):
@@ -157,6 +175,16 @@ def uses(report: Report, original: Report) -> Iterator[Callable[[], Any]]:
         yield lambda: str(report.opened(report.rows[0].part_of)) if report.rows else ""
     if isinstance(report, Findings):
         yield lambda: str(report.joined(report))
+
+
+def _saved(report: Report) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        report.save(f"{folder}/again.safetensors")
+        write_text(f"{folder}/report.txt", [load(f"{folder}/again.safetensors")])
+        done = CliRunner().invoke(main, ["show", f"{folder}/again.safetensors", "--csv", f"{folder}/rows.csv"])
+        if done.exit_code != 0:
+            raise AssertionError(f"pt2qa show ends with {done.exit_code}: {done.output}")
+        return Path(f"{folder}/report.txt").read_text(encoding="utf-8")
 
 
 def _gated(result: Any) -> str:

@@ -5,6 +5,7 @@ No public interface reads any of it.  This file needs neither of them to be impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +38,9 @@ _GUARDS: Final = "_guards_fn"
 _ROOTS: Final = ("L['self']", "L__self__", "_export_root", "_empty_nn_module_stack_from_metadata_hook")
 """How paths begin that torch writes for the model itself; the last is that of ops that no module called."""
 
+_CALL: Final = re.compile(r"@\d+\Z")
+"""The number of a second call, at the end of a path; a module's own name may hold an ``@``."""
+
 
 def calls_guards(node: Node) -> bool:
     """Whether a node is torch's check of the inputs, which ``ExportedProgram.module()`` inserts: it is not an op."""
@@ -63,7 +67,7 @@ def clean_path(path: str) -> str:
     >>> clean_path("L['self'].layer1.0.relu@1"), clean_path("_export_root.fc"), clean_path("L['self']")
     ('layer1.0.relu', 'fc', '')
     """
-    path = path.partition("@")[0]
+    path = _CALL.sub("", path)
     for root in _ROOTS:
         path = path.removeprefix(root).removeprefix(".")
     return path

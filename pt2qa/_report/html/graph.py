@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -13,7 +14,34 @@ from pt2qa._report.columns import cell
 ORDERS: Final = ("handle", "site")
 """Columns that put the rows of a table in graph order."""
 
-Path = tuple[str, ...]
+DEEPEST: Final = 100
+"""Modules around an op that are told apart; what is deeper is drawn as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A step of a path.
+
+    Args:
+        name: of the module or op; any text.
+        is_op: whether it is the op at the end of the path.
+        call: from 1; a module that other ops interrupt is drawn once for each call.
+    """
+
+    name: str
+    is_op: bool = False
+    call: int = 1
+
+    @property
+    def label(self) -> str:
+        """What a drawing says."""
+        return self.name if self.call == 1 else f"{self.name} ({self.call})"
+
+
+_BETWEEN: Final = ", "
+"""Between the names in a column that lists them."""
+
+Path = tuple[Part, ...]
 
 
 def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | None:
@@ -53,19 +81,19 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
 
 
 def _path(name: str, module: str) -> Path:
-    """The modules around an op, and the op itself; no module is called as an op."""
-    return *(module.split(".") if module else ()), f"/{name}"
+    """The modules around an op, and the op itself."""
+    return *map(Part, module.split(".", DEEPEST) if module else ()), Part(name, is_op=True)
 
 
 def _by_call(paths: Mapping[str, Path], depth: int = 0) -> dict[str, Path]:
     """Paths of ops in graph order, where a module that other ops interrupt counts as called again: ``act (2)``."""
     found: dict[str, Path] = {}
-    calls: Counter[str] = Counter()
+    calls: Counter[Part] = Counter()
     for part, names in groupby(paths, key=lambda name: paths[name][depth]):
         calls[part] += 1
-        call = part if calls[part] == 1 else f"{part} ({calls[part]})"
+        call = replace(part, call=calls[part])
         within = {name: (*paths[name][:depth], call, *paths[name][depth + 1 :]) for name in names}
-        found |= within if part.startswith("/") else _by_call(within, depth + 1)
+        found |= within if part.is_op else _by_call(within, depth + 1)
     return found
 
 
@@ -75,8 +103,20 @@ def _inputs(reports: Iterable[Report], report: Report) -> dict[str, list[str]]:
     for each in reports:
         knows = "inputs" in {column.name for column in each.columns("rows")}
         if knows and getattr(each, "environment", None) == made_in and any(cell(row, "inputs") for row in each.rows):
-            return {str(cell(row, "name")): str(cell(row, "inputs")).split(", ") for row in each.rows}
+            names = {str(cell(row, "name")): str(cell(row, "inputs")) for row in each.rows}
+            most = 1 + max(name.count(_BETWEEN) for name in names)
+            return {name: _listed(read, names, most) for name, read in names.items()}
     return {}
+
+
+def _listed(text: str, known: Container[str], most: int) -> list[str]:
+    """The known names in a list as one text; a name holds the separator at most ``most - 1`` times."""
+    pieces, found, start = text.split(_BETWEEN), [], 0
+    while start < len(pieces):
+        tried = ((_BETWEEN.join(pieces[start:end]), end) for end in range(start + most, start, -1))
+        name, start = next((each for each in tried if each[0] in known), ("", start + 1))
+        found += [name] if name else []
+    return found
 
 
 def _edges(shown: Mapping[str, Path], inputs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
@@ -92,9 +132,9 @@ def _edges(shown: Mapping[str, Path], inputs: Mapping[str, Sequence[str]]) -> li
     return found
 
 
-def _lifted(edges: Iterable[tuple[str, str]], paths: Mapping[str, Path]) -> dict[Path, set[tuple[str, str]]]:
+def _lifted(edges: Iterable[tuple[str, str]], paths: Mapping[str, Path]) -> dict[Path, set[tuple[Part, Part]]]:
     """The edges between the parts of each module, by its path."""
-    found: dict[Path, set[tuple[str, str]]] = {}
+    found: dict[Path, set[tuple[Part, Part]]] = {}
     for source, target in edges:
         ours, theirs = paths[source], paths[target]
         depth = next(depth for depth, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
@@ -106,20 +146,20 @@ def _module(
     label: str,
     inside: Mapping[str, Path],
     ops: Mapping[str, list[int]],
-    edges: Mapping[Path, set[tuple[str, str]]],
+    edges: Mapping[Path, set[tuple[Part, Part]]],
     path: Path,
 ) -> dict[str, Any]:
     """A module at a path; one with a single part is drawn as one with it."""
-    parts: dict[str, dict[str, Path]] = {}
+    parts: dict[Part, dict[str, Path]] = {}
     for name, own in inside.items():
         parts.setdefault(own[len(path)], {})[name] = own
     if path and len(parts) == 1:
         (part,) = parts
-        if part.startswith("/"):
-            return _op(f"{label}/", part[1:], ops)
-        return _module(f"{label}.{part}", inside, ops, edges, (*path, part))
+        if part.is_op:
+            return _op(f"{label}/", part.name, ops)
+        return _module(f"{label}.{part.label}", inside, ops, edges, (*path, part))
     drawn = {
-        part: _op("", part[1:], ops) if part.startswith("/") else _module(part, within, ops, edges, (*path, part))
+        part: _op("", part.name, ops) if part.is_op else _module(part.label, within, ops, edges, (*path, part))
         for part, within in parts.items()
     }
     layers = _layers(list(parts), edges.get(path, set())) if edges else [[part] for part in parts]
@@ -130,7 +170,7 @@ def _op(label: str, name: str, ops: Mapping[str, list[int]]) -> dict[str, Any]:
     return {"label": label + name.rpartition("/")[2], "rows": ops[name]}
 
 
-def _layers(parts: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[list[str]]:
+def _layers(parts: Sequence[Part], edges: Iterable[tuple[Part, Part]]) -> list[list[Part]]:
     """Parts in layers; in each, from left to right by the mean place of what they read, so that few edges cross.
 
     Source:
@@ -143,7 +183,7 @@ def _layers(parts: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[list
     graph = networkx.DiGraph()
     graph.add_nodes_from(parts)
     graph.add_edges_from(edges)
-    place: dict[str, float] = {}
+    place: dict[Part, float] = {}
     layers = []
     for generation in networkx.topological_generations(graph):
         read = {part: [place[source] for source in graph.predecessors(part)] for part in generation}
