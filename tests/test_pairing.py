@@ -202,7 +202,7 @@ def test_nested_graphs_are_listed_as_not_analysed() -> None:
     example = (torch.randn(4, 16),)
     pair = quantized_pair(Conditional(), example)
     report = pt2qa.compare_layers(pair, [example], progress=False)
-    assert any(note.startswith("not analysed, inside nested graphs: ") for note in report.notes)
+    assert any(note.startswith("without rows, inside nested graphs: ") for note in report.notes)
     assert "outer/linear" in {row.name for row in report.rows}
 
 
@@ -257,7 +257,7 @@ def test_torchaos_handles_get_reasons_that_are_true() -> None:
     }
     example = (torch.randn(4, 16),)
     nested = pt2qa.pair(*numbered_by_torchao(Conditional(), example)).pairing.unpaired
-    assert {unpaired.reason for unpaired in nested} == {"inside a nested graph, which is not analysed"}
+    assert {unpaired.reason for unpaired in nested} == {"inside a nested graph: it has no row"}
     assert all(unpaired.name.startswith("cond.") for unpaired in nested)
 
 

@@ -98,7 +98,7 @@ class Capture:
 
     @functools.cached_property
     def unanalysed(self) -> tuple[str, ...]:
-        """Names of the ops inside nested graphs (``cond``, ``while_loop``, ``map``), which are not analysed."""
+        """Names of the ops inside nested graphs (``cond``, ``while_loop``, ``map``), which have no rows."""
         return tuple(
             self.names[handle].name
             for placed in walk(self.program.graph_module)

@@ -54,7 +54,11 @@ def products_of(
     """
     states = states_of(annotations) if converted is None and annotations is not None else {}
     if converted is not None:
-        states |= {step.name: state_of(step.op, reads) for step, reads in reads_of(converted) if step.op in PRODUCTS}
+        states |= {
+            step.name: state_of(step.op, reads)
+            for step, reads in reads_of(converted, nested=True)
+            if step.op in PRODUCTS
+        }
     annotated = None if annotations is None else annotations.ops.keys()
     found: list[tuple[str, Node, int, str]] = []
     for placed in walk(graph):

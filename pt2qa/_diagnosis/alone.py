@@ -11,13 +11,23 @@ import torch
 from pt2qa._exclusion import computes
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Program, Site
-from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.simulator import Body, Simulator
 
 
 @computes
 def outputs_with(simulator: Simulator, values: Sequence[Any], site: Site, rounding: Rounding) -> Any | None:
     """The graph's outputs with one value of the reference rounded; None if that does not change the value."""
     program = simulator.program
+    if isinstance(body := simulator.off[site.source], Body):
+
+        def called(*values: Any) -> Any:
+            found = outputs_with(body.simulator, values, body.own(site), rounding)
+            return body(*values) if found is None else found
+
+        changed = copy.copy(simulator)
+        changed.off = list(simulator.off)
+        changed.off[site.source] = called
+        return changed.run(values, on=False)
     if site.result not in program.producers:
         before = simulator.off[site.source]
         changed = copy.copy(simulator)

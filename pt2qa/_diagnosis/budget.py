@@ -8,7 +8,7 @@ from typing import Any, Final, cast, get_args
 from torch import Tensor
 
 from pt2qa._diagnosis.budget_report import ErrorBudget
-from pt2qa._diagnosis.budget_rows import BudgetRow, Mechanism
+from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
 from pt2qa._diagnosis.in_series import sites_before
 from pt2qa._diagnosis.merging import split
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises
@@ -80,12 +80,14 @@ def error_budget(
 
 def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]]:
     """From a site to its variants for a budget, by mechanism."""
-    before = sites_before(pair.simulator)
+    before, whole = sites_before(pair.simulator), pair.program.whole_graphs
 
     def mechanisms(site: Site) -> Mapping[str, Variant]:
         own, clamp, start = own_rounding(pair.simulator, site), clamping(site.params), None
         if site.kind == "bias":
             return {"bias": Variant(own)}
+        if site.index in whole:
+            return {UNATTRIBUTED: Variant(own)}
         if site.index in before and before[site.index].settles:
             own = clamp = _unchanged
         elif site.index in before:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 import numpy.typing as npt
 
 from pt2qa._decibels import decibels
-from pt2qa._diagnosis.budget_rows import BudgetRow, Mechanism
+from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
 from pt2qa._report.base import Report, data_read
 from pt2qa._report.columns import Column, column, derived
 from pt2qa._report.formats import decibel, share
@@ -110,7 +110,7 @@ class ErrorBudget(Report):
         mechanism does, empty if none does.
         """
         name, noise = next(iter(self.by("mechanism").items()), ("", 0.0))
-        if not noise > HALF * self.parts:
+        if not noise > HALF * self.parts or name == UNATTRIBUTED:
             return ""
         return "range" if name.endswith("clamping") else "precision"
 
@@ -184,6 +184,10 @@ class ErrorBudget(Report):
         )
 
     def _about_fault(self) -> Sequence[str]:
+        if self.by("mechanism").get(UNATTRIBUTED, 0.0) > HALF * self.parts:
+            return [
+                "Most of the parts is what nested graphs round at places that are not known: compare their ops alone."
+            ]
         if not self.fault:
             return ["No mechanism makes more than half of the parts."] if self.parts > 0 else []
         name = next(iter(self.by("mechanism")))

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import share
 from pt2qa._report.rows import Row
 
-Mechanism = Literal["activation rounding", "activation clamping", "weight rounding", "weight clamping", "bias"]
+Mechanism = Literal[
+    "activation rounding",
+    "activation clamping",
+    "weight rounding",
+    "weight clamping",
+    "bias",
+    "nested graph not attributed",
+]
+
+UNATTRIBUTED: Final = "nested graph not attributed"
+"""What all quantization of a nested graph makes together whose sites are not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +33,8 @@ class BudgetRow(Row):
         clamping: noise = sum((F(clamp(x)) - F(x))**2)
         rounding: noise = sum((F(round(x)) - F(clamp(x)))**2)
         bias:     noise = sum((F(round(x)) - F(x))**2)
+
+    The noise of a nested graph that is not attributed is that of all its quantization together.
 
     For a site in series, behind another one with only ops between that pick or clip values, x is its value with that
     one on: behind a relu that is not fused, a site that rounds alike adds nothing.

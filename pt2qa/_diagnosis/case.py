@@ -287,7 +287,10 @@ class Case:
         return tuple(
             site
             for site in self.pair.sites
-            if site.kind == "activation" and not site.params.dynamic and site.params.dtype in ("int8", "uint8")
+            if site.kind == "activation"
+            and not site.params.dynamic
+            and site.params.scale is not None
+            and site.params.dtype in ("int8", "uint8")
         )
 
     def _may_have_outliers(self, site: Site) -> bool:

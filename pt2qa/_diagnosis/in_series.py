@@ -1,5 +1,7 @@
 """Sites in series: one behind the other, with only ops between them that pick values or clip them.
 
+A nested graph is in series with what it is given and what reads its results.
+
 Behind a relu that is not fused, a value is rounded that was rounded before it, often alike.  Alone, the second site
 makes the noise of the first; behind it, it adds little or nothing.
 """
@@ -7,15 +9,19 @@ makes the noise of the first; behind it, it adds little or nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
+from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.torch import HigherOrderOperator, pytree
 from pt2qa._sensitivity.roundings import Rounding, own_rounding
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.program import Program, Site, Slot, Step
+from pt2qa._simulator.program import Nested, Program, Site, Slot, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.site_functions import is_elementwise
 
@@ -44,43 +50,98 @@ class Before:
 def sites_before(simulator: Simulator) -> dict[int, Before]:
     """By site, the one before it in series; both have fixed scales for their whole tensor."""
     found = {}
-    for step in simulator.program.steps:
-        if step.site is not None and step.duplicate_of is None and is_elementwise(step.function):
-            before = _before(simulator, step, simulator.program.sites[step.site])
-            if before is not None:
-                found[step.site] = before
+    for series in _Series(simulator.program, simulator.program.sites, {}).each():
+        for step in series.program.steps:
+            if step.site is not None and step.duplicate_of is None and is_elementwise(step.function):
+                site, origin = series.sites[step.site], series.origin(step.reads[0])
+                if origin is not None:
+                    effect = _effect(simulator, *origin, own_rounding(simulator, site))
+                    found[site.index] = Before(origin[0], *effect)
     return found
 
 
-def _before(simulator: Simulator, last: Step, site: Site) -> Before | None:
-    found = _origin(simulator.program, last.reads[0])
-    if found is None:
-        return None
-    first, clips = found
-    return Before(first, *_effect(simulator, first, clips, own_rounding(simulator, site)))
+_Origin = tuple[Site, tuple[Step, ...]]
+"""A site that a value comes from, through ops that pick, and the clips among them, in order."""
 
 
-def _origin(program: Program, slot: int) -> tuple[Site, tuple[Step, ...]] | None:
-    """The site that a value comes from, through ops that pick and the clips that are returned, in order.
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """A program, its sites as numbered in the outermost one, and where its inputs come from, by slot."""
 
-    Values that are put together come from one if their sites round alike.
-    """
-    producer = program.producers.get(slot)
-    if producer is None:
-        return None
-    step = program.steps[producer]
-    if step.site is not None:
-        return (program.sites[step.site], ()) if is_elementwise(step.function) else None
-    if step.op == "cat" and not step.constants:
-        return _one_origin([_origin(program, read) for read in step.reads])
-    clips = op_rules.keeps_order(step.function)
-    if not step.reads or step.args[:1] != (Slot(step.reads[0]),) or not (clips or _picks(step)):
-        return None
-    found = _origin(program, step.reads[0])
-    return found if found is None or not clips else (found[0], (*found[1], step))
+    program: Program
+    sites: Sequence[Site]
+    inputs: Mapping[int, _Origin | None]
+
+    def origin(self, slot: int) -> _Origin | None:
+        """The site that a value comes from.
+
+        Values that are put together come from one if their sites round alike.
+        """
+        producer = self.program.producers.get(slot)
+        if producer is None:
+            return self.inputs.get(slot)
+        step = self.program.steps[producer]
+        if step.site is not None:
+            return (self.sites[step.site], ()) if is_elementwise(step.function) else None
+        if step.op == "cat" and not step.constants:
+            return _one_origin([self.origin(read) for read in step.reads])
+        if step.function is operator.getitem and (before := self.program.producers.get(step.reads[0])) is not None:
+            bodies = self._bodies(self.program.steps[before])
+            if bodies:  # the first graph of a while_loop only says whether to go on
+                giving = bodies[1:] if op_of(self.program.steps[before].function) == "while_loop" else bodies
+                return _one_origin([None if body is None else body.output(step.args[1]) for body in giving])
+        clips = op_rules.keeps_order(step.function)
+        if not step.reads or step.args[:1] != (Slot(step.reads[0]),) or not (clips or _picks(step)):
+            return None
+        found = self.origin(step.reads[0])
+        return found if found is None or not clips else (found[0], (*found[1], step))
+
+    def output(self, number: int) -> _Origin | None:
+        """The site that an output comes from."""
+        outputs = self.program.outputs if isinstance(self.program.outputs, list | tuple) else [self.program.outputs]
+        return self.origin(outputs[number].number) if isinstance(outputs[number], Slot) else None
+
+    def each(self) -> Iterator[_Series]:
+        """This program and those of all nested graphs."""
+        yield self
+        for step in self.program.steps:
+            for body in self._bodies(step):
+                yield from () if body is None else body.each()
+
+    def _bodies(self, step: Step) -> list[_Series | None]:
+        """The nested graphs that a step calls, None for one without sites.
+
+        What a loop carries comes from one site if the loop is given it and returns it rounded alike.
+        """
+        if not isinstance(step.function, HigherOrderOperator):
+            return []
+        stored = {constant.slot: constant.stored for constant in self.program.constants}
+        called = [stored.get(each.number) if isinstance(each, Slot) else None for each in step.args]
+        graphs = [number for number, each in enumerate(called) if isinstance(each, Nested | GraphModule)]
+        given = step.args[graphs[-1] + 1 :] if graphs else ()
+        origins = [self.origin(each.number) if isinstance(each, Slot) else None for each in pytree.tree_leaves(given)]
+        carried = len(given[0]) if op_of(step.function) in ("while_loop", "scan") else 0
+
+        def made(first: Sequence[_Origin | None]) -> list[_Series | None]:
+            inputs = [*first, *origins[carried:]]
+            return [
+                _Series(each.program, [self.sites[own] for own in each.sites], _by_slot(each.program, inputs))
+                if isinstance(each := called[number], Nested)
+                else None
+                for number in graphs
+            ]
+
+        *_, body = made([None] * carried) or [None]
+        if body is None:
+            return made([None] * carried)
+        return made([_one_origin([origins[number], body.output(number)]) for number in range(carried)])
 
 
-def _one_origin(found: Sequence[tuple[Site, tuple[Step, ...]] | None]) -> tuple[Site, tuple[Step, ...]] | None:
+def _by_slot(program: Program, inputs: Sequence[_Origin | None]) -> dict[int, _Origin | None]:
+    return dict(zip(program.inputs, inputs, strict=False))
+
+
+def _one_origin(found: Sequence[_Origin | None]) -> _Origin | None:
     origins = [each for each in found if each is not None]
     alike = {(site.params, clips) for site, clips in origins}
     return origins[0] if len(origins) == len(found) and len(alike) == 1 else None

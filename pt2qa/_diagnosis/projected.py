@@ -132,7 +132,7 @@ def site_noises(
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
     paths = plan_paths(pair.program)
     sites = {path.site for path in paths}
-    wanted = {site.index: dict(variants(site)) for site in pair.sites if site.index in sites}
+    wanted = {site.index: dict(variants(site)) for site in pair.sites if site.nested or site.index in sites}
     if method == "auto" and sum(_runs(each) for each in wanted.values()) <= RUNS:
         method = "exact"
     noises = _Noises(

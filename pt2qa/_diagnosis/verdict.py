@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pt2qa._diagnosis.rows import CauseRow, signed
 from pt2qa._report.formats import decibel, number, share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, few
 from pt2qa.plugins import GenericPlugin, describe
 from pt2qa.plugins.options import with_options
 
@@ -63,6 +63,8 @@ def verdict_of(
             f"{now}. The model itself amplifies rounding: even with a range for each channel that fits the data, 8 "
             f"bits give {decibel(best)} dB{found}."
         )
+    if whole := case.pair.program.whole_graphs:
+        return f"No cause found: {now}{found}. What {few(case.names(sorted(whole)))} rounds is known as a whole only."
     if case.now.worst[1] < LOW:
         return f"No single cause: {now}{found}."
     return f"Nothing to do: {now}{found}."

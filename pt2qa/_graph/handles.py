@@ -28,7 +28,7 @@ OUTPUTS = "output_handles"
 PART = "recurrent_part"
 """Where a part of a recurrent op that capture took apart notes which op that was, and which step it computes."""
 
-_BODIES = {
+BODIES = {
     "cond": ("true", "false"),
     "while_loop": ("cond", "body"),
     "map": ("body",),
@@ -177,7 +177,7 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
         return []
     read = (attribute_of(graph_module, arg) for arg in node.args if isinstance(arg, Node) and arg.op == "get_attr")
     found = [body for body in read if isinstance(body, GraphModule)]
-    labels = _BODIES.get(op_of(node.target), ())
+    labels = BODIES.get(op_of(node.target), ())
     return [(labels[i] if i < len(labels) else f"graph{i}", body) for i, body in enumerate(found)]
 
 

@@ -20,7 +20,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
-from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, names_of, op_of
+from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, names_of, op_of, walk
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._quantize.deployed import Origin, deployed_note, difference_note, sliced_inputs, with_slices
 from pt2qa._quantize.observers import without
@@ -530,7 +530,7 @@ def reason_of_absence(
     """
     if not nodes:
         # Inputs, top-level ops and ops in nested graphs have names; only the first two have nodes.
-        return "inside a nested graph, which is not analysed"
+        return "inside a nested graph: it has no row"
     node = nodes[0]
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
     if op_of(node.target) in BATCH_NORMS and source is not None and handle_of(source) in there:
@@ -559,10 +559,11 @@ def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:
     """By kind of op, the most frequent first; ops that the captured model lacks are left out."""
     # An op that was decomposed has several steps and one handle.
     quantizes: dict[int, bool] = {}
-    for step, reads in reads_of(pair.program):
+    for step, reads in reads_of(pair.program, nested=True):
         if step.handle in pair.names:
             quantizes[step.handle] = quantizes.get(step.handle, False) or is_quantized(step.op, reads)
-    nodes = [(node, handle) for node in _ops(pair.quantized) if (handle := handle_of(node)) in quantizes]
+    ops = (each.node for each in walk(pair.quantized) if each.node.op == "call_function")
+    nodes = [(node, handle) for node in ops if (handle := handle_of(node)) in quantizes]
     asked = {handle for node, handle in nodes if annotated_ops([node])}
     known = any(specs_of(node) for node, _ in nodes)
     totals, quantized, annotated = (

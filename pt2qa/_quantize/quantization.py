@@ -206,12 +206,13 @@ def _takes_and_has(plugin: QuantizerPlugin, graph_module: GraphModule) -> str:
 
 def _nested(capture: Capture) -> str:
     count = len(capture.unanalysed)
-    return f"; {count} ops are inside nested graphs (cond, loops), which quantizers do not enter" if count else ""
+    inside = "are inside nested graphs, of which prepare annotates those of while_loop and scan alone"
+    return f"; {count} ops {inside}" if count else ""
 
 
 def _notes(capture: Capture) -> Iterator[str]:
     if capture.unanalysed:
-        yield f"not analysed, inside nested graphs: {len(capture.unanalysed)} ops ({few(capture.unanalysed)})"
+        yield f"without rows, inside nested graphs: {len(capture.unanalysed)} ops ({few(capture.unanalysed)})"
     if capture.stateful:
         yield f"forward writes to {', '.join(capture.stateful)}; every batch is compared from the captured state"
     device = None if capture.eager is None else device_of(capture.eager)

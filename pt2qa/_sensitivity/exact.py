@@ -18,7 +18,7 @@ from pt2qa._sensitivity.site_groups import SiteGroup
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Step
-from pt2qa._simulator.simulator import Simulator, bind
+from pt2qa._simulator.simulator import Body, Simulator, bind
 
 Finish = Callable[[int, Any], None]
 """Consumes the number of a place and the graph's outputs with it quantized."""
@@ -58,7 +58,6 @@ class _Walk:
         self.outputs = frozenset(slots_in(self.program.outputs))
         # Reversed, so that the first step that reads a constant wins.
         self.first_step = {slot: step.index for step in reversed(self.program.steps) for slot in step.constants}
-        self.constant_of = {c.site: c for c in self.program.constants if c.site is not None}
         self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
 
     def run(self, places: Sequence[SiteGroup], wanted: Collection[int], finish: Finish) -> Any:
@@ -83,7 +82,7 @@ class _Walk:
         return min(
             self.step_of[site]
             if site in self.step_of
-            else self.first_step.get(self.constant_of[site].slot, len(self.program.steps))
+            else self.first_step.get(self.program.sites[site].source, len(self.program.steps))
             for site in place.sites
         )
 
@@ -109,8 +108,13 @@ class _Walk:
 
     def _fork(self, start: int, on: frozenset[int] | None) -> Any:
         """The graph's outputs with some sites on; None for all, including constants without a site."""
-        on_constants = [c for c in self.program.constants if on is None or c.site in on]
-        changed: dict[int, Any] = {constant.slot: constant.stored for constant in on_constants}
+        changed: dict[int, Any] = {}
+        for constant in self.program.constants:
+            value = self.simulator.on[constant.slot]
+            if on is None or constant.site in on:
+                changed[constant.slot] = value
+            elif isinstance(value, Body) and not on.isdisjoint(value.sites):
+                changed[constant.slot] = value.switched(on)
         constants = frozenset(changed)
         owned: set[int] = set()
         for step in self.program.steps[start:]:

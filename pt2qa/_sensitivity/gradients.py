@@ -19,7 +19,7 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.formulas import formula_of
 from pt2qa._sensitivity.layouts import laid_out_inputs
 from pt2qa._simulator.program import Program, Step
-from pt2qa._simulator.simulator import Simulator, bind
+from pt2qa._simulator.simulator import Body, Simulator, bind
 from pt2qa.errors import SimulationError
 
 
@@ -56,6 +56,8 @@ class GradientRun:
         self.env = simulator.environment(values, False)
         for constant in self.program.constants:
             value = self.env[constant.slot]
+            if isinstance(value, Body) or (constant.site is not None and not isinstance(value, Tensor)):
+                raise WithoutGradient(f"{constant.reader} calls a nested graph that is quantized")
             # Not detach: verification meanwhile runs the graphs, which restore the buffers they write to, and autograd
             # would count that as a change.
             self.env[constant.slot] = value.data if isinstance(value, Tensor) else value

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._sensitivity.roundings import Rounding
-from pt2qa._simulator.program import Program, QuantParams
+from pt2qa._simulator.program import Constant, Nested, Program, QuantParams
 from pt2qa._simulator.site_functions import SiteFunction
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -34,13 +34,18 @@ def with_roundings(program: Program, roundings: Mapping[int, Rounding]) -> Progr
         else step
         for step in program.steps
     )
-    constants = tuple(
-        replace(constant, stored=roundings[constant.site](constant.reference))
-        if constant.site is not None and constant.site in roundings
-        else constant
-        for constant in program.constants
-    )
+    constants = tuple(_with_roundings(constant, roundings) for constant in program.constants)
     return replace(program, steps=steps, constants=constants)
+
+
+def _with_roundings(constant: Constant, roundings: Mapping[int, Rounding]) -> Constant:
+    if constant.site is not None and constant.site in roundings:
+        return replace(constant, stored=roundings[constant.site](constant.reference))
+    if isinstance(nested := constant.stored, Nested):
+        own = {number: roundings[site] for number, site in enumerate(nested.sites) if site in roundings}
+        made = replace(nested, program=with_roundings(nested.program, own)) if own else nested
+        return replace(constant, reference=made, stored=made)
+    return constant
 
 
 def fitted(lowest: float, highest: float, low: int, high: int) -> QuantParams:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
+from pt2qa._sensitivity.played import with_roundings
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Site, Step
+from pt2qa._simulator.simulator import Simulator
 
 CONVOLUTIONS = ("conv", "batch_norm", "max_pool", "avg_pool", "adaptive_avg_pool")
 
@@ -66,6 +68,11 @@ class Observed:
     def _drop_channels(self) -> None:
         self.axis, self.channel_lowest, self.channel_highest, self.uneven = None, None, None, True
 
+    def close(self, batch: int) -> None:
+        """Makes what was seen since the batch before the range of this one: nothing, where no branch came by."""
+        self.lowest[batch:] = [min(self.lowest[batch:], default=math.inf)]
+        self.highest[batch:] = [max(self.highest[batch:], default=-math.inf)]
+
     def left_without(self, batches: Collection[int]) -> Observed:
         """The ranges over all batches but some, by batch alone."""
         left = [number for number in range(len(self.lowest)) if number not in batches]
@@ -83,18 +90,31 @@ def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted 
     """The ranges at each activation site on flat batches, each with which of its positions count; None: all do."""
     sites = pair.sites
     found = {site.index: Observed() for site in sites if site.kind == "activation"}
+    nested = {index: functools.partial(_look, found[index], sites[index]) for index in found if sites[index].nested}
+    simulator = pair.simulator
+    if nested:  # they look at each value, and leave it as it is
+        simulator = Simulator(with_roundings(pair.program, nested), fused=simulator.fused)
 
     def visit(step: Step, value: Any, counted: Counted | None) -> None:
         if step.site is not None and isinstance(value, Tensor) and value.is_floating_point() and value.numel():
             _add(found[step.site], sites[step.site], value if counted is None else counted.filled(step.out, value))
 
-    for values, counted in batches:
-        pair.simulator.run(values, on=False, visit=functools.partial(visit, counted=counted))
+    for number, (values, counted) in enumerate(batches):
+        simulator.run(values, on=nested.keys(), visit=functools.partial(visit, counted=counted))
+        for index in nested:
+            found[index].close(number)
     first, *others = everywhere(found)
     for other in others:
         for site, observed in other.items():
             first[site].extend(observed)
     return first
+
+
+def _look(into: Observed, site: Site, value: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The rounding that changes nothing: adds the ranges of a value in a nested graph."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+        _add(into, site, value)
+    return value
 
 
 def _add(into: Observed, site: Site, value: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pt2qa._metrics import value_range
 from pt2qa._simulator.fused import is_exact, quantize_dequantize
 from pt2qa._simulator.program import QuantParams, Site
-from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.simulator import Body, Simulator
 from pt2qa._simulator.stored import read
 from pt2qa._simulator.strides import after_rounding
 
@@ -96,6 +96,8 @@ class OwnRounding:
 
 def own_rounding(simulator: Simulator, site: Site) -> Rounding:
     """A site's own rounding; equal for each call, so that variants share it."""
+    if isinstance(body := simulator.on[site.source], Body):
+        return own_rounding(body.simulator, body.own(site))
     return OwnRounding(simulator, site.source, simulator.program.producers.get(site.result))
 
 

@@ -53,6 +53,15 @@ class FloatConstants:
                 found.append(constant)
         return found[0] if found and all(other.value is found[0].value for other in found) else None
 
+    def nested(self, reader: Node, path: Path) -> GraphModule | None:
+        """The nested graph that the one counterpart of ``reader`` calls; None if it has none, or several."""
+        key = _reader_key(reader)
+        arguments = [_argument(node, path) for node in (self._readers[key] if key is not None else [])]
+        read = [
+            attribute_of(self._root, each) for each in arguments if isinstance(each, Node) and each.op == "get_attr"
+        ]
+        return read[0] if len(read) == 1 and isinstance(read[0], GraphModule) else None
+
     def _literal(self, argument: Any, like: Tensor) -> FloatConstant | None:
         """A number that a quantizer's rewriting made a tensor, as XNNPACK's does."""
         if isinstance(argument, bool) or not isinstance(argument, int | float) or like.numel() != 1:

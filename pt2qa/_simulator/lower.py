@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,26 +19,33 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import (
+    BODIES,
     OpName,
     attribute_of,
     handle_of,
     input_handles,
     name_of,
+    nested_graphs,
     op_of,
     part_name,
     parts_of,
+    walk,
 )
 from pt2qa._graph.internals.nodes import VALUE, calls_guards, module_stack
-from pt2qa._graph.internals.torch import OpOverload
+from pt2qa._graph.internals.torch import OpOverload, pytree
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.float_constants import FloatConstants, Path, run_on_constants
 from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, slots_in, written_value
-from pt2qa._simulator.products import constant_role
-from pt2qa._simulator.program import Constant, Program, QuantParams, Region, Site, Slot, Step, unrounded
+from pt2qa._simulator.products import arguments_of, constant_role
+from pt2qa._simulator.program import Constant, Nested, Program, QuantParams, Region, Site, Slot, Step, unrounded
 from pt2qa._simulator.site_functions import converted_site, fused_site
 from pt2qa._simulator.stored import WEIGHT_CACHE, Integers, Stored, ValueCache, read, shares_memory
 from pt2qa.errors import PairingError
+
+
+class _UnknownScaleError(PairingError):
+    """A scale is computed in a way that no site can follow; of a nested graph, all is one site then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +89,26 @@ def lower(
     Raises:
         PairingError: the quantized graph still has observers, or nothing in it is quantized.
     """
-    return _Lowering(quantized, reference, names, ValueCache(weight_cache)).run()
+    program = _Lowering(quantized, reference, names, ValueCache(weight_cache)).run()
+    if not program.sites:
+        raise PairingError(
+            "nothing in the quantized graph is quantized: it has no quantize or dequantize op. "
+            "Expected what convert_pt2e returns after a quantizer annotated ops and calibration ran."
+        )
+    return program
 
 
 class _Lowering:
     def __init__(
-        self, quantized: GraphModule, reference: GraphModule, names: Mapping[int, OpName], cache: ValueCache
+        self,
+        quantized: GraphModule,
+        reference: GraphModule,
+        names: Mapping[int, OpName],
+        cache: ValueCache,
+        owner: str = "",
     ) -> None:
-        self.graph_module, self.cache = quantized, cache
+        """``owner`` is what a nested graph is called, such as ``while_loop.body``."""
+        self.graph_module, self.cache, self.owner = quantized, cache, owner
         self.order = {node: position for position, node in enumerate(quantized.graph.nodes)}
         self.names = names
         self.floats = FloatConstants(reference)
@@ -114,7 +133,7 @@ class _Lowering:
 
     def run(self) -> Program:
         outputs: Any = ()
-        input_numbers = input_handles(self.graph_module)
+        input_numbers = {} if self.owner else input_handles(self.graph_module)
         # convert gives every reader its own dequantize node, so a write to one of them does not affect the others.
         self.written_dequantizes = {
             written_value(node) for node in self.order if op_rules.mutates_first_argument(node.target)
@@ -124,6 +143,7 @@ class _Lowering:
                 slot = self._new_slot()
                 handle = input_numbers.get(node)
                 name = self.names[handle].name if handle is not None and handle in self.names else node.name
+                name = f"{self.owner}/input[{len(self.inputs)}]" if self.owner else name
                 self.inputs.append((slot.number, name, -1 if handle is None else handle))
                 self.values[node] = slot
             elif node.op == "get_attr":
@@ -134,11 +154,6 @@ class _Lowering:
                 continue
             else:
                 self._call(node)
-        if not self.sites:
-            raise PairingError(
-                "nothing in the quantized graph is quantized: it has no quantize or dequantize op. "
-                "Expected what convert_pt2e returns after a quantizer annotated ops and calibration ran."
-            )
         regions = _find_regions(self.steps, self.sites, self.producers)
         given = [slot for slot, _, _ in self.inputs] + [constant.slot for constant in self.constants]
         mark_lifetimes(self.steps, outputs, given)
@@ -347,7 +362,7 @@ class _Lowering:
     def _require_tensor(self, node: Node) -> Any:
         value = self._tensor(node)
         if value is None:
-            raise PairingError(
+            raise _UnknownScaleError(
                 f"the quantized graph computes {node.name} ({node.target}), which it quantizes with, in a way that "
                 "pt2qa does not know. Expected a constant, or choose_qparams of the value that is quantized."
             )
@@ -453,9 +468,9 @@ class _Lowering:
     ) -> Slot:
         reference, attribute, is_parameter = value.reference, value.attribute, value.is_parameter
         stored, quantized = value.quantized, read(value.quantized)
-        found = self.floats.lookup(reader, path, quantized) if isinstance(quantized, Tensor) else None
-        if found is not None:
-            reference, attribute, is_parameter = found.value, found.attribute, found.is_parameter
+        known = self.floats.lookup(reader, path, quantized) if isinstance(quantized, Tensor) else None
+        if known is not None:
+            reference, attribute, is_parameter = known.value, known.attribute, known.is_parameter
         elif reference is None:
             self.notes.append(
                 f"{self._reader_name(reader)}: no float value for its argument {path} in the reference; "
@@ -471,7 +486,14 @@ class _Lowering:
         name, op, number = self._reader_name(reader), op_of(reader.target), -1 if handle is None else handle
         position = path[0] if path and isinstance(path[0], int) else -1
         site = None
-        if value.params is not None:
+        if isinstance(quantized, GraphModule):
+            reference = self.floats.nested(reader, path) or reference
+            found = self._nested(quantized, reference, slot, reader)
+            if isinstance(found, Nested):
+                reference = stored = found
+            else:
+                site = found
+        elif value.params is not None:
             kind = constant_role(op, position, is_parameter)
             site = len(self.sites)
             self.sites.append(Site(site, kind, name, op, number, (), value.params, slot.number, slot.number, True))
@@ -491,6 +513,71 @@ class _Lowering:
             )
         )
         return slot
+
+    # -- nested graphs -------------------------------------------------------------------------------------------
+
+    def _nested(self, body: GraphModule, reference: GraphModule, slot: Slot, reader: Node) -> Nested | int | None:
+        """A nested graph whose sites become sites of this program, or the one site that is all of its quantization.
+
+        None if nothing in it is quantized.
+        """
+        owner, op = self._reader_name(reader), op_of(reader.target)
+        name = f"{owner}.{next(label for label, each in nested_graphs(reader, self.graph_module) if each is body)}"
+        try:
+            program = _Lowering(body, reference, self.names, self.cache, name).run() if op in BODIES else None
+        except _UnknownScaleError as error:
+            program = None
+            self.notes.append(str(error))
+        if program is not None:
+            self.notes += program.notes
+            found = [self._own_site(site, program, self._constant_inputs(reader, program)) for site in program.sites]
+            place = len(self.sites), slot.number
+            self.sites += [
+                replace(site, index=place[0] + number, source=place[1], result=place[1], nested=True)
+                for number, site in enumerate(found)
+            ]
+            return Nested(program, tuple(range(place[0], len(self.sites)))) if found else None
+        dtypes = [
+            quant_ops.read_params(each.node, lambda _: None).dtype
+            for each in walk(body)
+            if quant_ops.is_quantize(each.node)
+        ]
+        if not dtypes:
+            return None
+        params = QuantParams(", ".join(sorted(set(dtypes))))
+        number, handle = len(self.sites), handle_of(reader)
+        self.sites.append(
+            Site(
+                number,
+                "activation",
+                name,
+                op,
+                -1 if handle is None else handle,
+                (),
+                params,
+                slot.number,
+                slot.number,
+                False,
+                True,
+            )
+        )
+        return number
+
+    def _constant_inputs(self, reader: Node, program: Program) -> set[int]:
+        """The input slots of a nested graph that get the same constants in each iteration: weights, mostly."""
+        leaves = pytree.tree_leaves(reader.args)
+        first = max(number for number, leaf in enumerate(leaves) if _is_graph(leaf, self.graph_module)) + 1
+        given = zip(program.inputs, leaves[first:], strict=False)
+        return {slot for slot, leaf in given if isinstance(leaf, Node) and isinstance(self._value(leaf), _Folded)}
+
+    def _own_site(self, site: Site, program: Program, constants: Collection[int]) -> Site:
+        """A site of a nested graph; if it rounds a weight, which is an input there, it is the weight's reader's."""
+        for step in program.steps if site.source in constants else ():
+            for argument, slot in arguments_of(step):
+                role = constant_role(step.op, argument, is_parameter=False)
+                if slot == site.result and step.site is None and role != "activation":
+                    return replace(site, kind=role, name=step.name, op=step.op, handle=step.handle)
+        return site
 
     def _reader_name(self, node: Node) -> str:
         return name_of(node, self.names) or node.name
@@ -519,7 +606,13 @@ class _Lowering:
             for slot in (*step.reads, *step.constants):
                 if step.site is None:
                     readers[slot].append(step.name)
-        return [replace(site, readers=tuple(readers[site.result])) for site in self.sites]
+        return [site if site.nested else replace(site, readers=tuple(readers[site.result])) for site in self.sites]
+
+
+def _is_graph(argument: Any, graph_module: GraphModule) -> bool:
+    """Whether an argument of a node is a nested graph."""
+    is_attribute = isinstance(argument, Node) and argument.op == "get_attr"
+    return is_attribute and isinstance(attribute_of(graph_module, argument), GraphModule)
 
 
 def _keeps_dtype(node: Node) -> bool:
@@ -554,7 +647,9 @@ def _find_regions(steps: Sequence[Step], sites: Sequence[Site], producers: dict[
         if before is not None and before.site is None and (epilogue or step.op == "getitem"):
             step.region = before.region
         members.setdefault(step.region, []).append(step)
-    site_of_result = {site.result: site.index for site in sites}
+    sites_of_result: dict[int, list[int]] = defaultdict(list)
+    for site in sites:
+        sites_of_result[site.result].append(site.index)
     sites_of_source: dict[int, list[int]] = defaultdict(list)
     for site in sites:
         if site.result != site.source:
@@ -563,7 +658,8 @@ def _find_regions(steps: Sequence[Step], sites: Sequence[Site], producers: dict[
     for number, own in members.items():
         around: set[int] = set()
         for step in own:
-            around.update(site_of_result[slot] for slot in (*step.reads, *step.constants) if slot in site_of_result)
+            for slot in (*step.reads, *step.constants):
+                around.update(sites_of_result[slot])
             around.update(sites_of_source[step.out])
         regions.append(
             Region(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pt2qa._graph.internals.torch import arguments_of as schema_arguments
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.program import Nested, Program, Step
 
 State = Literal["quantized", "input only", "weight only", "float"]
 """What is rounded of what an op multiplies."""
@@ -59,8 +59,8 @@ class Read(NamedTuple):
     rounded: bool
 
 
-def reads_of(program: Program) -> Iterator[tuple[Step, tuple[Read, ...]]]:
-    """Each op of a program with the tensors that it reads in the converted model."""
+def reads_of(program: Program, *, nested: bool = False) -> Iterator[tuple[Step, tuple[Read, ...]]]:
+    """Each op of a program with the tensors that it reads in the converted model; ``nested`` ones after all others."""
     results = {site.result for site in program.sites}
     constants = {constant.slot: constant for constant in program.constants}
     for step in program.steps:
@@ -68,9 +68,12 @@ def reads_of(program: Program) -> Iterator[tuple[Step, tuple[Read, ...]]]:
             reads = (
                 Read(argument, slot in constants, slot in results)
                 for argument, slot in arguments_of(step)
-                if slot not in constants or isinstance(constants[slot].reference, Tensor)
+                if slot not in constants or slot in results or isinstance(constants[slot].reference, Tensor)
             )
             yield step, tuple(reads)
+    for constant in program.constants if nested else ():
+        if isinstance(constant.stored, Nested):
+            yield from reads_of(constant.stored.program, nested=True)
 
 
 def arguments_of(step: Step) -> Iterator[tuple[int, int]]:

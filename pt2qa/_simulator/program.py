@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.fx import GraphModule
 
 from pt2qa._simulator.stored import Stored, read
 
@@ -80,6 +81,8 @@ class Site:
         source: slot of the value before rounding; for a constant, the slot of the constant itself.
         result: slot of the value after rounding.
         exact: whether the fused op computes it; otherwise the converted ops themselves do.
+        nested: whether it is inside a nested graph, of a loop, say: its error is that of all iterations together, and
+            ``source`` and ``result`` are the slot of that graph.
     """
 
     index: int
@@ -92,6 +95,20 @@ class Site:
     source: int
     result: int
     exact: bool
+    nested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A nested graph that an op calls, as a program of its own.
+
+    Attributes:
+        program: it.
+        sites: for each of its sites, the number of that site in the program around it.
+    """
+
+    program: Program
+    sites: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +117,8 @@ class Constant:
 
     Attributes:
         reference: its value in the reference.
-        stored: what the quantized model keeps of its own; a :class:`Stored` constant if it is rounded.
+        stored: what the quantized model keeps of its own; a :class:`Stored` constant if it is rounded.  Of a nested
+            graph with sites, this and the reference are one :class:`Nested`.
         attribute: qualified name in the float model, if known, such as ``layer1.0.conv1.weight``.
         is_parameter: whether it is a Parameter of the float model, not a buffer or a literal.
         reader: name of the op that reads it first; empty if none does.
@@ -216,6 +234,12 @@ class Program:
     producers: dict[int, int]
     notes: tuple[str, ...]
     may_share: bool
+
+    @property
+    def whole_graphs(self) -> frozenset[int]:
+        """The sites that stand for all quantization of a nested graph, whose own sites are not known."""
+        graphs = (each.site for each in self.constants if isinstance(each.reference, GraphModule))
+        return frozenset(site for site in graphs if site is not None)
 
     def unrounded(self, slot: int) -> int:
         """The slot of a value before any site rounded it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import GraphModule
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator.graph_run import GraphRun
-from pt2qa._simulator.program import Program, Slot, Step
+from pt2qa._simulator.program import Nested, Program, Site, Slot, Step
 from pt2qa._simulator.stored import read
 from pt2qa._simulator.strides import copied, is_plain, with_strides
 
@@ -28,11 +29,26 @@ class Simulator:
 
     def __init__(self, program: Program, *, fused: bool = True) -> None:
         self.program = program
-        self.fused = fused
         self.off: list[Any] = [None] * program.slots
         self.on: list[Any] = [None] * program.slots
         for constant in program.constants:
             self.off[constant.slot], self.on[constant.slot] = constant.reference, constant.stored
+            if isinstance(constant.stored, Nested):
+                body = Body(Simulator(constant.stored.program), constant.stored.sites, True)
+                self.off[constant.slot], self.on[constant.slot] = body.switched(False), body
+        self.fused = fused
+
+    @property
+    def fused(self) -> bool:
+        """Whether the fused ops compute the sites, those of nested graphs too; else the converted ops."""
+        return self._fused
+
+    @fused.setter
+    def fused(self, fused: bool) -> None:
+        self._fused = fused
+        for value in self.on:
+            if isinstance(value, Body):
+                value.simulator.fused = fused
 
     @computes
     def run(
@@ -92,6 +108,8 @@ class Simulator:
             site = constant.weight_site if constant.site is None else constant.site
             if not isinstance(on, bool) and site is not None and site in on:
                 env[constant.slot] = constant.stored
+            if not isinstance(on, bool) and isinstance(constant.stored, Nested):
+                env[constant.slot] = self.on[constant.slot].switched(on)
             if constant.mutated:
                 env[constant.slot] = copied(read(env[constant.slot]))
         for slot, value in zip(self.program.inputs, values, strict=True):
@@ -115,6 +133,34 @@ class Simulator:
     def site_function(self, step: Step) -> Callable[..., Any]:
         """The fused op of a site, or the converted ops if this simulator does not fuse."""
         return step.function if self.fused or step.converted is None else step.converted
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A nested graph as the op around it calls it, with some of its sites on.
+
+    Attributes:
+        simulator: of its program; verification may switch fused ops off in it.
+        sites: for each of its sites, the number of that site in the program around it.
+        on: True for all of its sites, False for none, or their own numbers.
+    """
+
+    simulator: Simulator
+    sites: tuple[int, ...]
+    on: bool | frozenset[int]
+
+    def __call__(self, *values: Any) -> Any:
+        return self.simulator.run(values, self.on)
+
+    def switched(self, on: bool | Collection[int]) -> Body:
+        """The same with other sites on, given as for the program around it."""
+        if isinstance(on, bool):
+            return replace(self, on=on)
+        return replace(self, on=frozenset(own for own, site in enumerate(self.sites) if site in on))
+
+    def own(self, site: Site) -> Site:
+        """A site of the program around it as one of its own."""
+        return self.simulator.program.sites[self.sites.index(site.index)]
 
 
 def bind(template: Any, env: Values) -> Any:

@@ -313,7 +313,7 @@ def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
     >>> sites_on(sites, pt2qa.overrides.annotations_of(capture, "xnnpack")) == set(range(len(sites)))
     True
     """
-    return {index for index, points in annotations.points_at(sites).items() if points}
+    return {index for index, points in annotations.points_at(sites).items() if points or sites[index].nested}
 
 
 def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:

@@ -176,7 +176,7 @@ def _nonfinite_sites(context: CheckContext) -> Iterator[Found]:
         if site.kind != "activation" or not isinstance(site.params.scale, float):
             continue
         constant, row = constants.get(site.source), rows.get(site.name)
-        if constant is not None:
+        if constant is not None and isinstance(constant.reference, torch.Tensor):
             nonfinite = not bool(constant.reference.isfinite().all())
             yield from _at_site(context, constant.attribute or site.name, site.params, None, nonfinite)
         else:

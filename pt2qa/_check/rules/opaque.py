@@ -88,8 +88,8 @@ _INLINED = {
 @rule(
     severity="warning",
     title="ops inside the nested graphs of cond, loops and regions",
-    why="Quantizers annotate the outer graph. What a branch, a loop or a torch.no_grad() region does is in graphs of "
-    "their own, and no number of pt2qa is about the ops there.",
+    why="What a branch, a loop or a torch.no_grad() region does is in graphs of its own. prepare_pt2e annotates those "
+    "of while_loop and scan like the outer graph, and no others. Edits reach none of them, and their ops have no rows.",
     fix="take what shall be quantized out of the branch or the loop, or write the choice with torch.where",
     needs=("graph",),
 )
@@ -105,8 +105,14 @@ def nested_graph(context: CheckContext) -> Iterator[Found]:
 
 def _explained(node: Node, what: str) -> tuple[str, Severity, str]:
     op = op_of(node.target)
+    if op in ("while_loop", "scan"):
+        return (
+            f"prepare quantizes {what}, but edits do not reach there, and only what is rounded has rows",
+            "warning",
+            "",
+        )
     if op not in _INLINED:
-        return f"pt2qa neither quantizes nor analyses {what}", "warning", ""
+        return f"prepare leaves {what} in float, and there are no rows about that", "warning", ""
     region, cause = _INLINED[op]
     if op == "wrap_with_autocast" and node.args[2] is not False:
         why = f"{what} compute in another dtype under autocast, and are neither quantized nor analysed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from pt2qa._diagnosis.case import Case, Hypothesis
@@ -22,7 +23,8 @@ SHARE = 0.2
 
 
 def needed(case: Case) -> Iterator[Hypothesis]:
-    """The regions whose fallback to float frees the most noise."""
+    """The regions whose fallback to float frees the most noise, and the nested graphs."""
+    yield from _nested(case)
     annotations = case.annotations
     if annotations is None:
         return
@@ -55,6 +57,28 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     noisiest = case.ranked([site.index for site in case.pair.sites], case.noise)
     yield from _together(case, noisiest[:MOST], tried)
     yield from _together(case, [site for site in noisiest if _cause(case, [site]) == "narrow-calibration"], tried)
+
+
+def _nested(case: Case) -> Iterator[Hypothesis]:
+    """The nested graphs that make much of the noise; no edit reaches there."""
+    graphs: dict[int, list[int]] = defaultdict(list)
+    for site in case.pair.sites:
+        if site.nested:
+            graphs[site.source].append(site.index)
+    for sites in graphs.values():
+        noise = sum(map(case.noise, sites))
+        if noise > SHARE * case.total_noise:
+            yield Hypothesis(
+                cause=_cause(case, sites) or "precision",
+                name=case.pair.sites[max(sites, key=case.noise)].name,
+                others=case.names(sites),
+                evidence=f"what its nested graph rounds makes {share(noise / case.total_noise)} % of the noise of all "
+                "sites (error budget)",
+                remedy="leave the nested graph in float: have the quantizer annotate nothing in it, since no edit "
+                "reaches there",
+                treatment=Treatment(exact=frozenset(case.places[index] for index in sites)),
+                share=case.share(case.noise, sites),
+            )
 
 
 def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> Iterator[Hypothesis]:
