@@ -21,10 +21,10 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
-from pt2qa._simulator import op_rules
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.isolated_check import Isolated
+from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
@@ -129,6 +129,7 @@ class Comparison:
         }
         self.empty = Totals(custom=dict(metrics))
         self.check = Verification(pair.graphs)
+        self.unwritten = {node.name for node in unwritten_values(pair.quantized.graph)}
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
         self.rows: dict[int, list[Row]] = {}
@@ -283,8 +284,8 @@ class Comparison:
         reference, quantized = event.reference, event.quantized
         if not isinstance(reference, Tensor) or not isinstance(quantized, Tensor):
             return None
-        if event.step.site is None and op_rules.is_uninitialised(event.step.function):
-            row.problem = "memory that is not written yet"
+        if event.step.node in self.unwritten:
+            row.problem = UNWRITTEN
             return None
         if reference.shape != quantized.shape:
             row.problem = f"shapes differ: {tuple(reference.shape)} and {tuple(quantized.shape)}"

@@ -19,6 +19,7 @@ from pt2qa._profile.sites import ReadValue, Sites
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.batches import written_buffers
+from pt2qa._simulator.lifetimes import unwritten_values
 from pt2qa._simulator.program import QuantParams
 
 LAST_AXIS = -1
@@ -69,12 +70,14 @@ class Plan:
         places: in graph order; each gives its value's position.
         writes: whether the graph changes its inputs or buffers when it runs.
         written: the names of the buffers that it changes.
+        unwritten: the ops whose results, new memory that is not written yet, are not measured.
     """
 
     values: tuple[Value, ...]
     places: tuple[ProfiledValue, ...]
     writes: bool
     written: tuple[str, ...]
+    unwritten: tuple[str, ...]
 
 
 def make_plan(
@@ -118,6 +121,8 @@ class _Planner:
             for written in written_by(node, graph)
         ]
         self.written = written_buffers(graph)
+        self.unwritten = unwritten_values(graph.graph)
+        self.left_out: dict[str, None] = {}
         self.constant = self._constants()
         self.channels = self._channels()
         self.values: list[Value] = []
@@ -131,7 +136,7 @@ class _Planner:
             if node.op != "placeholder" and node.target is not operator.getitem:
                 self._reads(node)
             self._makes(node)
-        return Plan(tuple(self.values), tuple(self.places), bool(self.writes), self.written)
+        return Plan(tuple(self.values), tuple(self.places), bool(self.writes), self.written, tuple(self.left_out))
 
     def _is_op(self, node: Node) -> bool:
         """Whether a node gets rows: inputs and ops of the model, but not quantization ops or constants."""
@@ -157,14 +162,22 @@ class _Planner:
         for read in self.sites.readings(node):
             self._place(node, "output", "", self.names[node].name, self._value(read, read.node, None))
 
-    def _place(self, node: Node, role: Role, argument: str, of: str, value: int) -> None:
+    def _place(self, node: Node, role: Role, argument: str, of: str, value: int | None) -> None:
+        if value is None:
+            self.left_out[of] = None
+            return
         source = source_line(node, code=True) if self.with_stack else ""
         self.places.append(ProfiledValue(self.names[node], _handle(node), role, argument, of, source, value))
 
-    def _value(self, read: ReadValue, actual: Node, reader: Node | None) -> int:
-        """The number of a value; one that was written to since it was produced is a new one for its reader."""
+    def _value(self, read: ReadValue, actual: Node, reader: Node | None) -> int | None:
+        """The number of a value; one that was written to since it was produced is a new one for its reader.
+
+        None for memory that is not written yet.
+        """
         written = [position for position, group in self.writes if actual in group]
         stale = reader is not None and any(self.order[actual] < at < self.order[reader] for at in written)
+        if read.node in self.unwritten and not stale:
+            return None
         key = (actual, reader) if stale else (read.node, None)
         if key not in self.numbers:
             self.numbers[key] = len(self.values)

@@ -10,6 +10,8 @@ from pt2qa._profile.rows import ProfileRow
 from pt2qa._profile.sums import described_by, is_uneven, numbers_of, packed_values
 from pt2qa._profile.target import ProfileTarget
 from pt2qa._profile.watch import ValueStatistics, Wanted
+from pt2qa._report.prose import few
+from pt2qa._simulator.lifetimes import UNWRITTEN
 
 
 def profile_of(
@@ -43,6 +45,8 @@ def profile_of(
     ordered = sorted(seen)
     uneven = [place for place in plan.places if place.value in seen and is_uneven(seen[place.value])]
     extra = [f"{place.name.name}: no numbers by channel, batches differ in the channel axis" for place in uneven]
+    if plan.unwritten:
+        extra.append(f"not measured, {UNWRITTEN}: {few(plan.unwritten)}")
     return Profile(
         rows=rows,
         **packed_values([described[number] for number in ordered], [seen[number] for number in ordered], wanted),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.program import Slot, Step
@@ -96,6 +96,31 @@ def written_value(node: Node) -> Node:
     while aliases_input(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
+
+
+UNWRITTEN: Final = "memory that is not written yet"
+"""Why such a value has no numbers."""
+
+
+def unwritten_values(graph: Graph) -> frozenset[Node]:
+    """The values that are memory to which nothing was written when they are made: new, a view of such, or rounded.
+
+    They differ from run to run, so they are neither measured nor compared.
+    """
+    found: set[Node] = set()
+    written: set[Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        source = node.args[0] if node.args else None
+        passes_on = quant_ops.is_quantization(node) or op_rules.only_moves(node.target)
+        if op_rules.mutates_first_argument(node.target):
+            written.add(written_value(node))
+        elif op_rules.is_uninitialised(node.target) or (
+            passes_on and isinstance(source, Node) and source in found and written_value(source) not in written
+        ):
+            found.add(node)
+    return frozenset(found)
 
 
 def has_living_alias(node: Node, order: Mapping[Node, int]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.outputs import plain
@@ -60,9 +61,9 @@ class _Search:
         return self.found
 
     def _visit(self, event: Event) -> None:
-        if self.found is not None:
-            return
         step = event.step
+        if self.found is not None or (step.site is None and op_rules.is_uninitialised(step.function)):
+            return
         # At a site, the event compares the value before rounding with the rounded one; the value is its source's.
         slot = step.reads[0] if step.site is not None else step.out
         name = self.inputs.get(slot) or self.program.steps[self.program.producers[slot]].name

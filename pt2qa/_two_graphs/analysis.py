@@ -29,6 +29,7 @@ from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, flatten_batch, has_no_element
+from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
@@ -126,6 +127,7 @@ class _Comparison:
         self.axes = None if mask is None else Axes(a, mask)
         self.outputs = [_row(OpName(name, "", "", "output"), -1, None) for name in _output_names(a, b)]
         self.plan = plan_values(a, b)
+        self.unwritten = unwritten_values(a.graph) | unwritten_values(b.graph)
         chosen = select([value.name for value in self.plan.values], prefixes, ops)
         self.rows = [
             (value, _row(value.name, value.handle, value.params))
@@ -169,7 +171,9 @@ class _Comparison:
         found = []
         for compared, row in self.rows:
             one, other = a.value(compared.a), b.value(compared.b)
-            if (totals := _measure(row, one, other, compared.a, inside)) is not None:
+            if not self.unwritten.isdisjoint((compared.a, compared.b)):
+                row.problem = UNWRITTEN
+            elif (totals := _measure(row, one, other, compared.a, inside)) is not None:
                 found.append((row, totals))
                 look.at(row.name, one, other)
             a.compared(compared.a)

@@ -32,3 +32,29 @@ def test_new_memory_has_no_number() -> None:
     assert row.note == "memory that is not written yet"
     assert report.set_apart == ()
     assert report.sqnr > 30
+
+
+class Written(nn.Module):
+    """New memory of several kinds: read as it is, through a view, and after it was written."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        new, other = torch.empty_like(x), x.new_empty(4, 3)
+        order = torch.arange(3)[:, None].expand(3, 4)
+        return new.scatter(0, order, x) + other.t().scatter(0, order, x) + torch.empty(3, 4).copy_(x)
+
+
+def test_no_row_of_a_profile_is_about_memory_that_is_not_written_yet() -> None:
+    x = torch.randn(3, 4)
+    program = torch.export.export(Written().eval(), (x,))
+    report = pt2qa.profile(program.module(), [x], progress=False)
+    assert {row.of for row in report.rows}.isdisjoint({"empty_like", "new_empty", "empty", "t"})
+    assert next(row for row in report.rows if row.op == "copy" and row.role == "output").max == float(x.max())
+    assert "not measured, memory that is not written yet: empty_like, new_empty, t, empty" in report.notes
+
+
+def test_two_graphs_do_not_differ_in_memory_that_is_not_written_yet() -> None:
+    x = torch.randn(3, 4)
+    capture = pt2qa.capture(Written().eval(), x)
+    report = pt2qa.compare_graphs(capture.module(), capture.module(), [x], progress=False)
+    unwritten = [row for row in report.rows if row.note == "memory that is not written yet"]
+    assert {row.op for row in unwritten} == {"empty_like", "new_empty", "t", "empty"}
