@@ -37,7 +37,7 @@ class QuantizeError(Pt2qaError):
 
 
 class PairingError(Pt2qaError):
-    """Two graphs do not belong together, or carry no handles."""
+    """Two graphs do not belong together."""
 
 
 class SimulationError(Pt2qaError):

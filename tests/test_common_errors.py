@@ -197,8 +197,8 @@ RAISED: dict[str, tuple[Callable[[], Any], ...]] = {
         lambda: on_device(images(5)),
         lambda: on_device(X.double()),
     ),
-    "Graphs carry no handles": (
-        lambda: pt2qa.pair(torch.export.export(residual(), (X,)).module(), residual_pair().quantized),
+    "Graphs have no op in common": (
+        lambda: pt2qa.pair(torch.export.export(nn.Tanh(), (X,)).module(), residual_pair().quantized),
     ),
     "The first graph is not the float one": (lambda: pt2qa.pair(residual_pair().quantized, exported()),),
     "The second graph is not quantized": (

@@ -146,11 +146,15 @@ def test_the_stage_does_not_change_what_is_deployed() -> None:
     assert with_handles.get_pte_buffer() == without_pt2qa().get_pte_buffer()
 
 
-def test_a_session_without_the_stage_gives_no_pair() -> None:
+def test_a_session_without_the_stage_pairs_too() -> None:
+    """It exports the model for itself: module path, kind of op and ordinal say which op is which."""
     model, batches = model_and_batches("cnn")
     _, quantized = graphs_of(finished(model, batches, stage=False, stages=UNTIL_EXPORT))
-    with pytest.raises(PairingError, match=r"the quantized graph carries no handles\..*pt2qa\.with_handles"):
-        pt2qa.pair(pt2qa.with_handles(torch.export.export(model, batches[0])), quantized)
+    pairing = pt2qa.pair(torch.export.export(model, batches[0]), quantized).pairing
+    reference, handled = graphs_of(finished(model, batches, stages=UNTIL_EXPORT))
+    expected = pt2qa.pair(reference, handled).pairing
+    assert [paired.name for paired in pairing.pairs] == [paired.name for paired in expected.pairs]
+    assert pairing.unpaired == expected.unpaired
 
 
 def test_several_methods_give_a_pair_each() -> None:

@@ -156,16 +156,6 @@ def test_pair_with_another_models_weights_is_refused() -> None:
         pt2qa.pair(stranger.module(), quantized)
 
 
-def test_graphs_without_handles_are_refused() -> None:
-    plain = torch.export.export(residual(), (images(),)).module()
-    with pytest.raises(
-        pt2qa.PairingError, match=r"the reference graph carries no handles\. Capture the model with pt2qa"
-    ):
-        pt2qa.pair(plain, residual_pair().quantized)
-    with pytest.raises(pt2qa.PairingError, match="the quantized graph carries no handles"):
-        pt2qa.pair(residual_pair().reference, plain)
-
-
 def test_what_is_not_a_quantized_graph_is_refused() -> None:
     capture = pt2qa.capture(residual(), images())
     prepared, _ = made_elsewhere(capture, images())

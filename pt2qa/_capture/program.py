@@ -196,9 +196,9 @@ def capture(
 def with_handles(program: ExportedProgram) -> ExportedProgram:
     """Gives every input and op of a program that was exported elsewhere a handle, and changes nothing else.
 
-    :func:`pt2qa.pair` needs the same handles in both graphs: prepare, calibrate and convert the result, then pair it
-    with the converted graph.  :func:`capture` also rewrites the program where quantizers would fail or skip ops, and
-    checks it against the model; this shows a flow as it is.
+    By its handles, :func:`pt2qa.pair` knows an op in any graph made from the result, whatever happened to it: prepare,
+    calibrate and convert the result, then pair it with the converted graph.  :func:`capture` also rewrites the program
+    where quantizers would fail or skip ops, and checks it against the model; this shows a flow as it is.
 
     Args:
         program: what ``torch.export.export`` returned; it is not changed.

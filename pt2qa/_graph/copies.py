@@ -21,6 +21,16 @@ def copy_to_edit(given: _Exported) -> _Exported:
     return copy.deepcopy(given, {id(parameter): parameter for parameter in _parameters(given)})
 
 
+def copy_nodes(graph_module: GraphModule) -> GraphModule:
+    """A copy whose nodes can be edited, those of nested graphs too; all parameters and buffers are shared."""
+    copied = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    copied.meta.update(graph_module.meta)
+    for name, nested in list(copied.named_children()):
+        if isinstance(nested, GraphModule):
+            setattr(copied, name, copy_nodes(nested))
+    return copied
+
+
 def copy_without_values(graph_module: GraphModule) -> GraphModule:
     """A copy whose parameters and buffers are on the meta device, for edits that depend on no value."""
     memo: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in graph_module.buffers()}

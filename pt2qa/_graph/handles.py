@@ -87,10 +87,10 @@ def handle_of(node: Node) -> int | None:
     >>> handle_of(x)
     3
     """
-    handle = _custom(node).get(HANDLE)
+    handle = custom_of(node).get(HANDLE)
     producer = node.args[0] if node.target is operator.getitem else None
     if isinstance(producer, Node):
-        outputs = _custom(producer).get(OUTPUTS)
+        outputs = custom_of(producer).get(OUTPUTS)
         if outputs is not None and outputs["of"] == str(producer.target):
             handle = outputs.get(str(node.args[1]))
     return handle if isinstance(handle, int) else None
@@ -102,7 +102,7 @@ def output_handle(node: Node) -> int | None:
     Only the value can say whether the output is still the same.  None if the node is no output.
     """
     producer = node.args[0] if node.target is operator.getitem else None
-    handle = _custom(producer).get(OUTPUTS, {}).get(str(node.args[1])) if isinstance(producer, Node) else None
+    handle = custom_of(producer).get(OUTPUTS, {}).get(str(node.args[1])) if isinstance(producer, Node) else None
     return handle if isinstance(handle, int) else None
 
 
@@ -116,13 +116,13 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
     count = 0
     for placed in walk(source.graph_module if isinstance(source, ExportedProgram) else source):
         node = placed.node
-        custom = {key: value for key, value in _custom(node).items() if key not in (HANDLE, OUTPUTS)}
+        custom = {key: value for key, value in custom_of(node).items() if key not in (HANDLE, OUTPUTS)}
         if node.op == "call_function" or (placed.owner is None and node in inputs):
             # New dicts: an op in a no_grad or autocast region shares its metadata with the getitem outside of it.
             node.meta = {**node.meta, CUSTOM: {**custom, HANDLE: count}}
             count += 1
             if node.target is operator.getitem and isinstance(node.args[0], Node):
-                outputs = _custom(node.args[0]).setdefault(OUTPUTS, {"of": str(node.args[0].target)})
+                outputs = custom_of(node.args[0]).setdefault(OUTPUTS, {"of": str(node.args[0].target)})
                 outputs[str(node.args[1])] = count - 1
         elif CUSTOM in node.meta:
             node.meta = {**node.meta, CUSTOM: custom}
@@ -131,7 +131,7 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
 def remove_handles(graph_module: GraphModule) -> None:
     """Undoes :func:`assign_handles`, in place."""
     for placed in walk(graph_module):
-        custom = {key: value for key, value in _custom(placed.node).items() if key not in (HANDLE, OUTPUTS)}
+        custom = {key: value for key, value in custom_of(placed.node).items() if key not in (HANDLE, OUTPUTS)}
         placed.node.meta.pop(CUSTOM, None)
         if custom:
             placed.node.meta[CUSTOM] = custom
@@ -149,7 +149,7 @@ def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
     ops = {
         handle_of(placed.node)
         for placed in walk(graph_module)
-        if placed.node.op == "call_function" and not _is_quantization(placed.node)
+        if placed.node.op == "call_function" and not is_quantization(placed.node)
     }
     ours = not ops <= {None} and ops.isdisjoint(range(len(inputs)))
     by_place = {node: number for number, node in enumerate(inputs)} if ours else {}
@@ -205,7 +205,7 @@ def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:
         if placed.graph_module not in parts:
             parts[placed.graph_module] = parts_of(placed.graph_module.graph)
         if parts[placed.graph_module][placed.node] == 0 and (
-            handle not in placed_by_handle or _is_quantization(placed_by_handle[handle].node)
+            handle not in placed_by_handle or is_quantization(placed_by_handle[handle].node)
         ):
             placed_by_handle[handle] = placed
     namer = _Namer()
@@ -231,9 +231,9 @@ def parts_of(graph: Graph) -> dict[Node, int]:
     found: dict[Node, int] = {}
     for own in parts.values():
         # What only rounds comes last, then what is constant; the sort keeps the order of the graph.
-        own.sort(key=lambda node: (_is_quantization(node), node not in depends))
-        ops = [node for node in own if not _is_quantization(node) and node in depends] or own
-        inside = {node for node in own if not _is_quantization(node)}
+        own.sort(key=lambda node: (is_quantization(node), node not in depends))
+        ops = [node for node in own if not is_quantization(node) and node in depends] or own
+        inside = {node for node in own if not is_quantization(node)}
         value = next((node for node in reversed(ops) if not inside.issuperset(node.users)), ops[-1])
         found |= {node: number for number, node in enumerate([value, *(node for node in own if node is not value)])}
     return found
@@ -252,6 +252,15 @@ def part_name(name: str, node: Node, number: int) -> str:
 def is_part_name(text: str, name: str) -> bool:
     """Whether a text is the name of an op or of one of its parts."""
     return text == name or text.startswith(f"{name}:")
+
+
+def stems_of(source: GraphModule) -> dict[Node, str]:
+    """The names of a graph's ops, without their ordinals; handles are not needed."""
+    namer = _Namer()
+    for placed in walk(source):
+        if placed.node.op == "call_function":
+            namer.name(placed)
+    return namer.stems
 
 
 def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:
@@ -304,6 +313,7 @@ class _Namer:
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
         self._by_node: dict[Node, OpName] = {}
+        self.stems: dict[Node, str] = {}
 
     def name(self, placed: Placed) -> OpName:
         node = placed.node
@@ -321,8 +331,9 @@ class _Namer:
             module, module_type = (module, module_type) if module else (owner.module, owner.module_type)
         else:
             stem = f"{module}/{op}" if module else op
+        self.stems[node] = stem
         ordinal = self._used[stem] = self._used.get(stem, -1) + 1
-        part = _custom(node).get(PART, {"of": "", "step": -1})
+        part = custom_of(node).get(PART, {"of": "", "step": -1})
         name = f"{stem}_{ordinal}" if ordinal else stem
         result = OpName(name, module, module_type, op, part["of"], part["step"])
         self._by_node[node] = result
@@ -346,10 +357,12 @@ def _is_library(path: str) -> bool:
     return "site-packages" in parts and parts[parts.index("site-packages") + 1] in _LIBRARIES
 
 
-def _custom(node: Node) -> dict[str, Any]:
+def custom_of(node: Node) -> dict[str, Any]:
+    """What torch and torchao copy to new nodes: the handle, and pt2qa's other notes."""
     custom = node.meta.get(CUSTOM)
     return custom if isinstance(custom, dict) else {}
 
 
-def _is_quantization(node: Node) -> bool:
+def is_quantization(node: Node) -> bool:
+    """Whether a node is an op of quantization by its name, which a captured model may have too."""
     return node.op == "call_function" and op_of(node.target).startswith(_QUANTIZATION)

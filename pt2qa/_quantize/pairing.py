@@ -22,6 +22,7 @@ from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
 from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, names_of, op_of, walk
 from pt2qa._graph.internals.torchao import is_logger, is_observer
+from pt2qa._graph.matching import with_common_handles
 from pt2qa._quantize.deployed import Origin, deployed_note, difference_note, sliced_inputs, with_slices
 from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
@@ -264,7 +265,7 @@ class QuantizedPair:
 
 @exports
 def pair(
-    reference: GraphModule | ExportedProgram,
+    reference: GraphModule | ExportedProgram | Capture,
     quantized: GraphModule | ExportedProgram,
     *,
     quantizer: str = "unknown quantizer",
@@ -272,11 +273,16 @@ def pair(
 ) -> QuantizedPair:
     """Pairs two graphs that were prepared and converted elsewhere.
 
+    Ops are matched by their handles (:func:`pt2qa.capture`, :func:`pt2qa.with_handles`).  Where one of the graphs has
+    none, they are matched by what torch notes of where each node comes from (``node.meta["from_node"]``), and where no
+    two ops have that in common, by module path, kind of op and ordinal.  ``pair.pairing.unpaired`` lists what has no
+    counterpart.
+
     Args:
-        reference: the float graph with handles, such as ``capture.module()`` or what :func:`pt2qa.with_handles` gives;
-            batch norms that the quantized graph has folded are folded in a copy.  A prepared graph will do: its
-            observers are left out, as torchao's loggers are in both graphs.
-        quantized: what ``convert_pt2e`` returned for a graph with the same handles.
+        reference: the float graph: the exported program, its ``module()`` or the capture that was quantized, or another
+            export of the model.  Batch norms that the quantized graph has folded are folded in a copy.  A prepared
+            graph will do: its observers are left out, as torchao's loggers are in both graphs.
+        quantized: what ``convert_pt2e`` returned, or a copy or another export of it.
         quantizer: the quantizer's name in reports.
         model: the model's name in reports.
 
@@ -284,8 +290,7 @@ def pair(
         The pair, which every analysis takes.
 
     Raises:
-        PairingError: one of the graphs carries no handles, they have none in common, nothing is quantized, or constants
-            are from another model.
+        PairingError: the graphs have no op in common, nothing is quantized, or constants are from another model.
 
     >>> import torch
     >>> import pt2qa
@@ -300,7 +305,7 @@ def pair(
     """
     float_graph = as_graph_module("reference", reference)
     quantized_graph = as_graph_module("quantized", quantized)
-    check_handles({"reference": float_graph, "quantized": quantized_graph})
+    float_graph, quantized_graph = common_handles("reference", float_graph, "quantized", quantized_graph)
     _check_is_float(float_graph)
     _check_dequantizes(quantized_graph)
     result = QuantizedPair(
@@ -389,7 +394,7 @@ def check_pair(given: Any) -> None:
 
 def as_graph_module(side: str, graph: Any) -> GraphModule:
     """A user's graph without torchao's loggers; anything else is a PairingError, which calls it by its side."""
-    if isinstance(graph, ExportedProgram):
+    if isinstance(graph, (Capture, ExportedProgram)):
         graph = graph.module()
     if isinstance(graph, GraphModule):
         return without(graph, is_logger)
@@ -399,18 +404,23 @@ def as_graph_module(side: str, graph: Any) -> GraphModule:
     )
 
 
-def check_handles(sides: Mapping[str, GraphModule]) -> None:
-    """Graphs of one model carry handles, and have some in common."""
-    found = {side: nodes_by_handle(graph).keys() for side, graph in sides.items()}
-    for side, handles in found.items():
-        if not handles:
-            raise PairingError(
-                f"the {side} graph carries no handles. Capture the model with pt2qa.capture and quantize "
-                "capture.module(), or what pt2qa.with_handles(torch.export.export(...)) gives; handles live in "
-                "node.meta['custom']['numeric_debug_handle']."
-            )
-    if not set.intersection(*map(set, found.values())):
-        raise PairingError("the two graphs have no handle in common. Expected graphs made from one capture.")
+def common_handles(
+    side: str, known: GraphModule, other_side: str, other: GraphModule
+) -> tuple[GraphModule, GraphModule]:
+    """Two graphs of one model with the same handles, in copies where they do not have them.
+
+    Raises:
+        PairingError: they have no op in common.
+    """
+    graphs = with_common_handles(known, other)
+    found, others = ([handle_of(node) for node in _ops(graph)] for graph in graphs)
+    if {*found} & {*others} <= {None}:
+        raise PairingError(
+            f"the {side} and the {other_side} graph have no op in common: none with the same handle, none that goes "
+            "back to the same node of an exported program, and none of the same kind in the same module. Expected "
+            "graphs of one model."
+        )
+    return graphs
 
 
 def _check_is_float(reference: GraphModule) -> None:

@@ -18,6 +18,7 @@ from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights
+from pt2qa._graph.matching import complete_handles
 from pt2qa._quantize.biases import add_to_biases, give_biases
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
@@ -114,14 +115,14 @@ def quantize(
             "that was read before is empty."
         )
     if qat:
-        _switch(prepared, "eval")
+        _switch(prepared, "eval", float_graph)
     state = written_buffers(float_graph)
     with buffers_kept(float_graph, state), buffers_kept(prepared, state):
         check_prepared(float_graph, prepared, first, names, plugin.name)
         if train is not None:
-            _switch(prepared, "train")
+            _switch(prepared, "train", float_graph)
             train(prepared)
-            _switch(prepared, "eval")
+            _switch(prepared, "eval", float_graph)
         calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
 
     give_biases(prepared, edits, names)
@@ -230,10 +231,10 @@ def override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[s
         yield f"the overrides were made for {overrides.quantizer}, and are applied to {quantizer}"
 
 
-def _switch(prepared: GraphModule, mode: Literal["eval", "train"]) -> None:
-    """Puts a graph that was prepared for training into a mode, in place; its batch norms keep their handles.
+def _switch(prepared: GraphModule, mode: Literal["eval", "train"], float_graph: GraphModule) -> None:
+    """Puts a graph that was prepared for training into a mode, in place; its ops keep their handles.
 
-    torchao replaces the batch norms by new ones, which do not record their origin.
+    torchao replaces batch norms and dropouts by new ones, which do not record their origin.
     """
     from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
 
@@ -242,6 +243,7 @@ def _switch(prepared: GraphModule, mode: Literal["eval", "train"]) -> None:
     for key, nodes in _batch_norms(prepared).items():
         for node, meta in zip(nodes, known[key], strict=True):
             node.meta |= {name: meta[name] for name in (CUSTOM, MODULE_STACK) if name in meta}
+    complete_handles(float_graph, prepared)
 
 
 def _batch_norms(graph_module: GraphModule) -> dict[str, list[Node]]:

@@ -21,7 +21,7 @@ from pt2qa._layers.comparison import Row
 from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.observers import without
-from pt2qa._quantize.pairing import as_graph_module, check_handles, fingerprint
+from pt2qa._quantize.pairing import as_graph_module, common_handles, fingerprint
 from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
@@ -60,12 +60,12 @@ def compare_graphs(
 ) -> GraphReport:
     """Compares two graphs of one model value by value, with graph ``a`` as the signal.
 
-    For a converted graph and the one that was saved and loaded, an edge program and the converted graph, two captures:
-    whatever carries the handles of one capture.  Both graphs run node by node, in step, and a value is freed after its
+    For a converted graph and the one that was saved and loaded, an edge program and the converted graph, two captures.
+    Ops are matched as by :func:`pt2qa.pair`.  Both graphs run node by node, in step, and a value is freed after its
     last use.  ``docs/save_and_reload.md`` says which values are compared.
 
     Args:
-        a: a graph whose ops carry handles; it is not changed.
+        a: a graph; it is not changed.
         b: another graph of the same model; it is not changed.
         batches: iterable of batches, consumed once.
         prefixes: module paths (``layer1``) or op names; only ops under them are compared.
@@ -80,8 +80,7 @@ def compare_graphs(
         saturation are nan.  After Ctrl-C, if at least one batch is finished, it covers the finished batches.
 
     Raises:
-        PairingError: a graph carries no handles, the two have none in common, or their outputs differ in number, shape
-            or dtype.
+        PairingError: the graphs have no op in common, or their outputs differ in number, shape or dtype.
         BatchError: there is no batch, or one does not fit one of the graphs.
         SimulationError: an op of one of the graphs fails; the message names it.
         SelectionError: a prefix or op type matches nothing, ``mask`` names no input, or graph a has no shapes.
@@ -94,9 +93,8 @@ def compare_graphs(
     >>> pt2qa.compare_graphs(converted, exported, [x]).summary().splitlines()[0]
     'The graphs agree bit for bit: 4 values and the output are equal.'
     """
-    graphs = tuple(_runnable(which, graph) for which, graph in (("first", a), ("second", b)))
-    check_handles({"first": graphs[0], "second": graphs[1]})
-    comparison = _Comparison(graphs[0], graphs[1], prefixes, ops, mask)
+    graphs = common_handles("first", _runnable("first", a), "second", _runnable("second", b))
+    comparison = _Comparison(*graphs, prefixes, ops, mask)
     notes = accumulate(
         comparison, batches, title="compare graphs", purpose="compare on", inputs_of=inputs_of, progress=progress
     )

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 import pt2qa
+from pt2qa._graph.handles import names_of
 from pt2qa._metrics import error_sums
 from pt2qa._report.html.sections import sections_of
 from pt2qa._two_graphs import analysis
@@ -452,11 +453,20 @@ def test_infinities_of_one_graph_alone_are_named() -> None:
 # -- errors, and the report --------------------------------------------------------------------------------------------
 
 
+def test_two_exports_are_compared_without_handles() -> None:
+    first, second = (torch.export.export(residual(), (X,)) for _ in range(2))
+    report = compared(first, second, [X])
+    assert [row.name for row in report.rows] == [op.name for op in names_of(pt2qa.with_handles(first)).values()][1:]
+    assert not report.unpaired
+    assert {row.sqnr for row in report.rows} == {math.inf}
+
+
 def test_graphs_that_do_not_belong_together_are_refused() -> None:
     pair = residual_pair()
     plain = torch.export.export(residual(), (X,)).module()
-    with pytest.raises(pt2qa.PairingError, match="the second graph carries no handles"):
-        compared(pair.quantized, plain)
+    alone = torch.export.export(nn.Tanh(), (X,)).module()
+    with pytest.raises(pt2qa.PairingError, match="the first and the second graph have no op in common: none with the"):
+        compared(pair.quantized, alone)
     with pytest.raises(pt2qa.PairingError, match="the first graph is a Linear; expected a GraphModule"):
         compared(nn.Linear(2, 2), plain)
     nested = pt2qa.capture(NestedOutputs().eval(), torch.randn(4, 16)).module()

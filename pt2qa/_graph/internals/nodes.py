@@ -30,6 +30,9 @@ CUSTOM: Final = "custom"
 HANDLE: Final = "numeric_debug_handle"
 """Where torchao's numeric debugger has its handles in :data:`CUSTOM`; pt2qa reads and writes the same."""
 
+PROVENANCE: Final = "from_node"
+"""From which node of which graph torch's passes made a node; see :func:`first_ancestor`."""
+
 ANNOTATION: Final = "quantization_annotation"
 """A quantizer's ``QuantizationAnnotation``."""
 
@@ -54,6 +57,21 @@ def module_stack(node: Node) -> Mapping[str, tuple[str, type | str]]:
     """
     found: Mapping[str, tuple[str, Any]] | None = node.meta.get(MODULE_STACK)
     return {} if found is None else found
+
+
+def first_ancestor(node: Node) -> tuple[int, str] | None:
+    """The graph (its id) and the name of the node that a node goes back to; None if torch noted nothing.
+
+    An exported program's own nodes have no note, those of ``ExportedProgram.module()`` and of whatever is made from it
+    go back to them.
+    """
+    sources: list[Any] | None = node.meta.get(PROVENANCE)
+    if not sources:
+        return None
+    source = sources[-1]
+    while source.from_node:
+        source = source.from_node[-1]
+    return source.graph_id, source.name
 
 
 def origin_of(node: Node) -> dict[str, Any]:
