@@ -49,6 +49,16 @@ def test_the_token_that_goes_wrong_first_and_the_worst_one(pair: pt2qa.Quantized
     assert "position" in report.table(limit=None)
 
 
+def test_where_no_token_goes_wrong_there_is_no_position(pair: pt2qa.QuantizedPair) -> None:
+    batch = padded(prompts())
+    plain = pt2qa.find_bad_cases(pair, [batch], k=4)
+    assert {(row.first_wrong, row.worst_position) for row in plain.rows} == {(-1, -1)}
+    equal = pt2qa.find_bad_cases(
+        pair, [batch], k=4, mask="attention_mask", post_process=lambda outputs: outputs["logits"] * 0
+    )
+    assert {(row.first_wrong, row.worst_position) for row in equal.rows} == {(-1, -1)}
+
+
 def test_without_a_mask_the_table_has_no_positions(pair: pt2qa.QuantizedPair) -> None:
     assert "position" not in pt2qa.find_bad_cases(pair, [padded(prompts())]).table(limit=None)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-SECONDS = 300
+SECONDS = 1200
 """How long one model may take: more is a failure."""
 
 FRESH = 100

@@ -67,6 +67,25 @@ def test_every_column_equals_numpy_in_float64(quantizer: str) -> None:
             assert getattr(row, name) == pytest.approx(value, rel=1e-6, abs=1e-6), (row.name, name)
 
 
+class Behind(nn.Module):
+    """Float ops behind the last value that is rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).sin().cos()
+
+
+def test_a_float_op_that_reads_no_rounded_value_has_no_error_by_itself() -> None:
+    batch = torch.randn(4, 8)
+    row = next(row for row in layers(quantized_pair(Behind(), batch), [batch]).rows if row.op == "cos")
+    assert row.observed_at == "raw"
+    assert row.isolated_sqnr == math.inf
+    assert math.isfinite(row.sqnr)
+
+
 def test_the_models_own_error_equals_a_direct_computation() -> None:
     for quantizer in ("xnnpack", "x86"):
         pair = residual_pair(quantizer)

@@ -75,6 +75,24 @@ def test_weights_alone_have_rows_of_their_own() -> None:
     assert [row.kind for row in report.rows] == ["weight", "weight"]
 
 
+def test_flops_are_those_of_the_op_and_its_share_of_the_model() -> None:
+    report = exact(quantized_pair(models.Linears(), (torch.randn(4, 16),)), [torch.randn(4, 16)])
+    shares = {row.name: (row.flops, row.flops_share) for row in report.rows if row.kind == "weight"}
+    first, second = 2 * 16 * 32, 2 * 32 * 4
+    assert shares == {
+        "first/linear": (first, pytest.approx(first / (first + second))),
+        "second/linear": (second, pytest.approx(second / (first + second))),
+    }
+
+
+def test_a_region_is_named_after_its_first_op() -> None:
+    pair = residual_pair()
+    rows = exact(pair, [images()], group="region").rows
+    found = {row.name: (row.op, pair.names[row.handle].name) for row in rows if row.handle >= 0 and row.region >= 0}
+    assert found["conv1/conv2d"] == ("conv2d", "conv1/conv2d")  # with the relu behind it
+    assert all(found[name] == (name.rpartition("/")[2], name) for name in found if "/" in name)
+
+
 @pytest.mark.parametrize("group", ["region", "module"])
 def test_a_group_is_run_with_all_its_sites(group: str) -> None:
     report = check(residual_pair(), [images()], group)

@@ -18,6 +18,7 @@ from pt2qa._graph.handles import op_of
 from pt2qa.overrides import annotations_of
 from tests.check.plain_quantizer import PER_TENSOR, SIGNED
 from tests.flows import direct_sqnr, quantized_pair
+from tests.models import Parameters, images
 from tests.overrides.strangers import samsung
 
 
@@ -186,3 +187,9 @@ def test_parts_of_a_rounded_constant_have_parts_of_the_float_one_as_reference(re
         )
     else:
         assert report.sqnr == pytest.approx(direct_sqnr(reference, quantized), abs=1e-6)
+
+
+def test_parameters_are_told_from_buffers_and_literals() -> None:
+    pair = quantized_pair(Parameters(), images())
+    found = {constant.attribute: constant.is_parameter for constant in pair.program.constants if constant.attribute}
+    assert found == {"conv.weight": True, "conv.bias": True, "gain": True, "table": False}

@@ -1,0 +1,65 @@
+"""What single kinds of evidence make of a case: the call that a remedy gives, and how far a weight is from its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import pt2qa
+from pt2qa._diagnosis.case import Case
+from pt2qa._diagnosis.hypotheses.calibration import bad_sample
+from pt2qa._diagnosis.hypotheses.sites import in_float
+from pt2qa._diagnosis.hypotheses.weights import _steps_apart
+from pt2qa._diagnosis.trials import Data, Figures, Treatment, Trials
+from pt2qa._simulator.program import QuantParams, Site
+from tests.flows import quantized_pair
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    """Of a model that was calibrated on values ten times too small."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    batches = list(torch.randn(4, 8, 8))
+    pair = quantized_pair(net, batches[0], batches=[0.1 * batch for batch in batches])
+    data = Data("batches", batches)
+    trials = Trials(pair, data, None, False)
+    return Case(pair, trials, data, trials.quality(Treatment()))
+
+
+def test_a_remedy_ends_with_the_call_that_applies_it(case: Case) -> None:
+    narrow = pt2qa.diagnose(case.pair, case.data.batches, verify_code=False, progress=False).rows[0]
+    assert narrow.cause == "narrow-calibration"
+    assert narrow.remedy.endswith(": pt2qa.quantize(capture, 'xnnpack', batches)")
+    figures = Figures(
+        10.0, (10.0,), samples=100, worst_sample=3, worst_sample_share=0.9, worst_sample_sqnr=2.0, without_worst=30.0
+    )
+    (sample,) = bad_sample(figures)
+    assert "pt2qa.find_bad_cases(pair, batches)" in sample.remedy
+
+
+def test_a_site_that_is_left_in_float_is_written_as_an_edit(case: Case) -> None:
+    site = next(site for site in case.pair.sites if site.kind == "weight")
+    treatment, edit, cost = in_float(case, site)
+    assert edit == f" ({treatment.floats[0]})"
+    assert site.name in edit
+    assert cost > 0
+
+
+def weight_site(zero_point: int) -> Site:
+    params = QuantParams("uint8", 0.1, zero_point, 0, 255)
+    return Site(0, "weight", "fc/linear", "linear", 1, ("fc/linear",), params, 0, 1, True)
+
+
+@pytest.mark.parametrize("zero_point", [0, 100, 255])
+def test_a_weight_is_as_far_from_its_own_as_where_the_range_holds_it(zero_point: int) -> None:
+    low, high = -0.1 * zero_point, 0.1 * (255 - zero_point)
+    reference = torch.tensor([low + 1.0, high - 1.0, low - 5.0, high + 5.0])
+    clamped = reference.clamp(low, high)
+    site = weight_site(zero_point)
+    assert _steps_apart(site, reference, clamped) == 0.0
+    for end in (0, 1):
+        changed = clamped.clone()
+        changed[end] += 0.7
+        assert _steps_apart(site, reference, changed) == pytest.approx(7.0, rel=1e-4)
