@@ -34,8 +34,12 @@ NNCF ?= $(ROOT)/build/nncf
 NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it-py mdurl pygments \
 	scikit-learn joblib threadpoolctl ninja psutil
 
+# For `make strangers`: the packages that quantizers of executorch import, and its wheel does not bring along.
+STRANGERS ?= $(ROOT)/build/strangers
+STRANGERS_PACKAGES := tosa-tools==2026.8.0 ml_dtypes==0.6.0 ethos-u-vela==5.2.0 openvino==2026.4.1 $(NNCF_PACKAGES)
+
 .PHONY: help demo repair mend rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
-	diagnosis fuzz mutants all clean
+	diagnosis fuzz mutants strangers all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
@@ -54,6 +58,7 @@ help:
 	@echo "make sweep   each kind of op on XNNPACK's kernels against the converted graph, for minutes"
 	@echo "make fuzz    random models through every analysis, each number computed again, for ten minutes"
 	@echo "make mutants put faults into the library and count those that no test notices, for an hour"
+	@echo "make strangers  every quantizer that pip brings, on ten nets, against plain torchao (for half an hour)"
 	@echo "make diagnosis  plant faults of every kind and count how often pt2qa.diagnose names them, for an hour"
 	@echo "make package  build/dist: a wheel and an sdist, checked by twine"
 	@echo "make all     check, test and zoo"
@@ -115,6 +120,9 @@ soak: $(VENV)/.installed
 sweep: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore -m tests.sweep
 
+strangers: $(STRANGERS)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(STRANGERS)/bin/python" -W ignore -m tests.strangers
+
 diagnosis: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.diagnosis
 
@@ -153,13 +161,14 @@ $(VENV)/.zoo: $(VENV)/.installed
 	@$(PIP) --no-deps $(ZOO)
 	@touch "$@"
 
-# NNCF beside the installed packages, which it would replace.
-$(NNCF)/.installed: $(VENV)/.zoo
-	@echo "installing NNCF into $(NNCF)"
-	@"$(BIN)/python" -m venv "$(NNCF)"
+# Packages beside the installed ones, some of which they would replace.
+$(NNCF)/.installed $(STRANGERS)/.installed: $(VENV)/.installed
+	@echo "installing packages of others into $(@D)"
+	@"$(BIN)/python" -m venv "$(@D)"
 	@"$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> "$$("$(NNCF)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
+		> "$$("$(@D)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
 	@echo "$(ROOT)/quantizers" \
-		>> "$$("$(NNCF)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
-	@"$(NNCF)/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps $(NNCF_PACKAGES)
+		>> "$$("$(@D)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
+	@"$(@D)/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+		$(if $(filter $(STRANGERS)/.installed,$@),$(STRANGERS_PACKAGES),$(NNCF_PACKAGES))
 	@touch "$@"

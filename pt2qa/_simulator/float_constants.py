@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import attribute_of, handle_of
-from pt2qa._simulator import op_rules
+from pt2qa._simulator import op_rules, quant_ops
+
+_Key = int | str | tuple[str, int]
+"""A handle, ``output``, or for an op without a handle its kind and its order."""
 
 Path = tuple[int | str, ...]
 """The position of an argument: ``(1,)`` is the second one, ``(0, 2)`` the third item of the first."""
@@ -28,16 +31,22 @@ class FloatConstant:
 
 
 class FloatConstants:
-    """Looks up what an op reads at a given argument in the reference graph.  Ops are found by handle."""
+    """Looks up what an op reads at a given argument in the reference graph.
 
-    def __init__(self, reference: GraphModule) -> None:
+    Ops are found by handle.  Those without, which a quantizer put in, are found by their order among the ops of their
+    kind, if both graphs have as many.
+    """
+
+    def __init__(self, reference: GraphModule, quantized: GraphModule) -> None:
         self._root = reference
-        self._readers: dict[int | str, list[Node]] = defaultdict(list)
+        self._keys = _reader_keys(quantized)
+        self._readers: dict[_Key, list[Node]] = defaultdict(list)
         self._values: dict[Node, FloatConstant | None] = {}
         self._literals: dict[Any, FloatConstant] = {}
-        for node in reference.graph.nodes:
-            key = _reader_key(node)
-            if key is not None:
+        found = _reader_keys(reference)
+        counts = [Counter(key[0] for key in keys.values() if isinstance(key, tuple)) for keys in (found, self._keys)]
+        for node, key in found.items():
+            if not isinstance(key, tuple) or counts[0][key[0]] == counts[1][key[0]]:
                 self._readers[key].append(node)
 
     def lookup(self, reader: Node, path: Path, like: Tensor) -> FloatConstant | None:
@@ -45,8 +54,8 @@ class FloatConstants:
 
         ``like`` is the value that ``reader``, an op of the quantized graph or its output node, has at ``path``.
         """
-        key, found = _reader_key(reader), []
-        for node in self._readers[key] if key is not None else []:
+        found = []
+        for node in self._readers[self._keys[reader]] if reader in self._keys else []:
             argument = _argument(node, path)
             constant = self._evaluate(argument) if isinstance(argument, Node) else self._literal(argument, like)
             if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
@@ -104,11 +113,19 @@ def run_on_constants(node: Node, value_of: Callable[[Node], Any], *first: Any) -
         return function(*first, *args, **kwargs)
 
 
-def _reader_key(node: Node) -> int | str | None:
-    """The key by which a reader of constants is found in the other graph; None if it has none."""
-    if node.op == "output":
-        return "output"
-    return handle_of(node) if node.op == "call_function" else None
+def _reader_keys(graph_module: GraphModule) -> dict[Node, _Key]:
+    """The keys by which readers of constants are found in the other graph."""
+    keys: dict[Node, _Key] = {}
+    counts: Counter[str] = Counter()
+    for node in graph_module.graph.nodes:
+        if node.op == "output":
+            keys[node] = "output"
+        elif node.op == "call_function" and (handle := handle_of(node)) is not None:
+            keys[node] = handle
+        elif node.op == "call_function" and not quant_ops.is_quantization(node):
+            keys[node] = (str(node.target), counts[str(node.target)])
+            counts[str(node.target)] += 1
+    return keys
 
 
 def _argument(node: Node, path: Path) -> Any:

@@ -111,7 +111,7 @@ class _Lowering:
         self.graph_module, self.cache, self.owner = quantized, cache, owner
         self.order = {node: position for position, node in enumerate(quantized.graph.nodes)}
         self.names = names
-        self.floats = FloatConstants(reference)
+        self.floats = FloatConstants(reference, quantized)
         self.values: dict[Node, Any] = {}
         self.roots: dict[Node, Node] = {}
         """For each in-place op, the value that it writes to, which is the result of no in-place op."""

@@ -193,3 +193,39 @@ def test_parameters_are_told_from_buffers_and_literals() -> None:
     pair = quantized_pair(Parameters(), images())
     found = {constant.attribute: constant.is_parameter for constant in pair.program.constants if constant.attribute}
     assert found == {"conv.weight": True, "conv.bias": True, "gain": True, "table": False}
+
+
+class Selects(Rounds):
+    """Looks words up by ``index_select``, as Arm's does: ops that it puts in without handles."""
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        for node in model.graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default):
+            weight, words = node.args
+            with model.graph.inserting_before(node):
+                flat = model.graph.call_function(torch.ops.aten.reshape.default, (words, [-1]))
+                found = model.graph.call_function(torch.ops.aten.index_select.default, (weight, 0, flat))
+                shaped = model.graph.call_function(
+                    torch.ops.aten.reshape.default, (found, list(node.meta["val"].shape))
+                )
+            value = node.meta["val"]
+            flat.meta["val"], shaped.meta["val"] = words.meta["val"].reshape(-1), value
+            found.meta["val"] = value.reshape(-1, value.shape[-1])
+            node.replace_all_uses_with(shaped)
+            model.graph.erase_node(node)
+        model.recompile()
+        return model
+
+
+def test_constants_that_ops_without_a_handle_read_have_their_float_value() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)).eval()
+    words = torch.arange(10).reshape(2, 5)
+    pair = quantized_pair(model, words, Selects("index_select", "linear"))
+    assert not [note for note in pair.program.notes if "no float value" in note]
+    report = pt2qa.compare_layers(pair, [words], progress=False)
+    with torch.no_grad():
+        assert report.outputs[0].sqnr == pytest.approx(direct_sqnr(model(words), pair.quantized(words)), abs=1e-3)
+    (table,) = (site for site in pair.sites if site.kind == "weight" and site.op == "index_select")
+    exact = pt2qa.sensitivity(pair, [words], method="exact", progress=False)
+    (row,) = (row for row in exact.rows if row.site == table.index)
+    assert 20 < row.value < 80
