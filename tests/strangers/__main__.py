@@ -7,14 +7,16 @@ docs/quantizers_of_others.md is written anew; the exit code is 1 if anything is 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +34,8 @@ def main() -> int:
     parser.add_argument("--quantizer", action="append", choices=STRANGERS, help="these alone; the page stays as it is")
     parser.add_argument("--net", action="append", choices=NETS, help="these alone; the page stays as it is")
     parser.add_argument("--here", action="store_true", help="in this process, one line of JSON for each net")
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one quantizer")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one quantizer")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many processes at a time")
     arguments = parser.parse_args()
     nets = arguments.net or NETS
     if arguments.here:
@@ -41,27 +44,24 @@ def main() -> int:
                 found = attempt(name, STRANGERS[name], net, lambda text: print(text, file=sys.stderr))
                 print(json.dumps(asdict(found)), flush=True)
         return 0
+    whole = not arguments.quantizer and not arguments.net
     tried: list[Tried] = []
-    absent: dict[str, tuple[str, ...]] = {}
+    waiting: dict[str, str] = {}
     for name in arguments.quantizer or STRANGERS:
-        if missing := tuple(module for module in STRANGERS[name].needs if not _is_there(module)):
-            absent[name] = missing
-        else:
-            tried += _in_process(name, nets, arguments.timeout)
-        print(name, Counter(each.outcome for each in tried if each.quantizer == name), file=sys.stderr, flush=True)
-    text = page(tried, absent)
-    print(text)
-    if not arguments.quantizer and not arguments.net and not absent:
-        PAGE.write_text(PAGE.read_text().partition(START)[0] + START + "\n" + text)
-    return int(bool(absent) or any(each.outcome == "ours" for each in tried))
-
-
-def _is_there(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        return False
-    return True
+        missing = [module for module in STRANGERS[name].needs if find_spec(module) is None]
+        waiting[name] = f"which needs {', '.join(missing)}" if missing else ""
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        runs = {
+            pool.submit(_in_process, name, nets, arguments.timeout): name for name, why in waiting.items() if not why
+        }
+        for run in as_completed(runs):
+            del waiting[runs[run]]
+            tried += run.result()
+            print(runs[run], Counter(each.outcome for each in run.result()), file=sys.stderr, flush=True)
+            if whole:
+                PAGE.write_text(PAGE.read_text().partition(START)[0] + START + "\n" + page(tried, waiting))
+    print(page(tried, waiting))
+    return int(bool(waiting) or any(each.outcome == "ours" for each in tried))
 
 
 def _in_process(name: str, nets: Sequence[str], timeout: float) -> list[Tried]:
@@ -78,8 +78,8 @@ def _in_process(name: str, nets: Sequence[str], timeout: float) -> list[Tried]:
     return [*found, *(Tried(name, net, "ours", "process", end) for net in nets[len(found) :])]
 
 
-def page(tried: Sequence[Tried], absent: dict[str, tuple[str, ...]]) -> str:
-    """The table, its totals, and every error with the nets where it is raised."""
+def page(tried: Sequence[Tried], waiting: Mapping[str, str]) -> str:
+    """The table, its totals, every error with the nets where it is raised, and what was not tried, with the reason."""
     counts = {
         name: Counter(each.outcome for each in tried if each.quantizer == name)
         for name in STRANGERS
@@ -102,7 +102,7 @@ def page(tried: Sequence[Tried], absent: dict[str, tuple[str, ...]]) -> str:
     parts += ["\n".join(["What was raised:", "", *lines])] if lines else []
     versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "torchao", "executorch"))
     parts.append(f"Measured with {versions}; nets: {', '.join(dict.fromkeys(each.net for each in tried))}.")
-    parts += [f"Not tried: {name}, which needs {', '.join(modules)}." for name, modules in absent.items()]
+    parts += [f"Not tried: {', '.join(filter(None, (name, why)))}." for name, why in waiting.items()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -116,6 +116,8 @@ _CADENCE = (
 )
 
 STRANGERS: dict[str, Stranger] = {
+    # It annotates for seconds, so it comes first.
+    "Core ML": Stranger("executorch", coreml, ("coremltools",), qat=True),
     "x86": Stranger("torchao", partial(inductor, "x86")),
     "x86, dynamic": Stranger("torchao", partial(inductor, "x86", dynamic=True)),
     "Arm Inductor": Stranger("torchao", arm),
@@ -133,7 +135,6 @@ STRANGERS: dict[str, Stranger] = {
     "Ethos-U": Stranger("executorch", ethos_u, (*_TOSA, "ethosu")),
     "VGF": Stranger("executorch", vgf, _TOSA),
     "Cortex-M": Stranger("executorch", cortex_m, _TOSA),
-    "Core ML": Stranger("executorch", coreml, ("coremltools",), qat=True),
     "OpenVINO": Stranger("executorch", partial(openvino, "INT8_SYM"), ("nncf", "openvino"), fold=False),
     "OpenVINO, mixed": Stranger("executorch", partial(openvino, "INT8_MIXED"), ("nncf", "openvino"), fold=False),
 }
