@@ -55,7 +55,7 @@ class FloatConstants:
         ``like`` is the value that ``reader``, an op of the quantized graph or its output node, has at ``path``.
         """
         found = []
-        for node in self._readers[self._keys[reader]] if reader in self._keys else []:
+        for node in self._counterparts(reader):
             argument = _argument(node, path)
             constant = self._evaluate(argument) if isinstance(argument, Node) else self._literal(argument, like)
             if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
@@ -64,12 +64,14 @@ class FloatConstants:
 
     def nested(self, reader: Node, path: Path) -> GraphModule | None:
         """The nested graph that the one counterpart of ``reader`` calls; None if it has none, or several."""
-        key = _reader_key(reader)
-        arguments = [_argument(node, path) for node in (self._readers[key] if key is not None else [])]
+        arguments = [_argument(node, path) for node in self._counterparts(reader)]
         read = [
             attribute_of(self._root, each) for each in arguments if isinstance(each, Node) and each.op == "get_attr"
         ]
         return read[0] if len(read) == 1 and isinstance(read[0], GraphModule) else None
+
+    def _counterparts(self, reader: Node) -> list[Node]:
+        return self._readers[self._keys[reader]] if reader in self._keys else []
 
     def _literal(self, argument: Any, like: Tensor) -> FloatConstant | None:
         """A number that a quantizer's rewriting made a tensor, as XNNPACK's does."""
