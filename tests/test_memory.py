@@ -6,14 +6,14 @@ import pytest
 
 from tests.benchmarks.weights import ANALYSES, KEPT_BAR, PEAK_BAR, measured
 
-WIDTH, LAYERS = 1024, 12
+WIDTH, LAYERS = 512, 48
 """50 MB of weights."""
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, float]:
     """With the cache that 1 GB has, in proportion."""
-    return measured(WIDTH, LAYERS, list(ANALYSES), weight_cache=WIDTH * WIDTH * LAYERS * 4 // 8)
+    return measured(WIDTH, LAYERS, list(ANALYSES), weight_cache=WIDTH * WIDTH * LAYERS * 4 // 8, in_use=True)
 
 
 def test_a_pair_keeps_integers_and_a_part_of_the_floats(found: dict[str, float]) -> None:

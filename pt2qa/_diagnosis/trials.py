@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
-from pt2qa._quantize.quantization import quantize
+from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import everywhere
 from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.reference import KEPT_BYTES, Item, Reference
@@ -275,9 +275,8 @@ class Trials:
         return self._pairs[key]
 
     def _quantized_again(self, treatment: Treatment, edits: tuple[Edit, ...]) -> QuantizedPair:
-        recipe, capture = self.recipe, self.pair.capture
+        recipe = self.recipe
         assert recipe is not None, "only a pair with a recipe is quantized again"
-        assert capture is not None, "as above"
         plugin = with_options(recipe.plugin, dict(treatment.options))
         given = treatment.data
         batches = recipe.calibration if given is None else given.batches
@@ -285,16 +284,8 @@ class Trials:
             raise Pt2qaError("the batches that the pair was calibrated on were an iterator, which is used up")
         self.quantizations += 1
         plan = OverridePlan((*recipe.edits, *edits), describe(plugin), self.pair.model)
-        return quantize(
-            capture,
-            plugin,
-            batches,
-            overrides=plan if plan.edits else None,
-            qat=recipe.qat,
-            train=recipe.train,
-            inputs_of=recipe.inputs_of if given is None else given.inputs_of,
-            progress=False,
-        )
+        inputs_of = recipe.inputs_of if given is None else given.inputs_of
+        return quantize_again(self.pair, batches, inputs_of, plugin=plugin, overrides=plan if plan.edits else None)
 
     def _sites_on(self, pair: QuantizedPair, treatment: Treatment) -> frozenset[int]:
         on = {site.index for site in pair.sites}

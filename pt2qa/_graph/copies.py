@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import operator
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -37,6 +40,30 @@ def copy_without_values(graph_module: GraphModule) -> GraphModule:
     for parameter in graph_module.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
     return copy.deepcopy(graph_module, memo)
+
+
+def share_constants(graph_module: GraphModule, like: GraphModule) -> None:
+    """Gives a graph the constants of another where they are equal, in place, so that each is in memory once."""
+    known: dict[Any, list[Tensor]] = defaultdict(list)
+    for constant in _constants(like).values():
+        known[_key(constant)].append(constant)
+    for target, constant in _constants(graph_module).items():
+        equal = next((each for each in known.get(_key(constant), ()) if torch.equal(each, constant)), None)
+        if equal is not None:
+            module, _, name = target.rpartition(".")
+            setattr(graph_module.get_submodule(module), name, equal)
+
+
+def _constants(graph_module: GraphModule) -> dict[str, Tensor]:
+    """What the graph reads of the module, but for parameters, by name."""
+    targets = {str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr"}
+    read = {target: operator.attrgetter(target)(graph_module) for target in sorted(targets)}
+    return {target: x for target, x in read.items() if isinstance(x, Tensor) and not isinstance(x, nn.Parameter)}
+
+
+def _key(constant: Tensor) -> Any:
+    """Equal for equal constants, and rarely for others."""
+    return constant.dtype, constant.shape, constant.stride(), constant.device, str(constant.flatten()[:64].tolist())
 
 
 def set_parameters(graph_module: GraphModule, values: Mapping[str, Tensor]) -> None:

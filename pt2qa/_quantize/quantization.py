@@ -13,8 +13,9 @@ from torch.fx import GraphModule, Node
 from pt2qa._capture.devices import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.copies import copy_to_edit, set_parameters
+from pt2qa._graph.copies import copy_to_edit, set_parameters, share_constants
 from pt2qa._graph.handles import OpName, op_of
+from pt2qa._graph.internals.allocator import return_freed_memory
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights
@@ -31,6 +32,7 @@ from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
+from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.overrides.annotations import Annotations
@@ -90,6 +92,43 @@ def quantize(
         raise QuantizeError(
             f"got a {type(capture).__name__}, expected a Capture. Make one: pt2qa.capture(model, example_inputs)."
         )
+    return _quantize(capture, quantizer, calibration, overrides, qat, train, inputs_of, progress)
+
+
+@in_step
+@exports
+def quantize_again(
+    pair: QuantizedPair,
+    calibration: Iterable[Any],
+    inputs_of: Callable[[Any], Batch] | None,
+    *,
+    plugin: QuantizerPlugin | None = None,
+    overrides: OverridePlan | None = None,
+    progress: bool | None = False,
+) -> QuantizedPair:
+    """The model of a pair that pt2qa quantized, quantized with other options, data or edits.
+
+    An analysis holds several such pairs at a time, so constants that come out equal are shared with the given pair, and
+    fewer float values are kept.
+    """
+    recipe, capture = pair.recipe, pair.capture
+    assert recipe is not None, "only a pair with a recipe is quantized again"
+    assert capture is not None, "a recipe comes with a capture"
+    plugin = recipe.plugin if plugin is None else plugin
+    return _quantize(capture, plugin, calibration, overrides, recipe.qat, recipe.train, inputs_of, progress, like=pair)
+
+
+def _quantize(
+    capture: Capture,
+    quantizer: Any,
+    calibration: Iterable[Any],
+    overrides: OverridePlan | None,
+    qat: bool,
+    train: Callable[[GraphModule], None] | None,
+    inputs_of: Callable[[Any], Batch] | None,
+    progress: bool | None,
+    like: QuantizedPair | None = None,
+) -> QuantizedPair:
     plugin = resolve(quantizer)
     if overrides is not None and not isinstance(overrides, OverridePlan):
         raise QuantizeError(f"overrides: got {overrides!r}, expected an OverridePlan or None")
@@ -129,6 +168,8 @@ def quantize(
     before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name, saw_nonfinite(prepared, names))
     set_parameters(reference, before)
+    if like is not None:
+        share_constants(quantized, like.quantized)
     ran = check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
@@ -144,7 +185,10 @@ def quantize(
         capture=capture,
         notes=tuple(filter(None, notes)),
         recipe=Recipe(plugin, annotations, kept, qat, train, inputs_of, edits),
+        weight_cache=WEIGHT_CACHE if like is None else min(WEIGHT_CACHE // 4, like.weight_cache),
     )
+    del prepared
+    return_freed_memory()
     try:
         result.program  # noqa: B018  lowering finds now what would otherwise surface in the first analysis
     except PairingError as error:

@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
-from pt2qa._quantize.quantization import quantize
+from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import in_step
 from pt2qa._reconfigure.baseline import Baseline, with_free_edits
 from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
@@ -100,7 +99,7 @@ def reconfigure(
     (1, 0)
     """
     check_pair(pair)
-    recipe, capture = recipe_of(pair, fallback)
+    recipe = recipe_of(pair, fallback)
     limits = budget if isinstance(budget, Budget) else Budget(**dict(budget or {}))
     if target is None and limits == Budget():
         raise SelectionError("neither target nor budget is given. Pass target=30 (dB), or budget={'macs': 0.2}.")
@@ -116,16 +115,8 @@ def reconfigure(
             "the batches that the pair was calibrated on were an iterator, which is used up. "
             "Pass calibration=, a list or a loader that starts over."
         )
-    requantize = functools.partial(
-        quantize,
-        capture,
-        recipe.plugin,
-        calibrate_on,
-        qat=recipe.qat,
-        train=recipe.train,
-        inputs_of=recipe.inputs_of if calibration is None else inputs_of,
-        progress=progress,
-    )
+    read_inputs = recipe.inputs_of if calibration is None else inputs_of
+    requantize = functools.partial(quantize_again, pair, calibrate_on, read_inputs, progress=progress)
     reference = Reference(pair, batches, inputs_of, mask)
     tally = Tally(progress)
     scorer = Scorer(pair, reference, aim, tally)
@@ -135,7 +126,7 @@ def reconfigure(
     before = scorer.quality(scorer.every)
     base = Baseline(pair, scorer, recipe.annotations, (), before, calibration is None)
     if needed is None or not before.value >= needed:
-        halves = Halves.of(pair, calibrate_on, recipe.inputs_of if calibration is None else inputs_of, mask)
+        halves = Halves.of(pair, calibrate_on, read_inputs, mask)
         base = with_free_edits(base, requantize, fuse, observers, methods, halves, needed)
     notes += [*base.notes, *base.pair.verify(first.batch)]
     noises = noises_of(base.scorer, None if base.edits else sensitivity, progress)
@@ -209,7 +200,7 @@ def reconfigure(
     ).with_pair(final.pair)
 
 
-def recipe_of(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]:
+def recipe_of(pair: QuantizedPair, fallback: Fallback) -> Recipe:
     """How the pair was made, if that can be repeated and its quantizer has the fallback."""
     recipe = pair.recipe
     if recipe is None or pair.capture is None:
@@ -221,4 +212,4 @@ def recipe_of(pair: QuantizedPair, fallback: Fallback) -> tuple[Recipe, Capture]
     if fallback not in levels:
         has = ", ".join(level for level in levels if level in ("float", "int16", "dynamic"))
         raise SelectionError(f"fallback: got {fallback!r}; {recipe.plugin.name} has {has}.")
-    return recipe, pair.capture
+    return recipe

@@ -9,7 +9,7 @@ from typing import Any
 
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
-from pt2qa._quantize.quantization import quantize
+from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import in_step, same_everywhere
 from pt2qa._reconfigure.analysis import recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
@@ -85,7 +85,7 @@ def repair(
     ['before', 'converted']
     """
     check_pair(pair)
-    recipe, capture = recipe_of(pair, "float")
+    recipe = recipe_of(pair, "float")
     chosen = methods_named(methods, "methods")
     if recipe.qat:
         raise SelectionError(
@@ -99,9 +99,7 @@ def repair(
             "Pass calibration=, a list or a loader that starts over."
         )
     fit_inputs = recipe.inputs_of if calibration is None else inputs_of
-    requantize = functools.partial(
-        quantize, capture, recipe.plugin, fit_on, train=recipe.train, inputs_of=fit_inputs, progress=progress
-    )
+    requantize = functools.partial(quantize_again, pair, fit_on, fit_inputs, progress=progress)
     reference, tally = Reference(pair, batches, inputs_of, mask), Tally(progress)
     notes = [*reference.notes, *pair.verify(reference.first.batch)]
     scorer = Scorer(pair, reference, Target(-math.inf), tally)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._quantize.quantization import quantize
+from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import active, everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
@@ -83,20 +83,11 @@ class Halves:
 
     def quantized(self, pair: QuantizedPair, edits: Iterable[Edit]) -> QuantizedPair:
         """A pair quantized with more edits, calibrated on the batches; made once."""
-        recipe, capture = pair.recipe, pair.capture
+        recipe = pair.recipe
         assert recipe is not None, "what is repaired is quantized again"
-        assert capture is not None, "ditto"
         plan = OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), pair.model)
         if plan.edits not in self.made:
-            self.made[plan.edits] = quantize(
-                capture,
-                recipe.plugin,
-                self.batches,
-                overrides=plan,
-                train=recipe.train,
-                inputs_of=self.inputs_of,
-                progress=False,
-            )
+            self.made[plan.edits] = quantize_again(pair, self.batches, self.inputs_of, overrides=plan)
         return self.made[plan.edits]
 
     def _own(self) -> Iterator[tuple[int, Batch, list[Any], str]]:

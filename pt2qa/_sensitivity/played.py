@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Constant, Nested, Program, QuantParams
 from pt2qa._simulator.site_functions import SiteFunction
+from pt2qa._simulator.stored import Stored, ValueCache
 
 EPSILON = torch.finfo(torch.float32).eps
 """The smallest scale, as in torchao's observers."""
@@ -28,19 +30,22 @@ def with_roundings(program: Program, roundings: Mapping[int, Rounding]) -> Progr
         roundings: by site, as :func:`pt2qa._sensitivity.roundings.rounding` makes them; of a constant, any function
             that rounds its float value.
     """
+    cache = ValueCache(program.weight_cache)
     steps = tuple(
         replace(step, function=_site_function(roundings[step.site]), converted=None, duplicate_of=None)
         if step.site is not None and step.site in roundings
         else step
         for step in program.steps
     )
-    constants = tuple(_with_roundings(constant, roundings) for constant in program.constants)
+    constants = tuple(_with_roundings(constant, roundings, cache) for constant in program.constants)
     return replace(program, steps=steps, constants=constants)
 
 
-def _with_roundings(constant: Constant, roundings: Mapping[int, Rounding]) -> Constant:
+def _with_roundings(constant: Constant, roundings: Mapping[int, Rounding], cache: ValueCache) -> Constant:
     if constant.site is not None and constant.site in roundings:
-        return replace(constant, stored=roundings[constant.site](constant.reference))
+        # Rounded when its op runs: all at once would be a second model in memory.
+        make = functools.partial(roundings[constant.site], constant.reference)
+        return replace(constant, stored=Stored(make, cache))
     if isinstance(nested := constant.stored, Nested):
         own = {number: roundings[site] for number, site in enumerate(nested.sites) if site in roundings}
         made = replace(nested, program=with_roundings(nested.program, own)) if own else nested

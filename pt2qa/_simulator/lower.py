@@ -170,6 +170,7 @@ class _Lowering:
             producers=self.producers,
             notes=tuple(dict.fromkeys(self.notes)),
             may_share=self.may_share,
+            weight_cache=self.cache.size,
         )
 
     def _call(self, node: Node) -> None:

@@ -234,6 +234,7 @@ class Program:
     producers: dict[int, int]
     notes: tuple[str, ...]
     may_share: bool
+    weight_cache: int
 
     @property
     def whole_graphs(self) -> frozenset[int]:

@@ -33,11 +33,11 @@ class ValueCache:
     """
 
     left: int
-    _largest: int = field(init=False)
+    size: int = field(init=False)
     _memory: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._largest = self.left
+        self.size = self.left
 
     def takes(self, value: Tensor) -> bool:
         """Whether there is room for a value; if so, it is used up."""
@@ -50,7 +50,7 @@ class ValueCache:
     def memory_like(self, integers: Tensor) -> Tensor | None:
         """A float32 tensor of their shape for a value that is not kept; None for one that is, or is too large."""
         count, known = integers.numel(), None
-        if 4 * count <= self.left or 4 * count > self._largest:
+        if 4 * count <= self.left or 4 * count > self.size:
             return None
         # Taken off the list, so that no other thread has it.
         with contextlib.suppress(IndexError):

@@ -81,7 +81,7 @@ def test_what_is_fitted_needs_no_second_calibration(monkeypatch: pytest.MonkeyPa
     def refused(*arguments: object, **keywords: object) -> None:
         raise AssertionError("it was quantized again")
 
-    monkeypatch.setattr("pt2qa._reconfigure.repairing.quantize", refused)
+    monkeypatch.setattr("pt2qa._reconfigure.repairing.quantize_again", refused)
     repaired = pt2qa.repair(pair, batches(), methods=["ranges", "biases"], verify_code=False, progress=False)
     assert {edit.kind for edit in repaired.plan.edits} >= {"range"}
     # Other data may have other ranges where no edit fixes them.

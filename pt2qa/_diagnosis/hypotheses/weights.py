@@ -16,6 +16,7 @@ from pt2qa._report.prose import counted
 from pt2qa._sensitivity.played import fitted_weight
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import QuantParams, Site
+from pt2qa._weights.sums import weight_sums
 from pt2qa.plugins.options import options_of
 
 COARSE = 4.0
@@ -49,8 +50,8 @@ def _is_coarse(case: Case, index: int) -> bool:
     """Whether a weight's own rounding error is clearly larger than it need be; not if it is another weight."""
     constant = case.constants[index]
     own, fitted = (
-        float((value - constant.reference).double().square().sum())
-        for value in (constant.quantized, case.fitted_weights[index].value(constant.reference))
+        weight_sums(constant.reference, value, None).total.noise
+        for value in (constant.by_rows, case.fitted_weights[index].value(constant.reference))
     )
     if own <= COARSE * fitted:
         return False
