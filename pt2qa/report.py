@@ -38,7 +38,7 @@ from pt2qa._report.gating.checks import GateCheck
 from pt2qa._report.gating.result import GateResult
 from pt2qa._report.gating.verdict import gate
 from pt2qa._report.rows import Environment, Unpaired
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import read, register, save
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
@@ -102,6 +102,8 @@ __all__ = [
     "ModelCoverage",
     "Unpaired",
     "SetApart",
+    "InputRange",
+    "DataHealth",
     "Environment",
     "UNQUANTIZED",
     # two of them

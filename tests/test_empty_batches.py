@@ -47,7 +47,8 @@ def test_an_empty_batch_is_set_apart_where_no_op_can_run_it(pair: pt2qa.Quantize
 @pytest.mark.parametrize("side", ["reference", "quantized"])
 def test_a_profile_names_the_empty_batch(pair: pt2qa.QuantizedPair, side: Any) -> None:
     profile = pt2qa.profile(pair, BATCHES, side=side, progress=False)
-    assert "no samples in 1 of 3 batches: batch 1" in str(profile)
+    assert [(apart.batch, apart.what) for apart in profile.set_apart] == [(1, "no samples")]
+    assert profile.summary().splitlines()[0] == "No samples in 1 of 3 batches: batch 1."
     assert profile.find("linear").mean == pt2qa.profile(pair, FILLED, side=side, progress=False).find("linear").mean
 
 

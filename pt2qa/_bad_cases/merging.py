@@ -11,6 +11,7 @@ from pt2qa._bad_cases.inputs import Array, key_of
 from pt2qa._bad_cases.rows import LabelCounts, StoredCase
 from pt2qa._bad_cases.standings import CaseKey, Entry, Standing
 from pt2qa._report.merging import joined_notes, numbered_on
+from pt2qa._report.set_apart import added
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.errors import ReportError
 
@@ -87,6 +88,7 @@ def merged(reports: Sequence[Any]) -> Any:
         labels=tuple(counts.values()),
         steps=steps,
         samples=samples,
+        input_ranges=added(report.input_ranges for report in reports),
         set_apart=numbered_on([report.set_apart for report in reports], [report.steps for report in reports]),
     )
 

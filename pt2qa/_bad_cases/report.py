@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isnan
+from math import inf, isnan
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from pt2qa._report.columns import Column, column
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import SetApart, about_faults
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -28,7 +28,7 @@ LARGEST: Final = 2**32
 """The most bytes that one input may take when its sample is repeated to fill a batch: 4 GiB."""
 
 
-@register("bad-cases", schema=5, oldest=1)
+@register("bad-cases", schema=6, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class BadCases(Report):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
@@ -53,6 +53,7 @@ class BadCases(Report):
         set_apart: batches that are empty, and those with an output that is NaN, or infinite in only one model, with the
             op that produced the first such value.  Their other samples are ranked.
         sums: what :func:`pt2qa.merge` needs besides the inputs.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
 
     Raises:
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
@@ -77,6 +78,7 @@ class BadCases(Report):
     environment: Environment
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=4)] = field(default_factory=dict, compare=False)
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=6)] = ()
 
     def __post_init__(self) -> None:
         known: set[str] = set()
@@ -102,6 +104,10 @@ class BadCases(Report):
 
         found: BadCases = merged(reports)
         return found
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth(self.steps, self.samples, self.set_apart, self.input_ranges, in_part=True)
 
     def worst(self, metric: str | None = None, output: str | None = None) -> tuple[CaseRow, ...]:
         """The rows of one ranking, worst first.
@@ -192,8 +198,7 @@ class BadCases(Report):
 
     def _summary(self) -> Sequence[str]:
         advice = "Look where they lose accuracy: pt2qa.compare_layers(pair, report.batches())."
-        faults, found = about_faults(self.set_apart, self.steps), map(self._about, self.rankings)
-        return [*faults, *found, advice if self.cases else "No case was kept."]
+        return [*map(self._about, self.rankings), advice if self.cases else "No case was kept."]
 
     def _about(self, ranking: Ranking) -> str:
         which = f"{ranking.metric} of {ranking.output}"
@@ -205,6 +210,8 @@ class BadCases(Report):
         if not rows:
             return f"{which}: no bad case.{missing}"
         worst = rows[0]
+        if ranking.metric == "sqnr" and worst.value == inf:
+            return f"{which}: no sample differs.{missing}"
         unit = UNITS.get(ranking.metric, "")
         what = "no number" if isnan(worst.value) else f"{number(worst.value)}{unit}"
         mean = "" if isnan(ranking.mean) else f"; the mean of {ranking.values} is {number(ranking.mean)}{unit}"

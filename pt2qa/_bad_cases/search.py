@@ -24,10 +24,11 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element, plain_batch, read_batches
+from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
 from pt2qa._simulator.outputs import output_names, plain, structured
@@ -150,6 +151,7 @@ class _Found:
     steps: int = 0
     samples: int = 0
     set_apart: tuple[SetApart, ...] = ()
+    input_ranges: tuple[InputRange, ...] = ()
 
 
 class _Search:
@@ -225,7 +227,8 @@ class _Search:
             self._take_empty()
             return
         counted = None if self.positions is None else self.positions.of(step.batch, step.reference)
-        apart = self._not_finite(step, samples, outputs, counted)
+        apart = tuple(self._not_finite(step, samples, outputs, counted))
+        ranges = () if apart else input_ranges(self.pair.program, step.reference, counted)
         states = self.feedback.state(reference), self.feedback.state(quantized)
         if self.post_process is not None:
             with torch.no_grad():
@@ -253,6 +256,7 @@ class _Search:
             steps=self.found.steps + 1,
             samples=self.found.samples + samples,
             set_apart=(*self.found.set_apart, *apart),
+            input_ranges=added([self.found.input_ranges, ranges]),
         )
         found = replace(found, cases=self._cases(found, step, size))
         self.found, self.states = found, states
@@ -361,4 +365,5 @@ class _Search:
             model=self.pair.model,
             environment=self.pair.environment,
             set_apart=self.found.set_apart,
+            input_ranges=self.found.input_ranges,
         )

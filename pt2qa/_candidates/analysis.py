@@ -21,9 +21,10 @@ from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
 from pt2qa._ranks import over_ranks
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
@@ -114,6 +115,7 @@ def compare_quantizers(
         **compared(race.sums(), candidates, race.set_apart, race.batches, settings),
         notes=tuple(dict.fromkeys(notes)),
         samples=race.samples,
+        input_ranges=race.input_ranges,
         model=capture.model,
         environment=first.environment,
     )
@@ -197,6 +199,7 @@ class _Race:
         self.outputs: dict[str, _Value] = {}
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
+        self.input_ranges: tuple[InputRange, ...] = ()
 
     def add(self, batch: Batch) -> None:
         """Runs all models on a batch and adds the results; an interrupted batch leaves no trace."""
@@ -206,7 +209,7 @@ class _Race:
             self.batches += 1
             return
         counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
-        self._take(values, self._verified(values, counted))
+        self._take(values, self._verified(values, counted), counted)
 
     def _verified(self, values: list[Any], counted: Counted | None) -> _Lap:
         """One lap; drops candidates that the simulator does not compute exactly."""
@@ -252,13 +255,15 @@ class _Race:
             found.append((output, _noise(leaf, others, kept[number])))
         return _Lap(leaves, results, found, [of(leaf) for of, leaf in zip(kept, leaves, strict=True)])
 
-    def _take(self, values: list[Any], lap: _Lap) -> None:
+    def _take(self, values: list[Any], lap: _Lap, counted: Counted | None) -> None:
         samples = count_samples(values)
         apart = self._why_apart(values, samples, lap)
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
         for place, sums in lap.sums:
             place.add(sums, left_out)
         self.set_apart += apart
+        able = [pair.program for name, pair in self.pairs.items() if name not in left_out]
+        self.input_ranges = added([self.input_ranges, *(input_ranges(each, values, counted) for each in able)])
         self.batches += 1
         self.samples += samples
 

@@ -11,7 +11,7 @@ from pt2qa._candidates.rows import Candidate, CandidateRow
 from pt2qa._metrics import NoiseSums
 from pt2qa._report.merging import joined_notes, numbered_on
 from pt2qa._report.prose import counted
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.errors import ReportError
 
@@ -109,6 +109,7 @@ def merged(reports: Sequence[Any]) -> Any:
     return replace(
         first,
         **compared(values, first.candidates, set_apart, sum(batches), settings_of(first.sums)),
+        input_ranges=added(report.input_ranges for report in reports),
         samples=sum(report.samples for report in reports),
         notes=joined_notes([report.notes for report in reports]),
     )

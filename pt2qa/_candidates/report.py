@@ -16,7 +16,7 @@ from pt2qa._report.formats import decibel
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, sections, wrap
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
 
@@ -24,7 +24,7 @@ CLOSE: Final = 0.5
 """dB between two candidates up to which they are called equally good: the effect of another calibration set."""
 
 
-@register("candidates", schema=3, oldest=1)
+@register("candidates", schema=4, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class CandidateReport(Report):
     """How several quantizer configurations of one model compare, as a whole and layer by layer.
@@ -41,6 +41,7 @@ class CandidateReport(Report):
         set_apart: batches that are excluded from all numbers: empty ones, and those with NaN or infinities; with a
             candidate's name, those that are excluded only for that candidate, because it fails on them.
         sums: what :func:`pt2qa.merge` adds up.
+        input_ranges: how many values of the inputs lie outside the ranges that the candidates calibrated.
 
     Raises:
         ReportError: the rows do not have the same candidates.
@@ -60,6 +61,7 @@ class CandidateReport(Report):
     environment: Environment
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     def __post_init__(self) -> None:
         check_custom(CandidateRow, self.rows)
@@ -76,6 +78,12 @@ class CandidateReport(Report):
         """The candidate with the largest output SQNR, the first one if there are ties; None if all failed."""
         able = [candidate for candidate in self.candidates if not isnan(candidate.sqnr)]
         return max(able, key=lambda candidate: candidate.sqnr, default=None)
+
+    @property
+    def health(self) -> DataHealth:
+        """The same; a batch on which single candidates fail counts for the others."""
+        shared = [each for each in self.set_apart if not each.candidate]
+        return DataHealth.of_read(self.batches, self.samples, shared, self.input_ranges)
 
     @derived()
     def batches_apart(self) -> int:
@@ -135,11 +143,10 @@ class CandidateReport(Report):
         ran = dict.fromkeys(each.candidate for each in self.set_apart if each.candidate)
         loud = [f"{name} fails {failed[name]}." for name in ran if name in failed]
         quiet = [f"{name} failed: {note}" for name, note in failed.items() if name not in ran]
-        shared = about_set_apart([each for each in self.set_apart if not each.candidate], self.batches)
         if best is None:
             nothing = "No candidate has an SQNR at the output." if self.rows else "No candidate could be run."
-            return [*loud, *shared, nothing, *quiet]
-        lines = [*loud, *shared, f"Most accurate: {best.name}, {decibel(best.sqnr)} dB at the output, {_size(best)}."]
+            return [*loud, nothing, *quiet]
+        lines = [*loud, f"Most accurate: {best.name}, {decibel(best.sqnr)} dB at the output, {_size(best)}."]
         near = [other for other in self.candidates if other is not best and best.sqnr - other.sqnr <= CLOSE]
         for other in near:
             lines.append(f"{other.name} is within {CLOSE:g} dB of it ({decibel(other.sqnr)} dB), {_size(other)}.")

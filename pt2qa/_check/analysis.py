@@ -20,6 +20,7 @@ from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._ranks import alone
 from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import DataHealth
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
 from pt2qa.errors import PluginError, Pt2qaError, SelectionError
@@ -71,7 +72,8 @@ def check(
         The findings, errors first, and the outcome of each rule.
 
     Raises:
-        SelectionError: ``subject`` cannot be checked, or there is no such rule or CPU feature.
+        SelectionError: ``subject`` cannot be checked, an argument is of no use with it, or there is no such rule or CPU
+            feature.
         CaptureError: eager mode or FX prepared or quantized the model.
 
     >>> import torch
@@ -90,6 +92,24 @@ def check(
         )
     if kind == "model":
         refuse_quantized(subject)
+    for_model = {"args": args, "kwargs": kwargs, "dynamic_shapes": dynamic_shapes}
+    ignored = [] if kind == "model" else [name for name, given in for_model.items() if given is not None]
+    if ignored:
+        data = " Pass data as batches=." if kind == "pair" and "args" in ignored else ""
+        raise SelectionError(
+            f"{ignored[0]}: only a model is called with example inputs, and a {type(subject).__name__} was given.{data}"
+        )
+    if kind == "model" and args is None and kwargs is None and dynamic_shapes is not None:
+        raise SelectionError("dynamic_shapes: without example inputs nothing is captured. Pass args too.")
+    if batches is not None and kind != "pair":
+        raise SelectionError(
+            f"batches: rules look at values in a pair, and a {type(subject).__name__} was given. Pass what "
+            "pt2qa.quantize returns."
+        )
+    if inputs_of is not None and batches is None:
+        raise SelectionError("inputs_of: there are no items to take batches from. Pass batches too.")
+    if model is not None and kind == "model":
+        raise SelectionError("model: the subject is the model itself. Leave model= out.")
     if kind == "graph" and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes):
         raise SelectionError(
             "got a converted graph, expected a float or a prepared one, or a pair: pt2qa.pair(float_graph, converted)"
@@ -121,14 +141,21 @@ def check(
         found, outcome = _run(every[rule_id], context, quiet)
         rows += found
         outcomes.append(outcome)
+    looked = "layers" in vars(context)
+    unread = ["batches: none of the rules that ran looks at values"] if batches is not None and not looked else []
+    health = context.layers.health if looked else DataHealth(0, 0)
     return Findings(
         rows=errors_first(rows, chosen),
         rules=tuple(outcomes),
         checked=_checked(context, every, outcomes),
-        notes=(*(subject.notes if kind == "pair" else ()), *_unheard(quiet, outcomes)),
+        notes=(*(subject.notes if kind == "pair" else ()), *_unheard(quiet, outcomes), *unread),
         quantizer=_quantizer(context),
         model=_model_name(context),
         environment=_environment(context),
+        batches=health.batches,
+        samples=health.samples,
+        set_apart=health.set_apart,
+        input_ranges=health.input_ranges,
     )
 
 

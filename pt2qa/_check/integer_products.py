@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams, Site, Slot, Step
 from pt2qa._weights.sums import SumsOfWeights
@@ -91,14 +92,6 @@ class IntegerProduct:
         reach = self.weights[hidden].cpu().double().abs().sum(1) * input_reach
         hidden[hidden.clone()] = reach < self.output_scale / 2
         return ~hidden
-
-
-def limits(params: QuantParams) -> tuple[float, float]:
-    """The smallest and the largest value that a site can hold; nan if it has no single scale."""
-    if not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
-        return math.nan, math.nan
-    low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
-    return low * params.scale, high * params.scale
 
 
 def integer_products(pair: QuantizedPair, sums: SumsOfWeights) -> tuple[IntegerProduct, ...]:

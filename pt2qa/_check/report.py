@@ -12,6 +12,7 @@ from pt2qa._report.base import Grade, Group, Report
 from pt2qa._report.columns import column, derived
 from pt2qa._report.prose import LISTED, by_reason, counted, sections, wrap
 from pt2qa._report.rows import Environment, Row
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 
 SEVERITIES: Final = ("error", "warning", "note")
@@ -68,7 +69,7 @@ class RuleOutcome:
     reason: str
 
 
-@register("findings", schema=1)
+@register("findings", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class Findings(Report):
     """What a structure check found.
@@ -85,6 +86,9 @@ class Findings(Report):
         quantizer: the plug-in's name, or the class of a quantizer without one; empty without a quantizer.
         model: the model's class name.
         environment: versions, and the model's fingerprint if it could be captured.
+        batches, samples: the data that rules on values read; 0 without any.
+        set_apart: batches of it that no rule looked at.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
     heading: ClassVar[str] = "Findings"
@@ -99,6 +103,14 @@ class Findings(Report):
     quantizer: str
     model: str
     environment: Environment
+    batches: Annotated[int, column(since=2)] = 0
+    samples: Annotated[int, column(since=2)] = 0
+    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=2)] = ()
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
 
     @derived(judged=True)
     def error_count(self) -> int:
@@ -160,11 +172,12 @@ class Findings(Report):
 
     def grade(self) -> Grade:
         """By the worst finding."""
-        return "bad" if self.error_count else "warning" if self.warning_count else "good"
+        return "bad" if self.error_count else "warning" if self.warning_count or not self.health.is_sound else "good"
 
     def lines(self) -> Sequence[str]:
         """How many findings have each severity, and what was looked at."""
-        return [f"{', '.join(self._counts())}.", *self._summary()]
+        faults, said = self._faults(), [f"{', '.join(self._counts())}.", *self._summary()]
+        return [*faults, *said, *([] if faults else self._data())]
 
     def groups(self) -> tuple[Group, ...]:
         """The findings of each rule."""

@@ -29,9 +29,10 @@ from pt2qa._metrics import NoiseSums, differing, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._simulator.accumulate import empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
@@ -107,6 +108,7 @@ class Comparison:
         self.check = Verification(pair.graphs)
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
+        self.input_ranges: tuple[InputRange, ...] = ()
         reasons = program.taps
         self.observed = {
             tap.step.index: tap for tap in lowerable.taps if not tap.refused and not reasons.get(tap.node, "lost")
@@ -145,6 +147,7 @@ class Comparison:
         if apart is not None:
             self.set_apart.append(apart)
         else:
+            self.input_ranges = added([self.input_ranges, input_ranges(self.pair.program, values, counted)])
             self.stages.add(self.stages.measured(every))
             for index, sums in measured.sums.items():
                 self.sums[index] = self.sums[index].merge(sums)
@@ -294,6 +297,7 @@ class Comparison:
             model=pair.model,
             environment=pair.environment,
             set_apart=tuple(self.set_apart),
+            input_ranges=self.input_ranges,
         )
 
     def _row(self, tap: Tap) -> DeployedRow:

@@ -18,7 +18,7 @@ from pt2qa._report.events import Event, Runs, Scalar, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Environment, Unpaired
-from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 
 SCALARS: Final = (
@@ -27,7 +27,7 @@ SCALARS: Final = (
 """The columns that TensorBoard shows."""
 
 
-@register("deployed", schema=1)
+@register("deployed", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class DeployedReport(Report):
     """How far the kernels that ship are from the converted graph, and what each stage costs the output.
@@ -45,6 +45,7 @@ class DeployedReport(Report):
         model: the model's class name.
         environment: versions, and the model's fingerprint.
         set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
 
     >>> from pt2qa.report import Environment
     >>> empty = DeployedReport((), (), (), (), (), (), 0, 0, "none", "xnnpack", "Net", Environment.here(""))
@@ -70,6 +71,11 @@ class DeployedReport(Report):
     model: str
     environment: Environment
     set_apart: Annotated[tuple[SetApart, ...], column()] = ()
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=2)] = ()
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
@@ -130,10 +136,7 @@ class DeployedReport(Report):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        return [
-            *about_set_apart(self.set_apart, self.batches),
-            *summary_of(self.rows, self.outputs, self.stages, len(self.unpaired)),
-        ]
+        return summary_of(self.rows, self.outputs, self.stages, len(self.unpaired))
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
         """The noise after each stage, and the kernels along the graph."""

@@ -110,8 +110,6 @@ def diagnose(
         )
     trials.outputs(reference.first.values)
     notes = reference.notes
-    if reference.aside:
-        notes.append(f"left out, because the float model returns NaN there: {'; '.join(reference.aside)}")
     now = trials.quality(Treatment())
     case = Case(pair, trials, data, now, progress)
     search = Search(case, _needed(aim, trials), methods)
@@ -148,7 +146,9 @@ def diagnose(
         tried=tuple(search.tried),
         figures=tuple(search.figures(after)),
         asides=() if structure is None else tuple(_asides(structure)),
-        verdict=verdict_of(case, search.rows, search.bounds, after, search.needed, aim, interrupted=interrupted),
+        verdict=reference.health.before(
+            verdict_of(case, search.rows, search.bounds, after, search.needed, aim, interrupted=interrupted)
+        ),
         next_command=next_command(case, search.rows, search.state, after, search.needed, interrupted=interrupted),
         unit="dB" if aim is None or aim.metric is None else aim.name,
         target="" if search.needed is None else f"at least {search.needed:g}",
@@ -161,10 +161,12 @@ def diagnose(
         quantizations=trials.quantizations,
         batches=sum(everywhere(sum(1 for _ in reference))),
         samples=now.samples,
-        notes=tuple(dict.fromkeys((*pair.notes, *trials.notes, *notes, *case.notes))),
+        notes=tuple(dict.fromkeys((*pair.notes, *trials.notes, *notes, *case.notes, *search.notes()))),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
+        set_apart=reference.health.set_apart,
+        input_ranges=reference.health.input_ranges,
     )
     return diagnosis.with_evidence(final, reports)
 

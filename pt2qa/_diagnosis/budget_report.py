@@ -18,7 +18,7 @@ from pt2qa._report.formats import decibel, share
 from pt2qa._report.html.charts import stacked
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 
 HALF: Final = 0.5
@@ -37,7 +37,7 @@ _PRECISION: Final = (
 )
 
 
-@register("error-budget", schema=2, oldest=1)
+@register("error-budget", schema=3, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class ErrorBudget(Report):
     """The output noise of a quantized model, split by mechanism and place.
@@ -58,6 +58,7 @@ class ErrorBudget(Report):
         environment: versions, and the model's fingerprint.
         set_apart: batches excluded from all numbers.
         sums: what :func:`pt2qa.merge` adds up.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
     heading: ClassVar[str] = "Error budget"
@@ -79,6 +80,7 @@ class ErrorBudget(Report):
     environment: Environment
     set_apart: tuple[SetApart, ...] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=2)] = field(default_factory=dict, compare=False)
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=3)] = ()
 
     @classmethod
     def merged(cls, reports: Sequence[ErrorBudget], metrics: Mapping[str, Any]) -> ErrorBudget:
@@ -86,6 +88,10 @@ class ErrorBudget(Report):
 
         found: ErrorBudget = merged(reports)
         return found
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
@@ -196,8 +202,7 @@ class ErrorBudget(Report):
 
     def _summary(self) -> Sequence[str]:
         silent = sum(row.noise == 0.0 for row in self.rows)
-        apart = about_set_apart(self.set_apart, self.batches + len(self.set_apart))
-        return [*apart, f"Counts: {silent} of {counted(len(self.rows), 'row')} without effect on the output."]
+        return [f"Counts: {silent} of {counted(len(self.rows), 'row')} without effect on the output."]
 
 
 def _percent(part: float) -> str:

@@ -49,6 +49,7 @@ def split(rows: Iterable[BudgetRow], noises: SiteNoises) -> dict[str, Any]:
         "samples": noises.samples,
         "notes": noises.notes,
         "set_apart": noises.set_apart,
+        "input_ranges": noises.input_ranges,
         "sums": pack(noises.settings, rows=sums),
     }
 
@@ -78,6 +79,7 @@ def _noises_of(report: Any, rows: Sequence[BudgetRow]) -> SiteNoises:
         samples=report.samples,
         notes=report.notes,
         set_apart=report.set_apart,
+        input_ranges=report.input_ranges,
         settings=settings_of(report.sums),
         flops={},
     )

@@ -18,7 +18,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.prose import few
-from pt2qa._report.set_apart import SetApart, about_faults
+from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.faults import fault_of
 from pt2qa._sensitivity.gradients import WithoutGradient
@@ -32,6 +32,7 @@ from pt2qa._sensitivity.roundings import Rounding, Variant
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import Site
@@ -68,6 +69,7 @@ class SiteNoises:
         batches, samples: how much was measured; batches that are set apart do not count.
         notes: what else the reader must know.
         set_apart: batches excluded from all numbers.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
         settings: what they were measured with, as far as reports must agree in it to be merged.
         flops: of the first batch, by step.
     """
@@ -83,6 +85,7 @@ class SiteNoises:
     samples: int
     notes: tuple[str, ...]
     set_apart: tuple[SetApart, ...]
+    input_ranges: tuple[InputRange, ...]
     settings: Mapping[str, str]
     flops: Mapping[int, int]
 
@@ -187,7 +190,7 @@ def together(parts: Sequence[SiteNoises]) -> SiteNoises:
             samples=first.samples + each.samples,
             notes=tuple(dict.fromkeys((*first.notes, *each.notes))),
         )
-    return replace(first, set_apart=apart)
+    return replace(first, set_apart=apart, input_ranges=added(each.input_ranges for each in parts))
 
 
 @dataclass(slots=True)
@@ -223,6 +226,7 @@ class _Noises:
     reached: set[int] = field(default_factory=set)
     content: Counter[int] = field(default_factory=Counter)
     set_apart: list[SetApart] = field(default_factory=list)
+    input_ranges: tuple[InputRange, ...] = ()
 
     def add(self, batch: Batch) -> None:
         """Measures a batch."""
@@ -302,6 +306,8 @@ class _Noises:
         fault = fault_of(self.pair.simulator, values, self.batches, samples, reference, quantized)
         if fault is not None:
             self._set_apart(fault)
+        else:
+            self.input_ranges = added([self.input_ranges, input_ranges(self.pair.program, values, self.counted)])
         return fault is None
 
     def _set_apart(self, apart: SetApart) -> None:
@@ -362,6 +368,7 @@ class _Noises:
             samples=self.samples,
             notes=tuple(dict.fromkeys(notes)),
             set_apart=tuple(self.set_apart),
+            input_ranges=self.input_ranges,
             settings=settings,
             flops={} if self.seen is None else self.seen.flops,
         )

@@ -13,6 +13,7 @@ from pt2qa._report.columns import column, derived
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pt2qa.overrides.plan import OverridePlan
 
 
-@register("diagnosis", schema=1)
+@register("diagnosis", schema=2, oldest=1)
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Report):
     """What causes the error of a quantized model, and what was measured to help.
@@ -32,7 +33,7 @@ class Diagnosis(Report):
         tried: remedies that were measured and did not help, or not any more.
         figures: what the model gives now, with all remedies, and what bounds it.
         asides: what the structure check found beyond that.
-        verdict: the diagnosis in one sentence.
+        verdict: the diagnosis in one sentence, after what is wrong with the data.
         next_command: what to type or call next; empty if there is nothing to do.
         unit: ``dB``, or the name of the user's metric.
         target: the target in words; empty without one.
@@ -48,6 +49,8 @@ class Diagnosis(Report):
         quantizer: the plug-in's name, or the class of a quantizer without one.
         model: the model's class name.
         environment: versions, and the model's fingerprint.
+        set_apart: batches of the evaluation data excluded from all numbers.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
     heading: ClassVar[str] = "Diagnosis"
@@ -85,6 +88,8 @@ class Diagnosis(Report):
     quantizer: str
     model: str
     environment: Environment
+    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=2)] = ()
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
@@ -95,6 +100,14 @@ class Diagnosis(Report):
     def sqnr_after(self) -> float:
         """The same with all remedies."""
         return self._figure("after", "sqnr") if self.rows else self.sqnr
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
+
+    def _data(self) -> list[str]:
+        # What is wrong with the data is said in the verdict, which comes first.
+        return Report._data(self) if self.health.is_sound else []
 
     @property
     def plan(self) -> OverridePlan:
@@ -136,7 +149,7 @@ class Diagnosis(Report):
         """Bad where there is something to do, or a target is missed."""
         if self.rows or isnan(self._figure("now", "value")) or self.met == 0:
             return "bad"
-        return "warning" if self.asides or self.next_command else "good"
+        return "warning" if self.asides or self.next_command or not self.health.is_sound else "good"
 
     def _figure(self, name: str, field: str) -> float:
         return next((getattr(row, field) for row in self.figures if row.name == name), float("nan"))
@@ -161,10 +174,10 @@ class Diagnosis(Report):
         for row in self.rows:
             yield "\n".join(explained(row, self.unit))
         yield Table(self.shown("figures"), self.figures, "Measured")
-        tried = [f"{_at(row)}: {row.remedy}: {_gained(row.gain, self.unit)}; {row.reason}" for row in self.tried]
-        yield Listing(f"Tried, and not recommended ({len(tried)})", tried)
+        yield Listing(f"Tried, and not recommended ({len(self.tried)})", list(_tried(self.tried, self.unit)))
         asides = [f"{row.rule}{f', {row.name}' if row.name else ''}: {row.why} -> {row.fix}" for row in self.asides]
         yield Listing(f"Also found by the structure check ({len(asides)})", asides)
+        yield from self._set_apart()
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
@@ -179,8 +192,8 @@ class Diagnosis(Report):
         ]
 
     def lines(self) -> Sequence[str]:
-        """The verdict."""
-        return self._lead()
+        """The verdict, and the data."""
+        return [*self._lead(), *self._data()]
 
     def advice(self) -> tuple[Step, ...]:
         """The causes with their remedies."""
@@ -213,6 +226,18 @@ def _step(row: CauseRow, unit: str) -> Step:
 
 def _gained(gain: float, unit: str) -> str:
     return "not measured" if isnan(gain) else f"{signed(gain)} {unit}"
+
+
+def _tried(rows: Sequence[TriedRow], unit: str) -> Iterator[str]:
+    """A line for each remedy that was measured, then one for each reason why others were not."""
+    missing: dict[str, list[str]] = {}
+    for row in rows:
+        if isnan(row.gain):
+            missing.setdefault(row.reason, []).append(f"{_at(row)}: {row.remedy}")
+        else:
+            yield f"{_at(row)}: {row.remedy}: {_gained(row.gain, unit)}; {row.reason}"
+    for reason, remedies in missing.items():
+        yield f"{reason}: {'; '.join(remedies)}"
 
 
 def _at(row: TriedRow) -> str:

@@ -18,7 +18,8 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.figures import Figures
 from pt2qa._repair.guard import Method
 from pt2qa._report.base import Report
-from pt2qa._report.formats import share
+from pt2qa._report.formats import decibel, share
+from pt2qa._report.prose import few
 from pt2qa.errors import Pt2qaError
 
 FREE_GAIN: Final = 2.0
@@ -78,6 +79,8 @@ class Search:
     def __post_init__(self) -> None:
         self.rows: list[CauseRow] = []
         self.tried: list[TriedRow] = []
+        self.untried: dict[str, dict[str, None]] = {}
+        """By error, the remedies that cannot be tried because of it."""
         self.state = Treatment()
         self.quality: Figures = self.case.now
         self.bounds: dict[str, Figures] = {}
@@ -136,6 +139,10 @@ class Search:
             return pair, self.quality
         trials = self.case.trials
         return pair, trials.converted(pair) if state.floats else trials.confirmed(state)
+
+    def notes(self) -> list[str]:
+        """What could not be tried, each reason once."""
+        return [f"cannot be tried: {few(list(each))}: {error}" for error, each in self.untried.items()]
 
     def so_far(self) -> tuple[QuantizedPair | None, Figures]:
         """The same after Ctrl-C, with the best of the remedies that were measured and not yet taken; runs no model."""
@@ -258,7 +265,7 @@ class Search:
             elif math.isnan(gain):
                 self._reject(each, gain, "could not be measured")
             else:
-                little.append((each, gain, "it helps too little"))
+                little.append((each, gain, self._too_little(gain)))
         while left:
             each, gain = _best(left)
             left.remove((each, gain))
@@ -274,6 +281,12 @@ class Search:
                 self._reject(each, gain, reason)
         if more:
             self._take(more, again=True)
+
+    def _too_little(self, gain: float) -> str:
+        """Why a remedy that gains is no row."""
+        if gain < FREE_GAIN or self.needed is not None:
+            return "it helps too little"
+        return f"at {decibel(self.quality.worst[1])} dB, a gain like that is left to those who need it"
 
     def _is_small(self, each: Hypothesis) -> bool:
         """Whether the sites of a remedy make too little of the noise for half of the least gain."""
@@ -319,7 +332,7 @@ class Search:
         try:
             return self.case.trials.quality(state.then(each.treatment)).gain_over(quality)
         except Pt2qaError as error:
-            self.case.notes.append(f"{each.cause}: {each.remedy}: cannot be tried: {error}")
+            self.untried.setdefault(str(error), {})[f"{each.cause} ({each.remedy})"] = None
             return math.nan
 
     def _least(self, each: Hypothesis) -> float:

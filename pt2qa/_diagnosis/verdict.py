@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pt2qa._diagnosis.trials import Treatment
     from pt2qa._reconfigure.figures import Figures
     from pt2qa._reconfigure.target import Target
+    from pt2qa._simulator.program import Site
 
 MOST_NOISE = 0.9
 """The share of the noise that "spread over N sites" stands for."""
@@ -66,7 +67,12 @@ def verdict_of(
     if whole := case.pair.program.whole_graphs:
         return f"No cause found: {now}{found}. What {few(case.names(sorted(whole)))} rounds is known as a whole only."
     if case.now.worst[1] < LOW:
-        return f"No single cause: {now}{found}."
+        holder = _holder(case)
+        if holder is None:
+            return f"No single cause: {now}{found}."
+        return (
+            f"No remedy that was measured helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}."
+        )
     return f"Nothing to do: {now}{found}."
 
 
@@ -109,6 +115,8 @@ def _value(found: Figures, unit: str) -> str:
 def _quality(found: Figures, unit: str) -> str:
     """``12.3 dB, worst sample 3 at 8.1 dB, 85 % of labels kept``."""
     output, sqnr = found.worst
+    if sqnr == math.inf == found.value:
+        return "the outputs are equal to the float model's"
     parts = [f"{_value(found, unit)}"]
     if unit != "dB":
         parts.append(f"{decibel(sqnr)} dB")
@@ -119,6 +127,12 @@ def _quality(found: Figures, unit: str) -> str:
     if not math.isnan(found.labels):
         parts.append(f"{share(found.labels)} % of {found.samples} labels kept")
     return ", ".join(parts)
+
+
+def _holder(case: Case) -> Site | None:
+    """The first site in the graph that alone makes most of the measured noise."""
+    noises = case.noises
+    return next((s for s in case.pair.sites if 2 * case.noise(s.index) * noises.signal > noises.measured), None)
 
 
 def _spread(case: Case) -> str:

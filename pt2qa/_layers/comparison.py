@@ -19,10 +19,11 @@ from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tab
 from pt2qa._metrics import Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import Isolated
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.lockstep import Event, lockstep
@@ -132,6 +133,7 @@ class Comparison:
         self.unwritten = {node.name for node in unwritten_values(pair.quantized.graph)}
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
+        self.input_ranges: tuple[InputRange, ...] = ()
         self.rows: dict[int, list[Row]] = {}
         self.module_rows: list[Row] = []
         self.outputs: list[Row] = []
@@ -261,6 +263,8 @@ class Comparison:
                 row.apart = row.apart.merge(totals)
         if apart is not None:
             self.set_apart.append(apart)
+        else:
+            self.input_ranges = added([self.input_ranges, input_ranges(self.program, values, counted)])
         self.batches += 1
         self.samples += samples
 
@@ -378,6 +382,7 @@ class Comparison:
             model=self.pair.model,
             environment=self.pair.environment,
             set_apart=tuple(self.set_apart),
+            input_ranges=self.input_ranges,
             smaller_is_worse=self._metrics_worse("smaller"),
             larger_is_worse=self._metrics_worse("larger"),
             sums=packed(sums, settings),

@@ -23,7 +23,7 @@ from pt2qa._report.formats import cosine, decibel, number
 from pt2qa._report.prose import by_reason, counted, wrap
 from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Environment, Unpaired
-from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa._report.table import screen_width, table
 from pt2qa.errors import ReportError
@@ -34,7 +34,7 @@ SCALARS = (
 """The columns that TensorBoard shows, besides the user's metrics."""
 
 
-@register("layers", schema=3, oldest=1)
+@register("layers", schema=4, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerReport(Report):
     """How far each layer of the quantized model is from the reference, and which op causes it.
@@ -52,6 +52,7 @@ class LayerReport(Report):
         set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
         smaller_is_worse, larger_is_worse: the custom metrics that declare a direction.
         sums: what :func:`pt2qa.merge` adds up.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
 
     Raises:
         ReportError: custom metrics differ between rows, or one is named like a column or declares both directions.
@@ -79,6 +80,7 @@ class LayerReport(Report):
     smaller_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
     larger_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     def __post_init__(self) -> None:
         check_custom(LayerRow, self.rows + self.outputs + self.modules)
@@ -147,6 +149,10 @@ class LayerReport(Report):
             for each in found
         )
 
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
+
     def grade(self) -> Grade:
         """By :data:`LOW_SQNR`; an output or batch without a number must not hide behind the others."""
         usual = Report.grade(self)
@@ -198,8 +204,7 @@ class LayerReport(Report):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        found = summary_of(self.rows, self.outputs, len(self.unpaired), len(self.notes), self.set_apart)
-        return [*about_set_apart(self.set_apart, self.batches), *found]
+        return summary_of(self.rows, self.outputs, len(self.unpaired), len(self.notes), self.set_apart)
 
     def _worst_by(self) -> str:
         return ranked_by(self.rows)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
 from pt2qa._metrics import ErrorSums, Metric, NoiseSums
 from pt2qa._report.merging import joined_notes, numbered_on
+from pt2qa._report.set_apart import added
 from pt2qa._report.sums import Sums, pack, settings_of, unpack, why_not
 from pt2qa.errors import ReportError
 
@@ -231,6 +232,7 @@ def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
         batches=batches,
         samples=sum(report.samples for report in reports),
         set_apart=set_apart,
+        input_ranges=added(report.input_ranges for report in reports),
         sums=packed(sums, settings),
     )
 

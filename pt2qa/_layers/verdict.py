@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite, isnan, nan, prod
 from typing import Final
 
 from pt2qa._decibels import LOW_SQNR, power
@@ -31,7 +31,7 @@ def summary_of(
     layers that cost the output less than 0.3 dB.
     """
     sqnr = output_sqnr(outputs)
-    about = [_about_output(outputs), _about_isolated(rows, sqnr)]
+    about = [_about_output(outputs), *_about_constants(outputs), _about_isolated(rows, sqnr)]
     if sqnr < LOW_SQNR:
         about += [_about_growth(rows, sqnr), _about_clamped(rows, sqnr)]
     about += [_counts(rows, unpaired, notes), _advice(rows, outputs, found)]
@@ -80,6 +80,15 @@ def _about_output(outputs: Sequence[LayerRow]) -> str:
     low = worst.sqnr < LOW_SQNR
     verdict = f"below {LOW_SQNR:g} dB: noise above 1 % of the signal's power" if low else f"not below {LOW_SQNR:g} dB"
     return f"{before}{which} has an SQNR of {decibel(worst.sqnr)} dB, {verdict}."
+
+
+def _about_constants(outputs: Sequence[LayerRow]) -> list[str]:
+    """The outputs whose error says nothing, because the reference has one value everywhere."""
+    return [
+        f"{row.name} is {number(row.ref_min)} everywhere in the reference, so it shows no error of what is before it."
+        for row in outputs
+        if row.ref_min == row.ref_max and prod(row.shape) > 1
+    ]
 
 
 def _about_isolated(rows: Sequence[LayerRow], sqnr: float) -> str:

@@ -19,7 +19,7 @@ from pt2qa._profile.masked import Masked
 from pt2qa._profile.plan import make_plan, parameter_names
 from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
-from pt2qa._profile.target import ProfileTarget, Side, node_names, target_of
+from pt2qa._profile.target import ProfileTarget, Side, health_of, node_names, target_of
 from pt2qa._profile.watch import Wanted, Watch
 from pt2qa._ranks import NoBatchError, over_ranks
 from pt2qa._report.selection import OpKind
@@ -220,7 +220,7 @@ class Profiler:
             raise NoBatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
         refuse_empty(self.batches, len(self._done.empty))
         said = (*self._masked.notes(self._plan, self._done.seen, self._wanted), *self._done.notes(), *notes)
-        return profile_of(self._target, self._plan, self._done.seen, self._wanted, self.batches, self.samples, said)
+        return profile_of(self._target, self._plan, self._done, self._wanted, said)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         batch = as_batch(args, kwargs, self.graph)
@@ -231,5 +231,6 @@ class Profiler:
         done, inside = self._done, self._masked.of(batch, values)
         watch = Watch(self.graph, self._plan, self._wanted, done.seen, inside, observes=observes)
         outputs = watch.run(*values)
-        self._done = done.plus(self._plan, watch.found, values, outputs)
+        health = health_of(self._target, done.batches, values, inside)
+        self._done = done.plus(self._plan, watch.found, values, outputs, health=health)
         return outputs

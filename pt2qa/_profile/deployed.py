@@ -20,7 +20,7 @@ from pt2qa._profile.masked import Masked
 from pt2qa._profile.plan import Plan, Value, make_plan
 from pt2qa._profile.report import Profile
 from pt2qa._profile.summaries import profile_of
-from pt2qa._profile.target import ProfileTarget
+from pt2qa._profile.target import ProfileTarget, health_of
 from pt2qa._profile.watch import Wanted, measured
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
@@ -149,7 +149,8 @@ class _DeployedProfiler:
         ran = run_program(self.program, values)
         taps = () if ran.changed else self.observed.taps
         found = {number: self._measured(number, ran.values, inside) for number in taps}
-        self.done = self.done.plus(self.observed.plan, found, values, ran.outputs, changed=ran.changed)
+        health = health_of(self.target, self.batches, values, inside)
+        self.done = self.done.plus(self.observed.plan, found, values, ran.outputs, changed=ran.changed, health=health)
 
     def _measured(self, number: int, values: Mapping[str, Tensor], inside: Inside | None) -> Any:
         tap, value = self.observed.taps[number], self.observed.plan.values[number]
@@ -171,7 +172,7 @@ class _DeployedProfiler:
         )
         if not done.seen:
             raise DeploymentError(f"no value of the deployed program was observed: {'; '.join(said)}")
-        return profile_of(self.target, self.observed.plan, done.seen, self.wanted, done.batches, done.samples, said)
+        return profile_of(self.target, self.observed.plan, done, self.wanted, said)
 
 
 def count_at_ends(integers: Tensor, params: QuantParams) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 from pt2qa._profile.plan import Plan
 from pt2qa._profile.watch import ValueStatistics
 from pt2qa._report.prose import counted, few
+from pt2qa._report.set_apart import DataHealth
+from pt2qa._simulator.accumulate import empty_batch
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.nonfinite import is_empty
 
@@ -23,6 +25,7 @@ class Done:
     empty: tuple[int, ...] = ()
     with_nan: tuple[int, ...] = ()
     changed: tuple[int, ...] = ()
+    health: DataHealth = field(default_factory=lambda: DataHealth(0, 0))
 
     def plus(
         self,
@@ -32,11 +35,13 @@ class Done:
         outputs: Any,
         *,
         changed: bool = False,
+        health: DataHealth | None = None,
     ) -> Done:
         """With one more batch, as a new object: an interrupted batch counts in all values or in none."""
         seen = {**self.seen, **found}
         seen |= {number: self.seen[number].merge(found[number]) for number in self.seen.keys() & found}
-        samples = count_samples(list(values))
+        samples, empty = count_samples(list(values)), is_empty(count_samples(list(values)), outputs)
+        apart = DataHealth(1, 0, (empty_batch(self.batches),))
         made = (each for number, each in found.items() if not plan.values[number].constant)
         has_nan = any(each.statistics.nans for each in made)
         this = (self.batches,)
@@ -44,15 +49,16 @@ class Done:
             seen,
             self.batches + 1,
             self.samples + samples,
-            self.empty + this * is_empty(samples, outputs),
+            self.empty + this * empty,
             self.with_nan + this * has_nan,
             self.changed + this * changed,
+            self.health.and_also(apart if empty or health is None else health),
         )
 
     def notes(self) -> Iterator[str]:
-        """Which batches are empty, on which values are NaN, and which were not observed."""
+        """On which batches values are NaN, and which were not observed."""
         total = counted(self.batches, "batch", "batches")
         unusable = "no values, because observing changed the program's outputs,"
-        for what, found in (("no samples", self.empty), ("NaN", self.with_nan), (unusable, self.changed)):
+        for what, found in (("NaN", self.with_nan), (unusable, self.changed)):
             if found:
                 yield f"{what} in {len(found)} of {total}: {few([f'batch {number}' for number in found])}"

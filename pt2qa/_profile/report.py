@@ -17,12 +17,13 @@ from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.packing import CHANNELS, HISTOGRAM, Packed, check_packed, unpacked
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
-from pt2qa._report.base import Report, data_read
+from pt2qa._report.base import Block, Report, data_read
 from pt2qa._report.columns import column
 from pt2qa._report.events import Event, Runs, Scalar
 from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -37,7 +38,7 @@ BUCKETS: Final = 128
 """Buckets of a histogram that TensorBoard shows, equally wide."""
 
 
-@register("profile", schema=3, oldest=1)
+@register("profile", schema=4, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile(Report):
     """What every op of a graph reads and produces.
@@ -58,6 +59,8 @@ class Profile(Report):
         model: the model's class name.
         environment: versions, and the model's fingerprint.
         sums: what :func:`pt2qa.merge` needs besides histograms and channels.
+        set_apart: batches that are empty, or with NaN in an input, which the rows count; their other values count.
+        input_ranges: of a pair, how many values of the inputs lie outside the calibrated ranges.
 
     Raises:
         ReportError: the arrays do not fit each other or the rows, or there is no such side.
@@ -78,6 +81,8 @@ class Profile(Report):
     model: str
     environment: Environment
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
+    set_apart: Annotated[tuple[SetApart, ...], column(since=4)] = ()
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     if not TYPE_CHECKING:
         __getattr__ = no_attribute
@@ -97,6 +102,10 @@ class Profile(Report):
 
         found: Profile = merged(reports)
         return found
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth(self.batches, self.samples, self.set_apart, self.input_ranges, in_part=True)
 
     @property
     def title(self) -> str:
@@ -248,6 +257,10 @@ class Profile(Report):
         """With NaN and infinities as worse than any outlier."""
         rows, by = Report._ordered(self, sort)
         return (sorted(rows, key=lambda row: row.nonfinite == 0) if sort == "worst" and by else rows), by
+
+    def _after(self, limit: int | None) -> Iterator[Block]:
+        yield from self._set_apart("NaN in the inputs, or empty")
+        yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
         return summary_of(self.values, histograms=bool(self.histograms), deployed=self.side == "deployed")

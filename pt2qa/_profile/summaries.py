@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from pt2qa._profile.done import Done
 from pt2qa._profile.plan import Plan
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileRow
 from pt2qa._profile.sums import described_by, is_uneven, numbers_of, packed_values
 from pt2qa._profile.target import ProfileTarget
-from pt2qa._profile.watch import ValueStatistics, Wanted
+from pt2qa._profile.watch import Wanted
 from pt2qa._report.prose import few
 from pt2qa._simulator.lifetimes import UNWRITTEN
 
@@ -17,13 +18,12 @@ from pt2qa._simulator.lifetimes import UNWRITTEN
 def profile_of(
     subject: ProfileTarget,
     plan: Plan,
-    seen: Mapping[int, ValueStatistics],
+    done: Done,
     wanted: Wanted,
-    batches: int,
-    samples: int,
     notes: Sequence[str],
 ) -> Profile:
     """The report.  Values that are not tensors, such as sizes, have no rows."""
+    seen = done.seen
     numbers = {number: position for position, number in enumerate(sorted(seen))}
     described = {number: described_by(plan.values[number], seen[number]) for number in seen}
     rows = tuple(
@@ -52,9 +52,11 @@ def profile_of(
         **packed_values([described[number] for number in ordered], [seen[number] for number in ordered], wanted),
         side=subject.side,
         quantizer=subject.quantizer,
-        batches=batches,
-        samples=samples,
+        batches=done.batches,
+        samples=done.samples,
         notes=tuple(dict.fromkeys((*subject.notes, *extra, *notes))),
         model=subject.model,
         environment=subject.environment,
+        set_apart=done.health.set_apart,
+        input_ranges=done.health.input_ranges,
     )

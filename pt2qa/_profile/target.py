@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
+<<<<<<< HEAD
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+=======
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+>>>>>>> df7b57a (Data health comes first in every report: batches used and set apart, input values outside the calibrated range; check refuses arguments that it would ignore)
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -16,8 +23,13 @@ from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import OpName, handle_of, module_of, names_of, op_of, part_name, parts_of
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint
 from pt2qa._report.rows import Environment
+from pt2qa._report.set_apart import DataHealth, SetApart
 from pt2qa._simulator import quant_ops
-from pt2qa._simulator.batches import Batch, as_call, flatten_batch
+from pt2qa._simulator.batches import Batch, as_call, count_samples, flatten_batch
+from pt2qa._simulator.input_ranges import input_ranges
+from pt2qa._simulator.nonfinite import sample_of
+from pt2qa._simulator.positions import Inside
+from pt2qa._simulator.program import Program
 from pt2qa.errors import CaptureError, SelectionError
 
 Side = Literal["reference", "quantized", "deployed"]
@@ -37,6 +49,7 @@ class ProfileTarget:
         model: as a report calls it.
         notes: what a reader of any report about it must know.
         environment: versions, and the model's fingerprint.
+        program: the lowered pair, whose sites have the calibrated ranges; None for a graph.
     """
 
     graph: GraphModule
@@ -48,6 +61,7 @@ class ProfileTarget:
     model: str
     notes: tuple[str, ...]
     environment: Environment
+    program: Program | None = None
 
 
 def target_of(given: Any, side: Side | None) -> ProfileTarget:
@@ -69,6 +83,7 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
             model=given.model,
             notes=given.notes,
             environment=given.environment,
+            program=given.program,
         )
     if side is not None:
         raise SelectionError(f"side: got {side!r}, but a {type(given).__name__} has no sides; give a QuantizedPair")
@@ -106,6 +121,25 @@ def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any
         return flatten_batch(graph, batch)
 
     return values
+
+
+def health_of(target: ProfileTarget, number: int, values: Sequence[Any], inside: Inside | None) -> DataHealth:
+    """The health of one batch: whether an input has NaN, and for a pair, what lies outside the ranges of its sites.
+
+    Integers have no NaN, so a quantized graph shows none behind its inputs.
+    """
+    nodes, samples = target.graph.graph.find_nodes(op="placeholder"), count_samples(list(values))
+    faults = (
+        SetApart(number, samples, sample_of(value.isnan(), samples), "batch", "NaN", target.names[node].name)
+        for node, value in zip(nodes, values, strict=True)
+        if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize > 1 and bool(value.isnan().any())
+    )
+    apart = tuple(itertools.islice(faults, 1))
+    if apart or target.program is None:
+        return DataHealth(1, samples, apart)
+    if inside is not None:
+        values = [inside.counted(node, value) for node, value in zip(nodes, values, strict=True)]
+    return DataHealth(1, samples, (), input_ranges(target.program, values))
 
 
 def node_names(graph: GraphModule, known: Mapping[int, OpName]) -> dict[Node, OpName]:

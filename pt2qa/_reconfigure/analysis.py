@@ -158,24 +158,24 @@ def reconfigure(
         notes += done
     notes += [*noises.notes, *final.pair.verify(first.batch)]
     notes += unintended(base.pair, final.pair, search.on(final.chosen), fallback)
-    aside = reference.aside if aim.metric is None else ()
+    apart = len(reference.health.faults) if aim.metric is None else 0
     result = Result(
         before=before,
         after=final.quality,
         met=search.fits(final.chosen)
-        and not aside
+        and not apart
         and final.quality.value >= (-math.inf if needed is None else needed),
         float_macs=search.float_macs(final.chosen),
         float_bytes=search.float_bytes(final.chosen),
         edits=len(final.plan.edits),
         scored=tally.count,
         proof=found.proof,
-        aside=aside,
+        apart=apart,
     )
     tally.bar.close()
     stay, names = search.on(final.chosen), reference.names
     simulated = base.scorer.quality(stay)
-    said = verdict(aim, needed, limits, result, pair.quantizer, names)
+    said = reference.health.before(verdict(aim, needed, limits, result, pair.quantizer, names))
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(result.edits, 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     return Reconfiguration(
@@ -197,6 +197,10 @@ def reconfigure(
         model=pair.model,
         environment=pair.environment,
         code_verified=flow.verified,
+        batches=reference.health.batches,
+        samples=reference.health.samples,
+        set_apart=reference.health.set_apart,
+        input_ranges=reference.health.input_ranges,
     ).with_pair(final.pair)
 
 

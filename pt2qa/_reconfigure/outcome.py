@@ -94,7 +94,7 @@ class Result:
     """Input of the verdict: measurements of the original pair and of the final converted graph.
 
     ``met`` is whether the target is reached within the budget, on all of the data; ``proof`` says why it cannot be,
-    empty if there may be more to try; ``aside`` are batches that could not be measured.
+    empty if there may be more to try; ``apart`` is how many batches the float model itself gives no number on.
     """
 
     before: Quality
@@ -105,7 +105,7 @@ class Result:
     edits: int
     scored: int
     proof: str
-    aside: tuple[str, ...]
+    apart: int
 
 
 def verdict(
@@ -118,11 +118,8 @@ def verdict(
     cost = f"{100 * result.float_macs:.3g} % of the MACs in float"
     exceeded = _exceeded(budget, result)
     absent = [*result.after.missing]
-    if result.aside:
-        absent.append(
-            f"the float model itself returns NaN on {counted(len(result.aside), 'batch', 'batches')} "
-            f"({'; '.join(result.aside[:3])}), left out of what was measured"
-        )
+    if result.apart:
+        absent.append(f"nothing is known of the {counted(result.apart, 'batch', 'batches')} set apart")
     elif math.isnan(result.after.value) and not absent:
         absent.append(f"{aim.name} is nan")
     if exceeded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,11 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
 from pt2qa._report.prose import few
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_faults, added
 from pt2qa._sensitivity.outputs import as_real, is_measured
+from pt2qa._simulator.accumulate import empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Mask, Positions
@@ -37,11 +41,11 @@ class Item:
 class Reference:
     """The batches, which must start over, and the floating-point outputs of a pair's float model on each.
 
-    Batches on which the float model itself returns NaN say nothing about any configuration: they are set ``aside``, and
-    nothing measured without them meets a target.  Batches without samples are skipped.  ``positions`` are those of the
-    outputs with ``names`` among all flattened model outputs, ``uncounted`` the names of those that are integers or
-    booleans; ``runs`` is how often the float model ran.  ``run`` runs it on flat inputs with this digest; None: the
-    simulator does.
+    Batches on which the float model itself returns NaN say nothing about any configuration: they are set apart, and
+    nothing measured without them meets a target.  So are batches without samples.  ``health`` is that of all ranks'
+    data.  ``positions`` are those of the outputs with ``names`` among all flattened model outputs, ``uncounted`` the
+    names of those that are integers or booleans; ``runs`` is how often the float model ran.  ``run`` runs it on flat
+    inputs with this digest; None: the simulator does.
     """
 
     def __init__(
@@ -58,45 +62,59 @@ class Reference:
         self.names = tuple[str, ...]()
         self.positions = tuple[int, ...]()
         self.uncounted = tuple[str, ...]()
-        self.aside = tuple[str, ...]()
         self.runs = 0
         self._batches, self._inputs_of = batches, inputs_of
         self._digests: dict[int, str] = {}
         self._kept: dict[str, tuple[Tensor, ...]] = {}
         self._skipped: set[str] = set()
         self._free = KEPT_BYTES
-        usable = 0
-        first = batches_before(lambda: sum(1 for _ in self._read()))
-        for number, (batch, values, key) in enumerate(self._read(), first):
-            if not count_samples(values):
-                self._skipped.add(key)
-                continue
-            outputs = self._outputs(key, batch, values)
-            broken = [name for name, leaf in zip(self.names, outputs, strict=True) if bool(leaf.isnan().any())]
-            if broken:
+        batches_read = samples = 0
+        apart: list[SetApart] = []
+        ranges: tuple[InputRange, ...] = ()
+        before = batches_before(lambda: sum(1 for _ in self._read()))
+        for number, (batch, values, key) in enumerate(self._read(), before):
+            batches_read += 1
+            fault = self._fault(number, batch, values, key)
+            if fault is None:
+                samples += count_samples(values)
+                counted = None if self._positions is None else self._positions.of(batch, values)
+                ranges = added([ranges, input_ranges(pair.program, values, counted)])
+            else:
+                apart.append(fault)
                 self._skipped.add(key)
                 self._kept.pop(key, None)
-                self.aside += (f"batch {number}, {', '.join(broken)}",)
-            else:
-                usable += 1
         shared = first_anywhere((self.names, self.positions, self.uncounted) if self.runs else None)
         self.names, self.positions, self.uncounted = shared or ((), (), ())
-        self.aside = tuple(each for aside in everywhere(self.aside) for each in aside)
-        if not sum(everywhere(usable)):
-            if not self.aside:
+        own = DataHealth(batches_read, samples, tuple(apart), ranges)
+        self.health = functools.reduce(DataHealth.and_also, everywhere(own))
+        if len(self.health.set_apart) == self.health.batches:
+            if not self.health.faults:
                 raise NoBatchError(
                     "no batch with samples to measure on. Pass a list or a loader that starts over, not an iterator."
                 )
             raise BatchError(
-                f"the float model returns NaN on every batch ({self.aside[0]}), so there is nothing to compare with. "
+                "the float model returns NaN on every batch, so there is nothing to compare with. "
+                f"{' '.join(about_faults(self.health.set_apart, self.health.batches))} "
                 "Pass batches on which it returns numbers."
             )
 
     def __iter__(self) -> Iterator[Item]:
-        """The batches that were not set aside."""
+        """The batches that were not set apart."""
         for batch, values, key in self._read():
             if key not in self._skipped:
                 yield Item(batch, values, key, self._outputs(key, batch, values))
+
+    def _fault(self, number: int, batch: Batch, values: list[Any], key: str) -> SetApart | None:
+        """Why a batch says nothing about a configuration; None if it does."""
+        samples = count_samples(values)
+        if not samples:
+            return empty_batch(number)
+        outputs = self._outputs(key, batch, values)
+        broken = [name for name, leaf in zip(self.names, outputs, strict=True) if bool(leaf.isnan().any())]
+        if not broken:
+            return None
+        found = first_fault(self.pair.simulator, values, number, samples)
+        return found or SetApart(number, samples, -1, "reference", "NaN", broken[0])
 
     def of(self, pair: QuantizedPair) -> Reference:
         """The same for another pair: this one, unless training changed the other pair's float model."""
@@ -115,7 +133,7 @@ class Reference:
 
     @property
     def first(self) -> Item:
-        """The first batch that was not set aside, of the first rank that has one."""
+        """The first batch that was not set apart, of the first rank that has one."""
         found = first_anywhere(next(iter(self), None))
         assert found is not None, "at least one batch is usable"
         return found

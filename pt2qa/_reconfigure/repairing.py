@@ -19,6 +19,7 @@ from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
 from pt2qa._reconfigure.scoring import Scorer, SimulatedModel, Tally, verified_run
 from pt2qa._reconfigure.target import Target
+from pt2qa._repair.guard import LEAST_GAIN
 from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
@@ -114,7 +115,7 @@ def repair(
         notes += final.pair.verify(reference.first.batch)
     plan = final.plan(recipe)
     before, after = base.figures, final.figures
-    said = _verdict(before, after, final)
+    said = reference.health.before(_verdict(before, after, final))
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     fitted_to = Reference(pair, fit_on, fit_inputs, mask, data.returned)
@@ -130,7 +131,7 @@ def repair(
             *_metric_stages(metric, pair, final.pair),
         ),
         target="accuracy at no cost at run time",
-        met=int(bool(final.edits)),
+        met=int(bool(final.edits) and after.gain_over(before) >= LEAST_GAIN),
         verdict=said,
         evaluations=tally.count,
         plan_json=plan.to_json(),
@@ -140,6 +141,10 @@ def repair(
         model=pair.model,
         environment=pair.environment,
         code_verified=flow.verified,
+        batches=reference.health.batches,
+        samples=reference.health.samples,
+        set_apart=reference.health.set_apart,
+        input_ranges=reference.health.input_ranges,
     ).with_pair(final.pair)
 
 
@@ -170,6 +175,8 @@ def _verdict(before: Figures, after: Figures, final: Baseline) -> str:
     if not final.edits:
         return f"Nothing to repair: no method gains on data that it was not fitted to; SQNR {before.value:.4g} dB."
     gain = f"SQNR {before.value:.4g} dB before, {after.value:.4g} dB converted and measured"
+    if not after.gain_over(before) >= LEAST_GAIN:
+        return f"Hardly any gain: {gain}. What a method gained on calibration data, it does not gain here."
     text = f"Repaired at no cost at run time: {gain}"
     if not math.isnan(before.labels):
         text += f"; labels kept {100 * before.labels:.3g} % before, {100 * after.labels:.3g} % after"

@@ -14,6 +14,7 @@ from pt2qa._report.columns import column
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment, Row
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -90,7 +91,7 @@ _CURVE_POINTS: Final = 12
 """Number of curve points that a text shows."""
 
 
-@register("reconfiguration", schema=2, oldest=1)
+@register("reconfiguration", schema=3, oldest=1)
 @dataclass(frozen=True, repr=False)
 class Reconfiguration(Report):
     """A quantizer configuration that was searched, applied and measured.
@@ -103,7 +104,7 @@ class Reconfiguration(Report):
         stages: before, simulated, and converted.
         target: the target in words.
         met: 1 where the converted model reaches the target within the budget, else 0.
-        verdict: one sentence.
+        verdict: one sentence, after what is wrong with the data.
         evaluations: configurations that were scored.
         plan_json: the override plan.
         code: a Python module that quantizes the model so, ``quantizer.py``.
@@ -113,6 +114,9 @@ class Reconfiguration(Report):
         environment: versions, and the model's fingerprint.
         code_verified: what came of executing ``code`` and comparing its outputs with the new pair's: ``equal``;
             ``equal, with ...`` and why that is needed; ``differs: ...``; ``not run: ...``.  Empty in files of schema 1.
+        batches, samples: the data on which quality was measured; 0 in files of schema 1 and 2.
+        set_apart: batches of it excluded from all numbers.
+        input_ranges: how many values of the inputs lie outside the ranges that the original pair calibrated.
     """
 
     heading: ClassVar[str] = "Reconfiguration"
@@ -136,6 +140,18 @@ class Reconfiguration(Report):
     model: str
     environment: Environment
     code_verified: Annotated[str, column(since=2)] = ""
+    batches: Annotated[int, column(since=3)] = 0
+    samples: Annotated[int, column(since=3)] = 0
+    set_apart: Annotated[tuple[SetApart, ...], column(since=3)] = ()
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=3)] = ()
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth(self.batches, self.samples, self.set_apart, self.input_ranges)
+
+    def _data(self) -> list[str]:
+        # What is wrong with the data is said in the verdict.
+        return Report._data(self) if self.health.is_sound else []
 
     @property
     def plan(self) -> OverridePlan:
@@ -216,6 +232,7 @@ class Reconfiguration(Report):
         if left := len(self.curve) - len(curve):
             yield f"{counted(left, 'more point')}: report.to_pandas(part='curve')"
         yield Table(self.shown("stages"), self.stages)
+        yield from self._set_apart()
         yield from self._notes()
         yield f"{counted(self.evaluations, 'configuration')} scored."
 

@@ -252,9 +252,11 @@ class Search:
     def _proof(self) -> str:
         if not self.candidates:
             return "no op can be left out of int8 this way"
+        everything = range(len(self.candidates))
         if self._few:
-            return "every choice of edits was scored"
-        return "all edits at once do not reach it" if frozenset(range(len(self.candidates))) in self.measured else ""
+            left = "" if self.on(everything) else ", all but the float model itself"
+            return f"every choice of edits was scored{left}"
+        return "all edits at once do not reach it" if frozenset(everything) in self.measured else ""
 
 
 def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Callable[[Selection], bool]) -> Selection:

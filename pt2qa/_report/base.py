@@ -28,7 +28,7 @@ from pt2qa._report.export import csv_text, frame
 from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
 from pt2qa._report.ranking import check_column, ranked
 from pt2qa._report.rows import Unpaired
-from pt2qa._report.set_apart import SetApart, apart_entries, failures
+from pt2qa._report.set_apart import DataHealth, SetApart, about_data, apart_entries, failures
 from pt2qa._report.storage import save
 from pt2qa._report.table import screen_width, table, with_column
 from pt2qa.errors import ReportError
@@ -162,7 +162,7 @@ class Report:
         return clean_lines(
             sections(
                 [
-                    *(_laid_out(part, columns) for part in (self._title(sort), *self._lead(), *self._before())),
+                    *(_laid_out(part, columns) for part in self._head(sort)),
                     self._body(sort, limit, columns),
                     *(_laid_out(part, columns) for part in (*self._after(limit), "\n".join(self._summary()))),
                 ]
@@ -183,8 +183,8 @@ class Report:
         return clean_lines(self._table(self.order(sort), limit, screen_width(width)))
 
     def summary(self) -> str:
-        """What to look at, in sentences that state their thresholds."""
-        return "\n".join(map(clean, self._summary()))
+        """What is wrong with the data, then what to look at, in sentences that state their thresholds."""
+        return "\n".join(map(clean, [*self._faults(), *self._summary()]))
 
     def __str__(self) -> str:
         return self.text()
@@ -315,8 +315,9 @@ class Report:
         return " · ".join(part for part in parts if part)
 
     def lines(self) -> Sequence[str]:
-        """What a page says above the report's tables; the first line is the verdict."""
-        return [*self._lead(), *self._summary()]
+        """What a page says above the report's tables; the first line is the verdict, or what is wrong with its data."""
+        faults, said = self._faults(), [*self._lead(), *self._summary()]
+        return [*faults, *said, *([] if faults else self._data())]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
         """Charts of a page, as :mod:`pt2qa._report.html.charts` makes them.
@@ -372,6 +373,26 @@ class Report:
     def _headline(self) -> str:
         """The text inside ``repr``."""
         return f"<{type(self).__name__} of {self.subject()}: {counted(len(self.rows), 'row')}>"
+
+    @property
+    def health(self) -> DataHealth | None:
+        """What data was used, what was set apart and why, and what is outside the calibrated range.
+
+        None for reports that ran on none.
+        """
+        return None
+
+    def _data(self) -> list[str]:
+        """The health of the data, in sentences."""
+        return [] if self.health is None or not self.health.batches else about_data(self.health)
+
+    def _faults(self) -> list[str]:
+        """The same where something is wrong with it; sound data stand in texts and on pages, and in no verdict."""
+        return [] if self.health is None or self.health.is_sound else self._data()
+
+    def _head(self, sort: str) -> list[Block]:
+        """What a text has before the table of rows."""
+        return [self._title(sort), "\n".join(self._data()), *self._lead(), *self._before()]
 
     def _title(self, sort: str) -> str:
         """The first lines of the text."""

@@ -1,15 +1,20 @@
-"""Batches excluded from a report's numbers because they are empty or contain NaN or infinities, and what to say."""
+"""What the data of a report are worth: which batches are in no number and why, and which values no range holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import nan
 from typing import Final, Literal
 
+from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
 
 EMPTY: Final = "no samples"
 """What is wrong with an empty batch."""
+
+BEYOND: Final = 0.05
+"""Share of an input's values outside its calibrated range above which the data do not fit it; observers cut off 1 %."""
 
 _FAULTS: Final = {
     "quantized": "in {} alone, first at",
@@ -83,6 +88,114 @@ class SetApart:
         return f"batch {self.batch}" + (f", sample {self.sample}" if self.sample >= 0 else "")
 
 
+@dataclass(frozen=True, slots=True)
+class InputRange:
+    """How many values of a model input lie outside the range that calibration gave it, in the batches that count.
+
+    Args:
+        name: the input.
+        low, high: the smallest and the largest value that its integers stand for.
+        smallest, largest: of the values; inf and -inf without any.
+        outside: how many values rounding clamps.
+        values: how many there are.
+    """
+
+    name: str
+    low: float
+    high: float
+    smallest: float
+    largest: float
+    outside: int
+    values: int
+
+    def merge(self, other: InputRange) -> InputRange:
+        """The same input in further batches."""
+        return replace(
+            self,
+            smallest=min(self.smallest, other.smallest),
+            largest=max(self.largest, other.largest),
+            outside=self.outside + other.outside,
+            values=self.values + other.values,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DataHealth:
+    """The data behind a report.
+
+    Args:
+        batches: how many were read, those set apart included.
+        samples: how many the batches that count have.
+        set_apart: the batches that are in no number, and why.
+        input_ranges: of the inputs that are rounded with one fixed scale; empty where there is none, or where a report
+            of an earlier version does not say.
+        in_part: whether what is finite in the batches set apart counts, as where samples are ranked one by one.
+    """
+
+    batches: int
+    samples: int
+    set_apart: tuple[SetApart, ...] = ()
+    input_ranges: tuple[InputRange, ...] = ()
+    in_part: bool = False
+
+    @classmethod
+    def of_read(
+        cls, batches: int, samples: int, set_apart: Sequence[SetApart], input_ranges: Sequence[InputRange]
+    ) -> DataHealth:
+        """The same from the number of all samples, those of batches set apart included."""
+        left_out = {each.batch: each.samples for each in set_apart}
+        return cls(batches, samples - sum(left_out.values()), tuple(set_apart), tuple(input_ranges))
+
+    def and_also(self, other: DataHealth) -> DataHealth:
+        """With the data of another rank, whose batches are numbered on."""
+        return DataHealth(
+            self.batches + other.batches,
+            self.samples + other.samples,
+            self.set_apart + other.set_apart,
+            added([self.input_ranges, other.input_ranges]),
+            self.in_part,
+        )
+
+    @property
+    def faults(self) -> tuple[SetApart, ...]:
+        """The batches set apart that are not just empty."""
+        return tuple(each for each in self.set_apart if each.what != EMPTY)
+
+    @property
+    def outside(self) -> float:
+        """The share of the input values that lie outside the calibrated ranges, 0..1; nan if not known."""
+        values = sum(each.values for each in self.input_ranges)
+        return sum(each.outside for each in self.input_ranges) / values if values else nan
+
+    @property
+    def beyond(self) -> tuple[InputRange, ...]:
+        """The inputs with more than :data:`BEYOND` of their values outside."""
+        return tuple(each for each in self.input_ranges if each.outside > BEYOND * each.values)
+
+    @property
+    def all_zero(self) -> bool:
+        """Whether nothing but zeros was read."""
+        return bool(self.input_ranges) and all(each.smallest == each.largest == 0.0 for each in self.input_ranges)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every batch counts, the ranges hold the inputs, and they are not all zero."""
+        return not self.set_apart and not self.beyond and not self.all_zero
+
+    def before(self, verdict: str) -> str:
+        """A verdict of one line, after what is wrong with its data."""
+        return verdict if self.is_sound else " ".join([*about_data(self), verdict])
+
+
+def added(ranges: Iterable[Sequence[InputRange]]) -> tuple[InputRange, ...]:
+    """The ranges of the same inputs in several batches, shards or ranks, with their counts added up."""
+    found: dict[tuple[str, float, float], InputRange] = {}
+    for each in (each for own in ranges for each in own):
+        key = each.name, each.low, each.high
+        found[key] = found[key].merge(each) if key in found else each
+    return tuple(found.values())
+
+
 def failures(found: Sequence[SetApart]) -> tuple[SetApart, ...]:
     """The batches on which quantization alone produces non-finite values."""
     return tuple(each for each in found if each.is_failure)
@@ -94,23 +207,33 @@ def apart_entries(found: Sequence[SetApart]) -> list[str]:
     return [f"{each.place}: {each.fault}" for each in ordered]
 
 
-def about_set_apart(found: Sequence[SetApart], batches: int) -> list[str]:
-    """What to say about them first: whose fault they are, and what the numbers cover.
+def about_data(health: DataHealth) -> list[str]:
+    """The health of data in sentences: whose fault the batches set apart are, what no range holds, what was used.
 
-    Args:
-        found: the batches.
-        batches: how many were run, these included.
+    >>> about_data(DataHealth(8, 64, (), (InputRange("x", -1.0, 1.0, -0.9, 0.8, 0, 640),)))
+    ['Data: 8 batches, 64 samples, all used; 0.00 % of the input values outside the calibrated range.']
     """
-    left = batches - len(found)
-    if not found:
-        return []
-    if not left:
-        return [
-            *about_faults(found, batches),
-            "No other batch is left: rows whose values are not finite have no number.",
-        ]
-    other = counted(left, "batch", "batches") if left > 1 else "batch"
-    return [*about_faults(found, batches), f"The numbers are of the other {other}."]
+    lines = about_faults(health.set_apart, health.batches)
+    for each in health.beyond:
+        lines.append(
+            f"The data do not fit the calibration: {share(each.outside / each.values)} % of the values of {each.name}, "
+            f"{number(each.smallest)} to {number(each.largest)}, lie outside the calibrated range, "
+            f"{number(each.low)} to {number(each.high)}, and are clamped."
+        )
+    if health.all_zero:
+        lines.append("Every input value is zero: the numbers say nothing of other data.")
+    outside = "" if health.beyond or health.outside != health.outside else share(health.outside)
+    outside = outside and f"; {outside} % of the input values outside the calibrated range"
+    samples = counted(health.samples, "sample")
+    used = health.batches - len({each.batch for each in health.set_apart})
+    if health.set_apart and health.in_part:
+        return [*lines, f"What is finite in them counts: {samples} in all{outside}."]
+    if not used:
+        return [*lines, "No other batch is left: rows whose values are not finite have no number."]
+    if health.set_apart:
+        other = counted(used, "batch", "batches") if used > 1 else "batch"
+        return [*lines, f"The numbers are of the other {other}, {samples}{outside}."]
+    return [*lines, f"Data: {counted(health.batches, 'batch', 'batches')}, {samples}, all used{outside}."]
 
 
 def about_faults(found: Sequence[SetApart], batches: int) -> list[str]:

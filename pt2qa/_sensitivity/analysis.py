@@ -13,13 +13,13 @@ from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
 from pt2qa._report.prose import counted, few
-from pt2qa._report.set_apart import SetApart, about_faults
+from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.faults import fault_of
 from pt2qa._sensitivity.gradients import WithoutGradient
-from pt2qa._sensitivity.ledger import Ledger, precision_notes, results, resumed
+from pt2qa._sensitivity.ledger import Ledger, covered, precision_notes, results, resumed
 from pt2qa._sensitivity.merging import PROJECTIONS, packed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
@@ -33,6 +33,7 @@ from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
@@ -200,6 +201,7 @@ class _Analysis:
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
     next: int = 0
+    input_ranges: dict[int, tuple[InputRange, ...]] = field(default_factory=dict)
 
     @property
     def batches(self) -> int:
@@ -248,6 +250,7 @@ class _Analysis:
             self._set_apart(number, known, empty_batch(number))
             return
         self.counted = None if self.positions is None else self.positions.of(batch, values)
+        self.input_ranges[number] = input_ranges(self.pair.program, values, self.counted)
         missing = [place for place in range(len(self.places)) if not self.ledger.has(place, number)]
         if self.seen is None:
             self.notes += [*self.pair.notes, *self.pair.program.notes]
@@ -415,6 +418,7 @@ class _Analysis:
             model=self.pair.model,
             environment=self.pair.environment,
             sums=packed(places, self.metric, settings),
+            input_ranges=added(self.input_ranges.get(number, ()) for number in covered(self.ledger, len(places))),
         )
 
     def _method_notes(self) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pt2qa._report.merging import joined_notes
+from pt2qa._report.set_apart import added
 from pt2qa._report.sums import Sums, pack, settings_of, unpack
 from pt2qa._sensitivity.ledger import Ledger, Place, ledger_of, precision_notes, results
 from pt2qa._sensitivity.metrics import OutputMetric
@@ -42,4 +43,5 @@ def merged(reports: Sequence[Any]) -> Any:
             ledger.add(replace(part, batch=before + part.batch))
         said.append([note for note in report.notes if note not in precision(own)])
     notes = (*joined_notes(said), *precision(ledger))
-    return replace(first, **results(places, ledger, metric), notes=notes)
+    ranges = added(report.input_ranges for report in reports)
+    return replace(first, **results(places, ledger, metric), notes=notes, input_ranges=ranges)

@@ -17,7 +17,7 @@ from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, few
 from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import SetApart, about_set_apart
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 
@@ -34,7 +34,7 @@ BARS: Final = 25
 """Sites that the chart shows."""
 
 
-@register("sensitivity", schema=3, oldest=1)
+@register("sensitivity", schema=4, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class SensitivityReport(Report):
     """How quantizing each site alone affects the model's output.
@@ -64,6 +64,7 @@ class SensitivityReport(Report):
         parts: the sums of each row on each batch.
         set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities in an output.
         sums: what :func:`pt2qa.merge` needs besides ``data`` and ``parts``.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
     heading: ClassVar[str] = "Sensitivity"
@@ -102,6 +103,7 @@ class SensitivityReport(Report):
     parts: tuple[SensitivityPart, ...]
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
+    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     @classmethod
     def merged(cls, reports: Sequence[SensitivityReport], metrics: Mapping[str, Any]) -> SensitivityReport:
@@ -119,6 +121,10 @@ class SensitivityReport(Report):
     def measured_sqnr(self) -> float:
         """Output SQNR in dB of the fully quantized model."""
         return self._sqnr(self.noise)
+
+    @property
+    def health(self) -> DataHealth:
+        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
 
     def worst(self, k: int) -> tuple[SensitivityRow, ...]:
         """The k rows that cost most, worst first; rows without a number come last."""
@@ -169,6 +175,8 @@ class SensitivityReport(Report):
 
     def _lead(self) -> Sequence[str]:
         measured, predicted = self.measured_sqnr, self.predicted_sqnr
+        if measured == predicted == inf:
+            return ["The quantized model's outputs are equal to the reference's, and no row changes them."]
         whole_model = f"The quantized model has an output SQNR of {decibel(measured)} dB"
         if len(self.rows) < self.planned:
             return [f"{whole_model}; {self.planned - len(self.rows)} of {self.planned} rows are missing."]
@@ -187,8 +195,7 @@ class SensitivityReport(Report):
     def _summary(self) -> Sequence[str]:
         found = [self._about_missing(), self._about_worst(), self._about_share(), self._about_ties(), self._advice()]
         found.append(self._counts())
-        apart = about_set_apart(self.set_apart, self.batches + len(self.set_apart))
-        return [*apart, *(sentence for sentence in found if sentence)]
+        return [sentence for sentence in found if sentence]
 
     def _about_missing(self) -> str:
         missing = without_number(self.rows, "value")
@@ -201,6 +208,8 @@ class SensitivityReport(Report):
         worst = next(iter(self.worst(1)), None)
         if worst is None:
             return "No row was measured."
+        if not any(row.noise != 0.0 for row in self.rows):
+            return ""
         shown = f"{decibel(worst.value)} dB" if self.metric == "sqnr" else f"{self.metric} {number(worst.value)}"
         return f"Worst: {worst.name} ({worst.kind}), {shown} when it alone is quantized."
 
@@ -211,7 +220,7 @@ class SensitivityReport(Report):
             if total >= HALF or isnan(row.noise_share):
                 break
             total, count = total + row.noise_share, count + 1
-        if not count:
+        if not total:
             return ""
         flops = sum(row.flops_share for row in rows[:count] if row.kind == "weight" or self.group != "site")
         kept = f", with {share(flops)} % of the flops" if flops else ""

@@ -16,14 +16,13 @@ from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import counted
 from pt2qa._report.ranking import ranked
 from pt2qa._report.rows import Unpaired
-from pt2qa._report.set_apart import about_set_apart
 from pt2qa._report.storage import register
 
 LOST = "no op of the other graph carries its handle: it was removed, or rewritten without it"
 """Why an op has no counterpart, if nothing better is known."""
 
 
-@register("graphs", schema=3, oldest=2)
+@register("graphs", schema=4, oldest=2)
 @dataclass(frozen=True, slots=True, repr=False)
 class GraphReport(LayerReport):
     """Where two graphs of one model differ: a layer report of graph b, with graph a as the reference.
@@ -57,7 +56,7 @@ class GraphReport(LayerReport):
         return f"{self.model}, graph b against graph a: {rows}, {read}, {self._how(sort, 'smallest SQNR first')}"
 
     def _summary(self) -> Sequence[str]:
-        return [*about_set_apart(self.set_apart, self.batches), *_verdict(self.rows, self.outputs, self.unpaired)]
+        return list(_verdict(self.rows, self.outputs, self.unpaired))
 
 
 def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Sequence[Unpaired]) -> Iterator[str]:
@@ -72,6 +71,8 @@ def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Se
         yield f"{len(unlike)} of {values} differ; the lowest SQNR is {decibel(worst.sqnr)} dB, at {worst.name}."
     elif known and not far:
         yield f"The graphs agree bit for bit: {values} and {output} are equal."
+    elif not compared:
+        yield "No verdict: no value that both graphs have gives a number."
     else:
         yield f"The {values} that both graphs have agree bit for bit."
     if far:

@@ -270,5 +270,5 @@ def test_dynamic_sizes_stay_dynamic(quantizer: str) -> None:
     x = torch.randn(4, 3, 8, 8)
     capture = pt2qa.capture(model, x, dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
     pair = pt2qa.quantize(capture, quantizer, [x], progress=False)
-    pt2qa.check(pair, [x], progress=False)
+    pt2qa.check(pair, batches=[x], progress=False)
     assert pt2qa.compare_layers(pair, [x, x[:3], x[:1]], progress=False).samples == 8

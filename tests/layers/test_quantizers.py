@@ -196,7 +196,7 @@ def test_a_spoilt_or_empty_batch_is_in_no_candidates_numbers() -> None:
     assert report.summary().splitlines()[:3] == [
         "The data of 1 of 4 batches is at fault: NaN in the input x (batch 1, sample 2).",
         "No samples in 1 of 4 batches: batch 2.",
-        "The numbers are of the other 2 batches.",
+        "The numbers are of the other 2 batches, 6 samples; 0.00 % of the input values outside the calibrated range.",
     ]
     with pytest.raises(pt2qa.BatchError, match=r"every batch is empty \(1 read\)"):
         pt2qa.compare_quantizers(capture, pairs, good, [spoilt[:0]], progress=False)
@@ -230,7 +230,9 @@ def test_a_candidate_that_fails_on_one_batch_is_never_the_best_and_the_others_ke
     assert poor == alone.candidates[0]
     fault = "on 1 of 2 batches: infinite in accurate alone, first at log (batch 1, sample 2)"
     assert accurate.note == fault
-    assert report.summary().splitlines()[0] == f"accurate fails {fault}."
+    said = report.summary().splitlines()
+    assert said[0].startswith("The data do not fit the calibration: 96.88 % of the values of x, 0.001 to 4, lie ")
+    assert said[2] == f"accurate fails {fault}."
     assert pt2qa.gate(report, require="sqnr>=-100").passed
     assert not pt2qa.gate(report, require="accurate:candidates.sqnr>=-100").passed
     assert sections_of([report])[0].verdict == "warning"

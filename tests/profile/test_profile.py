@@ -277,7 +277,8 @@ def test_empty_batches_and_batches_with_nan_are_named_and_nothing_but_empty_ones
     spoilt = images()
     spoilt[1, 0, 0, 0] = math.nan
     profile = pt2qa.profile(capture, [images()[:0], images(), spoilt], progress=False)
-    assert "no samples in 1 of 3 batches: batch 0" in profile.notes
+    apart = [(each.batch, each.what, each.name) for each in profile.set_apart]
+    assert apart == [(0, "no samples", ""), (2, "NaN", "x")]
     assert "NaN in 1 of 3 batches: batch 2" in profile.notes
     said = profile.summary()
     assert "first in the graph: x, 1 of 768. Look there first" in said

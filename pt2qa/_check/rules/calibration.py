@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._check.context import CheckContext
-from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct, limits
+from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct
 from pt2qa._check.masks import Mask, masks_in
 from pt2qa._check.site_rows import given_rows
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.torchao import range_keeper
 from pt2qa._quantize.observers import find_observers
+from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.plugins import DoesNotApplyError, Found
 from pt2qa.plugins.rules import rule
