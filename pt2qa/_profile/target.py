@@ -5,14 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-<<<<<<< HEAD
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-=======
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
->>>>>>> df7b57a (Data health comes first in every report: batches used and set apart, input values outside the calibrated range; check refuses arguments that it would ignore)
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn

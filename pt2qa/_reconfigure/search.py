@@ -253,10 +253,12 @@ class Search:
         if not self.candidates:
             return "no op can be left out of int8 this way"
         everything = range(len(self.candidates))
+        scored = frozenset(everything) in self.measured
+        if self._few and self.budget != Budget():
+            return "every choice of edits within it was scored"
         if self._few:
-            left = "" if self.on(everything) else ", all but the float model itself"
-            return f"every choice of edits was scored{left}"
-        return "all edits at once do not reach it" if frozenset(everything) in self.measured else ""
+            return f"every choice of edits{'' if scored else ' that leaves something quantized'} was scored"
+        return "all edits at once do not reach it" if scored else ""
 
 
 def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Callable[[Selection], bool]) -> Selection:

@@ -92,7 +92,7 @@ def test_a_target_out_of_reach_of_the_budget_gives_the_best_there_is() -> None:
     found, _ = search(30.0, Budget(macs=0.1))
     assert not found.met
     assert set(found.chosen) == {1, 3}
-    assert found.proof == "every choice of edits was scored"
+    assert found.proof == "every choice of edits within it was scored"
 
 
 def test_a_budget_of_bytes_is_kept() -> None:
@@ -148,7 +148,7 @@ def test_a_target_is_given_up_only_after_every_choice_within_the_budget(seed: in
         assert found.met == (needed is None or needed <= reached)
         if needed != reached:
             assert found.quality.value == reached
-            assert found.proof == "every choice of edits was scored"
+            assert found.proof == "every choice of edits within it was scored"
 
 
 def test_a_search_with_many_edits_says_whether_something_was_left_to_try() -> None:
