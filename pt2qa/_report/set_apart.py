@@ -184,7 +184,8 @@ class DataHealth:
 
     def before(self, verdict: str) -> str:
         """A verdict of one line, after what is wrong with its data."""
-        return verdict if self.is_sound else " ".join([*about_data(self), verdict])
+        said = about_data(self)
+        return " ".join([*(said if self.set_apart else said[:-1]), verdict])
 
 
 def added(ranges: Iterable[Sequence[InputRange]]) -> tuple[InputRange, ...]:
@@ -214,12 +215,11 @@ def about_data(health: DataHealth) -> list[str]:
     ['Data: 8 batches, 64 samples, all used; 0.00 % of the input values outside the calibrated range.']
     """
     lines = about_faults(health.set_apart, health.batches)
-    for each in health.beyond:
-        lines.append(
-            f"The data do not fit the calibration: {share(each.outside / each.values)} % of the values of {each.name}, "
-            f"{number(each.smallest)} to {number(each.largest)}, lie outside the calibrated range, "
-            f"{number(each.low)} to {number(each.high)}, and are clamped."
-        )
+    lines += [
+        f"{share(each.outside / each.values)} % of the values of {each.name}, which are {number(each.smallest)} to "
+        f"{number(each.largest)}, lie outside the calibrated range, {number(each.low)} to {number(each.high)}."
+        for each in health.beyond
+    ]
     if health.all_zero:
         lines.append("Every input value is zero: the numbers say nothing of other data.")
     outside = "" if health.beyond or health.outside != health.outside else share(health.outside)

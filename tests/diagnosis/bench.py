@@ -144,7 +144,7 @@ class Bench:
                 said,
             )
         if not fault.costs:
-            noted = fault.note and any(re.search(fault.note, note) for note in found.notes)
+            noted = fault.note and any(re.search(fault.note, line) for line in (*found.lines(), *found.notes))
             shown = bool(noted or (fault.finding and _checked(planted, fault.finding)))
             return _outcome(fault.id, model, quantizer, before, after, found, seconds, shown, not found.rows)
         first = found.rows[0] if found.rows else None

@@ -18,7 +18,7 @@ class Fault:
         causes: what a diagnosis may call it, normally one.
         plant: plants it in a healthy subject, which it may edit; None where the subject has no place for it.
         finding: for what costs no accuracy, the rule of :func:`pt2qa.check` that must be shown.
-        note: the same, a regular expression of a note of the diagnosis.
+        note: the same, a regular expression of a note or of a line of the verdict.
         error: for what cannot get as far as a diagnosis, a regular expression of the error that planting must raise.
         beside: of two faults, the cause of the smaller one, which must be named as well.
     """

@@ -231,7 +231,7 @@ def test_a_candidate_that_fails_on_one_batch_is_never_the_best_and_the_others_ke
     fault = "on 1 of 2 batches: infinite in accurate alone, first at log (batch 1, sample 2)"
     assert accurate.note == fault
     said = report.summary().splitlines()
-    assert said[0].startswith("The data do not fit the calibration: 96.88 % of the values of x, 0.001 to 4, lie ")
+    assert said[0].startswith("96.88 % of the values of x, which are 0.001 to 4, lie ")
     assert said[2] == f"accurate fails {fault}."
     assert pt2qa.gate(report, require="sqnr>=-100").passed
     assert not pt2qa.gate(report, require="accurate:candidates.sqnr>=-100").passed
