@@ -41,12 +41,14 @@ def decibels(signal: float, noise: float) -> float:
 def agreement(least: float, dtypes: Iterable[str]) -> float:
     """The SQNR in dB by which two computations of one thing must agree, if it is ``least`` in float32.
 
-    It is the same share of the digits of the coarsest dtype: ``least * log2(eps) / log2(eps of float32)``.
+    In a coarser dtype it is at most what errors of four times its eps leave.  Fifty convolutions whose batch norms are
+    folded in bfloat16 agree to 38 dB.
 
     >>> [round(agreement(60.0, [dtype])) for dtype in ("float64", "float32", "float16", "bfloat16")]
-    [60, 60, 26, 18]
+    [60, 60, 48, 30]
     """
-    return least * min((_DIGITS.get(dtype, 23) for dtype in dtypes), default=23) / 23
+    digits = min((_DIGITS.get(dtype, 23) for dtype in dtypes), default=23)
+    return min(least, 20.0 * log10(2.0 ** (digits - 2)))
 
 
 def power(level: float) -> float:

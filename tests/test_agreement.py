@@ -74,8 +74,8 @@ def test_a_share_of_integers_may_flip_where_that_is_said() -> None:
     [
         ((torch.float32,), 60),
         ((torch.float64, torch.int64), 60),
-        ((torch.float32, torch.float16), 26.09),
-        ((torch.bfloat16, torch.float32, torch.float16), 18.26),
+        ((torch.float32, torch.float16), 48.16),
+        ((torch.bfloat16, torch.float32, torch.float16), 30.10),
         ((), 60),
     ],
 )

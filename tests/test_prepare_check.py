@@ -115,6 +115,6 @@ def test_a_batch_norm_that_is_folded_wrongly_is_an_error_in_half_precision_too()
     x = images().to(torch.bfloat16)
     model = randomize_batch_norms(SharedConv(same_norm=False)).to(torch.bfloat16)
     with pytest.raises(
-        pt2qa.QuantizeError, match=r"at least 18 dB.*capture model\.float\(\) to tell that from a fault"
+        pt2qa.QuantizeError, match=r"at least 30 dB.*capture model\.float\(\) to tell that from a fault"
     ):
         quantized_pair(model, (x, x.flip(0)), "x86")
