@@ -18,13 +18,13 @@ from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.allocator import return_freed_memory
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
-from pt2qa._graph.internals.torchao import fold_quantized_weights
+from pt2qa._graph.internals.torchao import fold_quantized_weights, is_observer
 from pt2qa._graph.matching import complete_handles
 from pt2qa._quantize.biases import add_to_biases, give_biases
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
-from pt2qa._quantize.observers import find_observers, saw_nonfinite
+from pt2qa._quantize.observers import saw_nonfinite
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.plain_export import rewriting_note
 from pt2qa._quantize.rounding import set_integers
@@ -138,7 +138,7 @@ def _quantize(
     names, float_graph = capture.names, capture.module()
     refuse_float64(float_graph)
     prepared, annotated, annotations = _prepare(plugin, float_graph, edits, names, qat)
-    if not find_observers(prepared):
+    if not any(is_observer(module) for module in prepared.modules()):
         raise QuantizeError(
             f"{plugin.name} annotated 0 of {_ops_of(float_graph).total()} ops: the model would stay in float. "
             f"{_takes_and_has(plugin, float_graph)}. Check the quantizer's settings and module names{_nested(capture)}."

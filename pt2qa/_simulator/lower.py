@@ -122,6 +122,7 @@ class _Lowering:
         self.sites: list[Site] = []
         self.producers: dict[int, int] = {}
         self.notes: list[str] = []
+        self.rounded_inside: dict[Node, int] = {}
         self.site_slots: dict[tuple[Node, str], Slot] = {}
         self.constant_slots: dict[tuple[Node, int | None], Slot] = {}
         self.dequantized: dict[tuple[Any, ...], Stored] = {}
@@ -531,8 +532,12 @@ class _Lowering:
             self.notes.append(str(error))
         if program is not None:
             self.notes += program.notes
-            found = [self._own_site(site, program, self._constant_inputs(reader, program)) for site in program.sites]
+            constants = self._constant_inputs(reader, program)
+            found = [self._own_site(site, program, constants) for site in program.sites]
             place = len(self.sites), slot.number
+            for number, (before, site) in enumerate(zip(program.sites, found, strict=True), len(self.sites)):
+                if before.source in constants and site.kind != "activation":
+                    self.rounded_inside.setdefault(constants[before.source], number)
             self.sites += [
                 replace(site, index=place[0] + number, source=place[1], result=place[1], nested=True)
                 for number, site in enumerate(found)
@@ -564,12 +569,12 @@ class _Lowering:
         )
         return number
 
-    def _constant_inputs(self, reader: Node, program: Program) -> set[int]:
-        """The input slots of a nested graph that get the same constants in each iteration: weights, mostly."""
+    def _constant_inputs(self, reader: Node, program: Program) -> dict[int, Node]:
+        """The inputs of a nested graph that are constants around it: weights, mostly; by slot."""
         leaves = pytree.tree_leaves(reader.args)
         first = max(number for number, leaf in enumerate(leaves) if _is_graph(leaf, self.graph_module)) + 1
         given = zip(program.inputs, leaves[first:], strict=False)
-        return {slot for slot, leaf in given if isinstance(leaf, Node) and isinstance(self._value(leaf), _Folded)}
+        return {slot: leaf for slot, leaf in given if isinstance(leaf, Node) and isinstance(self._value(leaf), _Folded)}
 
     def _own_site(self, site: Site, program: Program, constants: Collection[int]) -> Site:
         """A site of a nested graph; if it rounds a weight, which is an input there, it is the weight's reader's."""
@@ -596,8 +601,15 @@ class _Lowering:
             for own in step.constants
             if own in weights
         }
+        inside = {
+            slot.number: self.rounded_inside[node]
+            for (node, _), slot in self.constant_slots.items()
+            if node in self.rounded_inside
+        }
         return [
-            each if each.site is not None else replace(each, weight_site=beside.get(each.slot))
+            each
+            if each.site is not None
+            else replace(each, weight_site=beside.get(each.slot), nested_site=inside.get(each.slot))
             for each in self.constants
         ]
 

@@ -125,6 +125,7 @@ class Constant:
         site: index of its site; None if it stays in float.
         weight_site: for one that stays in float, the site of the weight that its reader has: with that it is the
             quantized model's, which may be another, such as a repaired bias.
+        nested_site: the site of a nested graph that rounds it, where it is an argument of the op, such as a weight.
         mutated: whether the graph writes to it; every run then starts from the captured value.
     """
 
@@ -139,6 +140,7 @@ class Constant:
     argument: int = -1
     site: int | None = None
     weight_site: int | None = None
+    nested_site: int | None = None
     mutated: bool = False
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
+from pt2qa._simulator.simulator import Body
 from pt2qa._weights.histograms import histograms
 from pt2qa._weights.report import BINS, SIDES, WeightReport, span
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
@@ -86,11 +88,32 @@ def _is_weight(constant: Constant) -> bool:
     return constant.site is not None or constant.is_parameter
 
 
+def _rounded_inside(pair: QuantizedPair, constant: Constant) -> Constant:
+    """A constant that a nested graph rounds, as that graph reads it; any other one as it is."""
+    if constant.nested_site is None:
+        return constant
+    site = pair.sites[constant.nested_site]
+    body: Body = pair.simulator.on[site.source]
+    simulator = body.simulator
+    step = simulator.program.steps[simulator.program.producers[body.own(site).result]]
+    with torch.no_grad():
+        stored = simulator.site_function(step)(constant.reference)
+    return replace(
+        constant,
+        stored=stored,
+        site=site.index,
+        reader=site.name,
+        op=site.op,
+        handle=site.handle,
+        argument=1 if site.kind == "weight" else 2,
+    )
+
+
 def _each_once(pair: QuantizedPair) -> list[tuple[Constant, int]]:
     """The weights, each with how many ops of its module read it at the same argument with the same rounded values."""
     found: list[tuple[Constant, int]] = []
     places: dict[tuple[str, str, str, int], list[int]] = {}
-    for constant in filter(_is_weight, pair.program.constants):
+    for constant in filter(_is_weight, (_rounded_inside(pair, each) for each in pair.program.constants)):
         key = (constant.attribute, _module(pair, constant), constant.op, constant.argument)
         like = places.setdefault(key, [])
         same = (at for at in like if torch.equal(found[at][0].quantized, constant.quantized))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -175,6 +176,48 @@ def test_the_budget_adds_up_and_counts_a_value_that_is_rounded_alike_twice_once(
     nested = sum(row.noise for row in budget.rows if pair.sites[row.site].nested)
     assert abs(budget.interactions) < 0.25 * budget.noise
     assert nested > 0.1 * budget.noise
+
+
+@pytest.mark.parametrize("call", ["while_loop", "map"])
+def test_a_weight_that_a_nested_graph_rounds_is_in_the_table_of_weights(call: str) -> None:
+    pair, unfolded, _ = made(call)
+    (row,) = [row for row in pt2qa.compare_weights(pair).rows if row.name == f"{call}.body/linear" and row.quantized]
+    weight = unfolded.inner.weight.detach()
+    body = next(part for part in list(graphs_in(unfolded))[1:] if part.graph.find_nodes(op="get_attr"))
+    quantize = next(node for node in body.graph.nodes if "quantize_per_channel" in str(node.target))
+    scale, zero_point = (getattr(body, str(node.target)) for node in quantize.args[1:3])
+    parameters = (scale, zero_point, *quantize.args[3:])
+    ops = torch.ops.quantized_decomposed
+    rounded = ops.dequantize_per_channel(ops.quantize_per_channel(weight, *parameters), *parameters)
+    sqnr = 10 * math.log10(float(weight.double().square().sum()) / noise(weight, rounded))
+    assert row.sqnr == pytest.approx(sqnr, abs=1e-3)
+
+
+def test_what_a_loop_rounds_out_of_range_is_named_by_the_diagnosis() -> None:
+    pair, _, _ = made("while_loop")
+    quantized = copy.deepcopy(pair.quantized)
+    body = next(part for part in list(graphs_in(quantized))[1:] if any(map(quant_ops.is_quantize, part.graph.nodes)))
+    quantize = next(node for node in body.graph.nodes if "quantize_per_tensor" in str(node.target))
+    for node in (quantize, *quantize.users):
+        node.args = (node.args[0], node.args[1] / 8, *node.args[2:])
+    body.recompile()
+    narrow = pt2qa.pair(pair.reference, quantized)
+    diagnosis = pt2qa.diagnose(narrow, batches(8), progress=False)
+    assert diagnosis.rows[0].name == "while_loop.body/input[1]"
+    assert diagnosis.rows[0].gain > 5
+    budget = pt2qa.error_budget(narrow, batches(8), progress=False)
+    worst = max(budget.rows, key=lambda row: row.noise)
+    assert (worst.name, worst.mechanism) == ("while_loop.body/input[1]", "activation clamping")
+
+
+def test_edits_leave_what_loops_round_as_it_is() -> None:
+    torch.manual_seed(0)
+    capture = pt2qa.capture(Nested(scanned).eval(), batches(1)[0])
+    pair = pt2qa.quantize(capture, "x86", batches(4), progress=False)
+    nested = {(site.name, site.kind) for site in pair.sites if site.nested}
+    result = pt2qa.reconfigure(pair, batches(4), target=90.0, progress=False)
+    assert {(site.name, site.kind) for site in result.pair.sites} == nested
+    assert not result.met
 
 
 @functools.cache
