@@ -44,7 +44,8 @@ def error_budget(
         method: ``projection`` estimates all parts at once, from a few backward passes; ``exact`` runs the model about
             twice for each site; ``auto`` projects, but for small models and where an op has no gradient.
         projections: random projections per batch; None: 4, and 8 if the sampling error is above a tenth of all noise.
-            The error falls with their square root, and is gone with as many as a sample's outputs have elements.
+            The error falls with their square root, and is gone with a power of two that is at least the number of
+            elements in a sample's outputs.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         mask: which positions count, as in :func:`pt2qa.compare_layers`: only the outputs there have errors.
         progress: whether to show a progress bar; None: if stderr is a terminal.

@@ -118,7 +118,7 @@ def site_noises(
             through; ``exact`` runs the model for each rounding of each site; ``auto`` projects, but for few runs and
             where an op has no gradient.
         projections: random projections per batch; None: 4, and 8 if the sampling error is above a tenth of all noise.
-            There is none from as many projections on as the outputs of a sample have elements.
+            There is none with a power of two that is at least the number of elements in a sample's outputs.
         sampled: names of variants that are measured on the first batches with 8 samples or more together, and whose
             noise is multiplied by the share of all samples that these are.
         quantized: returns what the quantized model returns for flat inputs; None: it is run.

@@ -24,7 +24,7 @@ from pt2qa._sensitivity.merging import PROJECTIONS, packed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
-from pt2qa._sensitivity.precision import FEWEST, needed
+from pt2qa._sensitivity.precision import FEWEST, MOST, needed
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.roundings import Variant, own_rounding
@@ -80,7 +80,7 @@ def sensitivity(
         group: ``region`` or ``module``: one row for all their sites together; ``projection`` sums their noise.
         projections: random projections per batch; the sampling error falls with their square root, the time rises with
             their number.  None: 4, and up to 64 if the ranking is not certain enough (see
-            :mod:`pt2qa._sensitivity.precision`).
+            :mod:`pt2qa._sensitivity.precision`); each site alone if that costs less, or if 64 are too few.
         resume: the report of an interrupted call with the same arguments; its results are not measured again.  Within
             :func:`pt2qa.distributed`, a rank knows its batches in it by their content, so the data may be divided
             otherwise now; one rank that has the report will do.
@@ -175,7 +175,7 @@ def sensitivity(
 class _Analysis:
     """One analysis in progress; ``method`` and ``projections`` are as requested.
 
-    Its state: ``seen`` from the first batch that has samples, ``costs`` if both methods were to be compared,
+    Its state: ``seen`` from the first batch that has samples, ``costs`` unless the method is exact,
     ``projection`` (None for the exact method, and before the first batch), the sites that a gradient ``reached``, and
     how many batches of ``earlier``, measured by all ranks of an interrupted call, were ``taken`` over.
     """
@@ -225,7 +225,6 @@ class _Analysis:
             return items
         exact, self.choices = agreed
         self.method = "exact" if exact else "projection"
-        self.costs = None
         if self.seen is None or exact == (self.projection is None):
             return items
         self.ledger, self.next, self.seen, self.projection, self.notes = Ledger(), 0, None, None, []
@@ -281,10 +280,11 @@ class _Analysis:
             simulator = self.pair.simulator
             variants = {site.index: {QUANTIZED: Variant(own_rounding(simulator, site))} for site in program.sites}
             self.projection = Projection(self.pair, self.post_process, paths, variants)
+            self.costs = estimate(program, self.places, paths, seen)
         if self.method == "auto" and self.metric.name != "sqnr":
             self._take_exact(f"the projection estimates sqnr alone, not {self.metric.name}")
         elif self.method == "auto":
-            self.costs = estimate(program, self.places, paths, seen)
+            assert self.costs is not None
             count = self.projections or FEWEST
             if self.costs.exact <= CLEARLY * self.costs.projection(count):
                 self._take_exact(self._compared("exact", count))
@@ -341,7 +341,8 @@ class _Analysis:
         self.bar.update()
 
     def _rounds(self, started: ProjectedBatch, missing: list[int]) -> dict[int, tuple[float, float]] | None:
-        """Noise and its variance by place, from as many vectors as needed; None if that costs more than exact."""
+        """Noise and its variance by place, from as many vectors as needed; None if exact runs cost less."""
+        assert self.costs is not None
         started.project(FEWEST if self.projections is None else self.projections)
         while True:
             found = {place: started.noise((site, QUANTIZED) for site in self.places[place].sites) for place in missing}
@@ -353,12 +354,18 @@ class _Analysis:
                 [self.ledger.variance[place] for place in found],
                 started.projections,
             )
-            if wanted <= started.projections:
+            if wanted == started.projections:
                 return found
-            more = wanted - started.projections
-            if self.costs is not None and not self.ledger.parts and self.costs.exact < self.costs.projection(more):
-                self._take_exact(f"the ranking needs {more} more vectors; {self._compared('exact', more)}")
+            more = (MOST if wanted is None else wanted) - started.projections
+            # Alone, the sites of a group are quantized together; here, their noise is added up.
+            alone = all(place.single for place in self.places)
+            if alone and (wanted is None or self.costs.exact < self.costs.projection(more)):
+                if self.method == "auto" and not self.ledger.parts:
+                    what = f"{more} more vectors" if wanted else f"more than {MOST} vectors"
+                    self._take_exact(f"the ranking needs {what}; {self._compared('exact', more)}")
                 return None
+            if not more:
+                return found
             started.project(more)
 
     def _counts(self, number: int, values: list[Any], known: SensitivityBatch, reference: Any, quantized: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.metrics import OutputMetric
-from pt2qa._sensitivity.precision import ALIKE, FEWEST, reached_by_most
+from pt2qa._sensitivity.precision import ALIKE, FEWEST, error_of, reached_by_most
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa.errors import SelectionError
 
@@ -134,7 +134,6 @@ def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tupl
         if not parts or len(parts) < len(batches):
             continue
         noise = math.fsum(part.noise for part in parts)
-        sigma = math.sqrt(math.fsum(part.variance for part in parts))
         rows.append(
             SensitivityRow(
                 name=place.name,
@@ -150,8 +149,8 @@ def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tupl
                 region=place.region,
                 noise=noise,
                 noise_share=0.0,
-                # Only sqnr is ever estimated; in dB, d(10 log10 noise) = 10 / ln 10 * d noise / noise.
-                error=10 / math.log(10) * sigma / noise if noise > 0 else 0.0,
+                # Only sqnr is ever estimated.
+                error=error_of(noise, math.fsum(part.variance for part in parts)),
                 rank=0,
                 near_tie=False,
             )
@@ -167,6 +166,10 @@ def precision_notes(ledger: Ledger, places: int, *, given: bool) -> list[str]:
     if raised and not given:
         of = f"{len(raised)} of {counted(len(data), 'batch', 'batches')}"
         notes.append(f"projections: raised to as many as {max(raised)} on {of}, for a ranking that can be trusted")
+    exact = sum(batch.projections == 0 for batch in data)
+    if exact:
+        of = f"{exact} of {counted(len(data), 'batch', 'batches')}"
+        notes.append(f"{of}: each row measured alone, which costs less than the vectors that its ranking needs")
     noise, variance = ([sums[place] for place in range(places)] for sums in (ledger.noise, ledger.variance))
     alike = reached_by_most(noise, variance)
     if alike < ALIKE:

@@ -174,11 +174,19 @@ class ProjectedBatch:
         return sum(noise for noise, _ in found), sum(variance for _, variance in found)
 
     def together(self) -> tuple[float, float]:
-        """The noise of all variants, summed, and its variance: the same vectors measure them all."""
+        """The noise of all variants, summed, and its variance: the same vectors measure them all.
+
+        Errors in many directions add up to less spread than those of one, so the variance is that of the sums.
+        """
         squares = [torch.cat(dots).square() for dots in self._dots.values()]
+        if not squares:
+            return 0.0, 0.0
         if len({each.shape for each in squares}) > 1:
             squares = [each.sum(1, keepdim=True) for each in squares]
-        return self._estimate(torch.stack(squares).sum(0).sqrt()) if squares else (0.0, 0.0)
+        sums = torch.stack(squares).sum(0)
+        if len(sums) == 1:
+            return self._estimate(sums.sqrt())
+        return float(sums.mean(0).sum()), float(sums.var(0).sum()) / len(sums) * self._left_to_chance(sums)
 
     @property
     def reached(self) -> set[int]:
@@ -201,14 +209,16 @@ class ProjectedBatch:
     def _estimate(self, dots: Tensor) -> tuple[float, float]:
         """Noise and its variance from dot products of shape (projections, samples or 1).
 
-        The variance is that of the mean over projections, samples being independent.  A single projection has no
-        spread: its dot product is assumed to be normal, for which the variance of z² is 2/3 of E[z⁴].
+        A sample's dot products are taken as normal, so K of them have a mean square m with the variance 2 E[m]² / K,
+        and 2 m² / (K + 2) is that in the mean.  It can only be less: sums of signs spread less than a normal variable.
+        What K squares themselves spread is far less certain, and small where m is too small.
         """
-        squares = dots.square()
-        count = len(squares)
-        spread = squares.var(0, correction=1) / count if count > 1 else squares.square()[0] * (2 / 3)
-        chance = left_to_chance(self._counted, self.samples, count, apart=dots.shape[1] == self.samples)
-        return float(squares.mean(0).sum()), float(spread.sum()) * chance
+        squares = dots.square().mean(0)
+        variance = float(squares.square().sum()) * 2 / (len(dots) + 2)
+        return float(squares.sum()), variance * self._left_to_chance(dots)
+
+    def _left_to_chance(self, dots: Tensor) -> float:
+        return left_to_chance(self._counted, self.samples, len(dots), apart=dots.shape[1] == self.samples)
 
 
 class _Meter:

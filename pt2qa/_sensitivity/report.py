@@ -50,7 +50,7 @@ class SensitivityReport(Report):
         metric: what ``value`` is: ``sqnr`` in dB, ``cosine``, ``l1``, ``atol``, ``kl``, or the name of a loss.
         worst_is: which values are the worst, ``smallest`` or ``largest``.
         group: what a row covers: ``site``, ``region`` or ``module``.
-        projections: random projections per batch, the maximum over batches; 0 for the exact method.
+        projections: random projections per batch, the maximum over batches; 0 if all were measured exactly.
         planned: rows of the complete analysis; more than there are if it was interrupted in its first batch.
         signal: sum of the squared reference outputs over the data.
         noise: sum of the squared output errors of the fully quantized model, measured.

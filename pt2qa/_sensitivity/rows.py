@@ -86,7 +86,7 @@ class SensitivityBatch(Row):
         fingerprint: digest of the inputs.
         samples: how many.
         signal: sum of the squared reference outputs.
-        projections: random projections; 0 for the exact method.
+        projections: random projections; 0 for the exact method, and where each row was measured alone.
     """
 
     fingerprint: str

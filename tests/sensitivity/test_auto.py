@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pt2qa
-from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST
+from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, error_of
 from pt2qa.errors import SelectionError
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
@@ -63,15 +65,17 @@ class Tall(nn.Module):
         return x
 
 
+@functools.cache
 def detector() -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
     torch.manual_seed(0)
     batches = [torch.randn(4, 3, 32, 32) for _ in range(2)]
     return quantized_pair(Detector(), (batches[0],), batches=batches), batches
 
 
-def tall() -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
+@functools.cache
+def tall(samples: int = 16) -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
     torch.manual_seed(0)
-    batches = [torch.randn(16, 64) for _ in range(2)]
+    batches = [torch.randn(samples, 64) for _ in range(2)]
     return quantized_pair(Tall(), (batches[0],), batches=batches), batches
 
 
@@ -130,7 +134,7 @@ def test_what_cannot_be_projected_is_measured_exactly(options: dict[str, Any], w
 
 
 def test_an_op_without_a_gradient_is_measured_exactly() -> None:
-    pair, batches = tall()
+    pair, batches = tall.__wrapped__()
     step = next(step for step in pair.program.steps if step.op == "relu")
 
     def opaque(x: Tensor) -> Tensor:
@@ -160,12 +164,59 @@ def test_goes_on_with_the_method_that_it_took() -> None:
 
 
 def test_projections_are_raised_until_the_ranking_can_be_trusted() -> None:
-    pair, batches = detector()
+    pair, batches = tall(samples=1)
     report = pt2qa.sensitivity(pair, batches, method="projection", progress=False)
     assert FEWEST < report.projections <= MOST
     assert report.data[0].projections == report.projections
     assert f"projections: raised to as many as {report.projections} on" in " ".join(report.notes)
     assert spearmanr([row.noise for row in report.rows], noises(pair, batches)).statistic >= ALIKE
+
+
+def test_a_batch_is_measured_exactly_where_more_projections_cost_more() -> None:
+    pair, batches = detector()
+    report = pt2qa.sensitivity(pair, batches, method="projection", progress=False)
+    exact = pt2qa.sensitivity(pair, batches, method="exact", progress=False)
+    alone = [number for number, batch in enumerate(report.data) if not batch.projections]
+    assert 0 in alone
+    said = (
+        f"{len(alone)} of 2 batches: each row measured alone, which costs less than the vectors that its ranking needs"
+    )
+    assert said in report.notes
+    assert report.method == "projection"
+    for number in alone:
+        own, other = ([part for part in each.parts if part.batch == number] for each in (report, exact))
+        assert [part.noise for part in own] == [part.noise for part in other]
+        assert not any(part.variance for part in own)
+    assert spearmanr([row.noise for row in report.rows], [row.noise for row in exact.rows]).statistic >= ALIKE
+    merged = pt2qa.merge([pt2qa.sensitivity(pair, [each], method="projection", progress=False) for each in batches])
+    assert said.replace(str(len(alone)), "2", 1) in merged.notes
+    assert [row.value for row in merged.rows] == pytest.approx([row.value for row in exact.rows])
+
+
+def test_groups_are_projected_however_many_projections_they_take() -> None:
+    # Quantized together, the sites of a region are not the sum of their noise.
+    pair, batches = detector()
+    report = pt2qa.sensitivity(pair, batches, method="projection", group="region", progress=False)
+    assert all(batch.projections for batch in report.data)
+    assert all(row.error > 0 for row in report.rows)
+
+
+def test_the_stated_error_is_that_of_the_estimates() -> None:
+    pair, _ = tall(samples=1)
+    batches = list(torch.randn(8, 1, 64, generator=torch.Generator().manual_seed(5)))
+    exact, report = (
+        pt2qa.sensitivity(pair, batches, progress=False, **options)
+        for options in ({"method": "exact"}, {"method": "projection", "projections": 4})
+    )
+    right = {(part.place, part.batch): part.noise for part in exact.parts}
+    off = [
+        10 * math.log10(part.noise / right[part.place, part.batch]) / error_of(part.noise, part.variance)
+        for part in report.parts
+        if part.variance
+    ]
+    within = [sum(abs(each) < sigmas for each in off) / len(off) for sigmas in (1, 2, 3)]
+    assert len(off) == 8 * len(report.rows)
+    assert within == pytest.approx([0.68, 0.95, 1.0], abs=0.08)
 
 
 def test_projections_that_were_asked_for_are_what_is_taken() -> None:
@@ -176,8 +227,9 @@ def test_projections_that_were_asked_for_are_what_is_taken() -> None:
 
 
 def test_rounds_of_projections_give_what_one_round_gives() -> None:
-    pair, batches = detector()
+    pair, batches = tall(samples=1)
     raised = pt2qa.sensitivity(pair, batches[:1], method="projection", progress=False)
+    assert raised.projections > FEWEST
     at_once = pt2qa.sensitivity(pair, batches[:1], method="projection", projections=raised.projections, progress=False)
     assert [row.noise for row in raised.rows] == pytest.approx([row.noise for row in at_once.rows], rel=1e-5)
     assert [row.error for row in raised.rows] == pytest.approx([row.error for row in at_once.rows], rel=1e-4)

@@ -40,6 +40,18 @@ def test_the_variance_is_the_stated_one() -> None:
     assert means.var().item() == pytest.approx(left_to_chance([values], 2000, count, apart=True) * independent, rel=0.1)
 
 
+@pytest.mark.parametrize(("size", "count"), [(6, 4), (10, 8), (10, 10), (12, 3), (5, 1)])
+def test_the_variance_is_the_stated_one_where_no_power_of_two_fits(size: int, count: int) -> None:
+    # As many vectors as outputs leave something to chance here: they are not orthogonal over ten elements.
+    values = torch.randn(20000, size, generator=torch.Generator().manual_seed(0))
+    (vectors,) = random_signs([values], len(values), count, seed=0)
+    means = torch.stack([(vector * values).sum(1) ** 2 for vector in vectors]).mean(0)
+    squares = values.square()
+    off = (means - squares.sum(1)).square().mean().item()
+    independent = 2 * (squares.sum(1).square() - squares.square().sum(1)).mean().item() / count
+    assert off == pytest.approx(left_to_chance([values], len(values), count, apart=True) * independent, rel=0.05)
+
+
 def test_torchs_own_generator_is_left_alone() -> None:
     state = torch.get_rng_state()
     first, second, other = (random_signs([torch.zeros(4, 8)], 4, 2, seed=seed) for seed in (1, 1, 2))
