@@ -1,8 +1,8 @@
 """How reliable a ranking is, from the sampling error of its rows, and how many projections that takes.
 
-A redrawn ranking has the same values, each shifted by a normal deviate times its error, in dB. Estimates lie further apart
-than what they estimate, so they are first drawn together until their spread is what it was without the errors. The
-similarity of two rankings is the Spearman correlation of their ranks.
+A redrawn ranking has the same values, each shifted by a normal deviate times its error, in dB. Estimates lie further
+apart than what they estimate, so they are first drawn together until their spread is what it was without the errors.
+The similarity of two rankings is the Spearman correlation of their ranks.
 """
 
 from __future__ import annotations
