@@ -113,6 +113,8 @@ def find_bad_cases(
     items = itertools.islice(read_batches(batches, lambda item: item), num_steps)
     steps = search.steps(_read(items, inputs_of, targets_of))
     notes = accumulate(search, steps, title="find bad cases", purpose="search", inputs_of=None, progress=progress)
+    if num_steps is not None and search.batches < num_steps and not (notes or search.stopped):
+        notes.append(f"num_steps is {num_steps}, but there are only {search.batches} in the data")
     refuse_empty(search.batches, count_empty(search.found.set_apart))
     return search.report([*pair.notes, *pair.program.notes, *search.stopped, *notes, *search.check.notes])
 

@@ -99,6 +99,7 @@ def diagnose(
             "deployed: a report does not say which positions count in it. With a mask expected True or a backend, so "
             "that the kernels are compared with the same mask."
         )
+    _refuse_reports_of_others(pair, findings, deployed)
     aim, methods = _aim(metric, target), methods_named(repairs, "repairs")
     data = Data("batches", batches, inputs_of, mask)
     measured = Data("evaluation", batches if evaluation is None else evaluation, inputs_of, mask)
@@ -169,6 +170,20 @@ def diagnose(
         input_ranges=reference.health.input_ranges,
     )
     return diagnosis.with_evidence(final, reports)
+
+
+def _refuse_reports_of_others(pair: QuantizedPair, findings: Findings | None, deployed: Any) -> None:
+    """Reports that are given must be of this pair."""
+    own = (pair.environment.fingerprint, pair.quantizer)
+    if findings is not None and findings.environment.fingerprint != own[0]:
+        raise SelectionError(
+            f"findings: they are of another model, {findings.model}. Pass those of pt2qa.check(pair), or none."
+        )
+    if isinstance(deployed, DeployedReport) and (deployed.environment.fingerprint, deployed.quantizer) != own:
+        raise SelectionError(
+            f"deployed: the report is of another pair, {deployed.model} quantized by {deployed.quantizer}. Pass that "
+            "of pt2qa.compare_deployed(pair, batches), or True."
+        )
 
 
 def _aim(metric: Callable[..., float] | None, target: Target | float | str | None) -> Target | None:

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from pt2qa._report.base import Report
+from pt2qa._report.columns import takes_custom
 from pt2qa._report.fields import codecs_of
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.storage import kinds
@@ -62,6 +63,8 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
     for number, report in enumerate(given, 1):
         _check_alike(number, "kind", type(report).__name__, type(first).__name__)
         _check_run(number, report, first)
+    if metrics and not takes_custom(first.row_type()):
+        raise ReportError(f"metrics: {name} has no columns of the user's own. Leave them out.")
     merged: AnyReport = first.merged(given, metrics or {})
     return merged
 

@@ -1,0 +1,80 @@
+"""What an analysis would ignore is refused, or the report says so."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pt2qa
+from tests.flows import quantized_pair
+
+X = torch.linspace(-1, 1, 32).reshape(8, 4)
+
+
+@functools.cache
+def _pair() -> pt2qa.QuantizedPair:
+    torch.manual_seed(0)
+    return quantized_pair(nn.Linear(4, 2), X)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ("pair", {"args": [X]}, "args: only a model is called with example inputs, .* Pass data as batches="),
+        ("capture", {"kwargs": {"input": X}}, "kwargs: only a model is called"),
+        ("pair", {"dynamic_shapes": {}}, "dynamic_shapes: only a model is called"),
+        ("model", {"dynamic_shapes": {}}, "dynamic_shapes: without example inputs nothing is captured"),
+        ("model", {"batches": [X]}, "batches: rules look at values in a pair, and a Linear was given"),
+        ("capture", {"batches": [X]}, "batches: rules look at values in a pair, and a Capture was given"),
+        ("pair", {"inputs_of": id}, "inputs_of: there are no items to take batches from"),
+        ("model", {"model": nn.Linear(4, 2)}, "model: the subject is the model itself"),
+    ],
+)
+def test_check_refuses_what_it_would_ignore(given: str, options: dict[str, Any], said: str) -> None:
+    pair = _pair()
+    subject = {"pair": pair, "capture": pair.capture, "model": nn.Linear(4, 2).eval()}[given]
+    with pytest.raises(pt2qa.SelectionError, match=said):
+        pt2qa.check(subject, progress=False, **options)
+
+
+def test_batches_that_no_rule_reads_are_named() -> None:
+    unread = pt2qa.check(_pair(), batches=[X], rules=["shared-weight"], progress=False)
+    assert unread.notes[-1] == "batches: none of the rules that ran looks at values"
+    assert unread.health.batches == 0
+
+
+def test_all_nan_data_are_no_clean_bill() -> None:
+    found = pt2qa.check(_pair(), batches=[X * torch.nan], progress=False)
+    assert found.error_count
+    assert found.lines()[0].startswith("The data of 1 of 1 batch is at fault: NaN in the input")
+
+
+@pytest.mark.parametrize("analysis", [pt2qa.sensitivity, pt2qa.error_budget])
+def test_the_exact_method_takes_no_projections(analysis: Any) -> None:
+    with pytest.raises(pt2qa.SelectionError, match='projections: method="exact" projects nothing'):
+        analysis(_pair(), [X], method="exact", projections=8, progress=False)
+
+
+def test_steps_beyond_the_data_are_named() -> None:
+    found = pt2qa.find_bad_cases(_pair(), [X], num_steps=5, progress=False)
+    assert "num_steps is 5, but there are only 1 in the data" in found.notes
+    assert not pt2qa.find_bad_cases(_pair(), [X], num_steps=1, progress=False).notes
+
+
+def test_a_diagnosis_takes_no_report_of_another_model() -> None:
+    pair = _pair()
+    findings = pt2qa.check(pair, progress=False)
+    other = replace(findings, environment=replace(findings.environment, fingerprint="another"))
+    with pytest.raises(pt2qa.SelectionError, match="findings: they are of another model, Linear"):
+        pt2qa.diagnose(pair, [X], findings=other, progress=False)
+
+
+def test_metrics_are_merged_only_where_there_can_be_some() -> None:
+    report = pt2qa.error_budget(_pair(), [X], progress=False)
+    with pytest.raises(pt2qa.ReportError, match="metrics: ErrorBudget has no columns of the user's own"):
+        pt2qa.merge([report, report], metrics={"mine": object()})
