@@ -18,6 +18,7 @@ from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.program import Site
+from pt2qa.errors import SelectionError
 
 MECHANISMS: Final[tuple[str, ...]] = get_args(Mechanism)
 
@@ -66,6 +67,8 @@ def error_budget(
     >>> budget.fault
     'range'
     """
+    if method == "exact" and projections is not None:
+        raise SelectionError('projections: method="exact" projects nothing. Leave it out, or pass method="projection".')
     noises = site_noises(
         pair,
         batches,

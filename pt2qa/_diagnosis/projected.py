@@ -133,8 +133,6 @@ def site_noises(
     """
     if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
-    if method == "exact" and projections not in (None, FEWEST):
-        raise SelectionError('projections: method="exact" projects nothing. Leave it out, or pass method="projection".')
     paths = plan_paths(pair.program)
     sites = {path.site for path in paths}
     wanted = {site.index: dict(variants(site)) for site in pair.sites if site.nested or site.index in sites}

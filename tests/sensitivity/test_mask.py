@@ -51,9 +51,9 @@ def test_outputs_of_ones_own_are_masked_too(pair: pt2qa.QuantizedPair) -> None:
 
 @pytest.mark.parametrize("method", ["exact", "projection"])
 def test_what_stands_at_padded_positions_changes_nothing(pair: pt2qa.QuantizedPair, method: Any) -> None:
-    batch = padded(prompts())
+    batch, count = padded(prompts()), 4 if method == "projection" else None
     one, other = (
-        pt2qa.sensitivity(pair, [each], method=method, projections=4, mask="attention_mask", progress=False)
+        pt2qa.sensitivity(pair, [each], method=method, projections=count, mask="attention_mask", progress=False)
         for each in (batch, with_garbage(batch))
     )
     assert _values(one) == _values(other)
