@@ -299,7 +299,9 @@ class _Scratch(threading.local):
     """Memory reused for every chunk, so that writes hit the cache and not fresh pages."""
 
     def __init__(self) -> None:
-        self.memory = torch.empty(CHUNK)
+        # Modules are imported on first use, with whatever the caller has set then.
+        with torch.inference_mode(False):
+            self.memory = torch.empty(CHUNK, dtype=torch.float32, device="cpu")
 
 
 _scratch = _Scratch()

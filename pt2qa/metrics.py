@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._metrics import ErrorSums, error_sums, float64
 
 if TYPE_CHECKING:
@@ -311,6 +312,7 @@ def _scores(outputs: Any, logits: str | int) -> Tensor:
     return found
 
 
+@torch_defaults
 def _sums(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> ErrorSums:
     return error_sums(_tensor(reference), _tensor(quantized))
 

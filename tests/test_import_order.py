@@ -22,6 +22,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "pt2qa._near_names",
         "pt2qa._other_tools",
         "pt2qa._exclusion",
+        "pt2qa._ambient",
         "pt2qa._metrics",
         "pt2qa.metrics",
     ),

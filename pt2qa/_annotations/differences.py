@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._annotations import listing
 from pt2qa._annotations.diff import AnnotationDiff
 from pt2qa._annotations.report import AnnotationReport
@@ -21,6 +22,7 @@ _ASKED: Final = frozenset({"scheme", "observer", "options", "shares", "asked"})
 """What a converted graph alone does not say."""
 
 
+@torch_defaults
 def diff_annotations(a: Any, b: Any, *, capture: Capture | None = None) -> AnnotationDiff:
     """Compares the annotations of two quantizers, or of two versions or settings of one.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._annotations.report import AnnotationReport
 from pt2qa._annotations.resolving import SpecResolver
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow, ModuleCalls
@@ -27,6 +28,7 @@ from pt2qa.overrides.edited import annotations_of
 from pt2qa.plugins import describe, resolve
 
 
+@torch_defaults
 @exports
 def annotations(
     subject: QuantizedPair | Capture, quantizer: Any = None, *, qat: bool = False, overrides: OverridePlan | None = None

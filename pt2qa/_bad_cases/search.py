@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._bad_cases import case_batches, labels
 from pt2qa._bad_cases.case_batches import CaseBatch
 from pt2qa._bad_cases.case_metrics import FLIPS, AnyMetric, CaseMetric, chosen_metrics
@@ -38,6 +39,7 @@ from pt2qa.errors import BatchError, SelectionError
 
 
 @explains_arguments
+@torch_defaults
 @over_ranks
 def find_bad_cases(
     pair: QuantizedPair,

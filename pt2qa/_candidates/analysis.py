@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._candidates.merging import ValueSums, compared
 from pt2qa._candidates.report import CandidateReport
 from pt2qa._candidates.rows import Candidate
@@ -35,6 +36,7 @@ from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, SelectionError, 
 from pt2qa.plugins import describe, resolve
 
 
+@torch_defaults
 @over_ranks
 def compare_quantizers(
     capture: Capture,

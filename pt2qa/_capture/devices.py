@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -31,9 +30,3 @@ def moved(values: Values, device: torch.device | None) -> Values:
         return values
     found: Values = pytree.tree_map_only(Tensor, lambda each: each if each.is_meta else each.to(device), values)
     return found
-
-
-def own_randomness(model: nn.Module) -> AbstractContextManager[None]:
-    """A context that gives the random generators of the CPU and of a model's CUDA devices their state back."""
-    used = {value.device for value in (*model.parameters(), *model.buffers())}
-    return torch.random.fork_rng(devices=[device.index for device in used if device.type == "cuda"])

@@ -66,7 +66,7 @@ def without_gradients(value: Tensor) -> Tensor:
 
     It shares memory if it can.  torch does not allow a tensor from inference mode in a run that records gradients.
     """
-    if value.is_inference() and not torch.is_inference_mode_enabled():
+    if value.is_inference():
         value = value.clone()
     return value.detach() if value.requires_grad or isinstance(value, nn.Parameter) else value
 

@@ -17,11 +17,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
+from pt2qa._ambient import callers_device, torch_defaults
 from pt2qa._capture.agreement import State, check_agreement, check_stateless, run_eager
 from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.batches import check_inputs
 from pt2qa._capture.changes import Change
-from pt2qa._capture.devices import device_of, moved, own_randomness
+from pt2qa._capture.devices import device_of, moved
 from pt2qa._capture.exporting import check_model, export
 from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, without_gradients
 from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
@@ -116,6 +117,7 @@ class Capture:
         return tuple(specs[node.name] for node in Aliases(self.program.graph_module).written(buffers))
 
 
+@torch_defaults
 @exports
 def capture(
     model: nn.Module,
@@ -128,7 +130,8 @@ def capture(
 ) -> Capture:
     """Exports a model, gives every op a handle, and rewrites it so that quantizers neither fail nor silently skip ops.
 
-    The program computes what the model computes, which is checked on the example inputs; the model is not changed.
+    The program computes what the model computes, which is checked on the example inputs; the model is not changed.  As
+    in every function of pt2qa, that is under torch's own defaults: float32, no autocast, whatever the caller has set.
 
     Args:
         model: an ``nn.Module`` in eval mode.
@@ -161,35 +164,38 @@ def capture(
     refuse_unusable(args, kwargs)
     refuse_aliases(model, args, kwargs)
     args, kwargs = moved(pytree.tree_map_only(Tensor, without_gradients, (args, kwargs)), device_of(model))
+    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
+        # torch lets no tensor from inference mode into a run that records gradients; those of a copy are others.
+        model = copy.deepcopy(model)
     state = State(model)
-    # Each run draws different random numbers, which exposes a random model; the caller's generator does not change.
-    with own_randomness(model):
+    # Each run draws different random numbers, which exposes a random model.
+    with callers_device(device_of(model)):
         eager = run_eager(model, args, kwargs)
         stateful = check_stateless(model, state, eager, args, kwargs)
         try:
             program = export(model, args, kwargs, dynamic_shapes, strict, eager)
         finally:
             state.restore()
-        plain = _graph_copy(program)
-        changes = normalise(program, kinds)
-        _check_decomposed(program, kinds, changes)
-        assign_handles(program)
-        program.validate()
-        captured = Capture(
-            program,
-            args,
-            kwargs,
-            strict,
-            type(model).__name__,
-            changes,
-            stateful,
-            plain if changes else None,
-            model,
-            dynamic_shapes,
-            kinds,
-        )
-        _check_names(program)
-        check_agreement(model, state, eager, captured.module(), args, kwargs)
+    plain = _graph_copy(program)
+    changes = normalise(program, kinds)
+    _check_decomposed(program, kinds, changes)
+    assign_handles(program)
+    program.validate()
+    captured = Capture(
+        program,
+        args,
+        kwargs,
+        strict,
+        type(model).__name__,
+        changes,
+        stateful,
+        plain if changes else None,
+        model,
+        dynamic_shapes,
+        kinds,
+    )
+    _check_names(program)
+    check_agreement(model, state, eager, captured.module(), args, kwargs)
     return captured
 
 

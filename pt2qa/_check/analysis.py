@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._capture.exporting import refuse_quantized
 from pt2qa._capture.program import Capture
 from pt2qa._check.context import CheckContext, UnavailableError, kind_of
@@ -28,6 +29,7 @@ from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
 
 
 @explains_arguments
+@torch_defaults
 @exports
 def check(
     subject: Any,

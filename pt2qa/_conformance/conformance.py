@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
 from pt2qa._conformance.properties import PROPERTIES, Property
@@ -28,6 +29,7 @@ from pt2qa.plugins import BackendSpec
 Named = TypeVar("Named", ConformanceModel, Property)
 
 
+@torch_defaults
 @exports
 def check_quantizer(
     quantizer: Any,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import backend_for, opened, program_for
 from pt2qa._deployed.explained import explained, reasons_for
@@ -24,6 +25,7 @@ from pt2qa.plugins import Backend
 
 
 @in_step
+@torch_defaults
 def compare_deployed(
     pair: QuantizedPair,
     batches: Iterable[Any],

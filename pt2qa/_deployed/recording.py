@@ -12,6 +12,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
 from pt2qa._deployed.recorded import METADATA
 from pt2qa._deployed.taps import leaves_of
@@ -24,6 +25,7 @@ from pt2qa._simulator.outputs import output_names
 from pt2qa._simulator.verification import digest_of, graph_outputs
 
 
+@torch_defaults
 def record_inputs(
     model: QuantizedPair | Capture,
     batches: Iterable[Any],

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._check.analysis import check
 from pt2qa._check.report import Findings
 from pt2qa._check.rules import RULES
@@ -31,6 +32,7 @@ from pt2qa.errors import SelectionError
 from pt2qa.plugins import Backend, rules_of
 
 
+@torch_defaults
 @in_step
 @torch.no_grad()
 def diagnose(

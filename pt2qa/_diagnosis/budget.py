@@ -7,6 +7,7 @@ from typing import Any, Final, cast, get_args
 
 from torch import Tensor
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._diagnosis.budget_report import ErrorBudget
 from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
 from pt2qa._diagnosis.in_series import sites_before
@@ -23,6 +24,7 @@ from pt2qa.errors import SelectionError
 MECHANISMS: Final[tuple[str, ...]] = get_args(Mechanism)
 
 
+@torch_defaults
 def error_budget(
     pair: QuantizedPair,
     batches: Iterable[Any],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._layers.comparison import Comparison, compare
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
@@ -21,6 +22,7 @@ from pt2qa.errors import SelectionError
 
 
 @explains_arguments
+@torch_defaults
 @over_ranks
 def compare_layers(
     pair: QuantizedPair,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._layers.analysis import named_metrics
 from pt2qa._layers.comparison import Comparison, compare
 from pt2qa._layers.report import LayerReport
@@ -18,6 +19,7 @@ from pt2qa._simulator.positions import Mask
 
 
 @explains_arguments
+@torch_defaults
 @over_ranks
 def compare_modules(
     pair: QuantizedPair,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._exclusion import computes
 from pt2qa._other_tools import explains_arguments, no_attribute
 from pt2qa._profile.deployed import profile_deployed
@@ -32,6 +33,7 @@ from pt2qa.plugins import Backend
 
 
 @explains_arguments
+@torch_defaults
 @over_ranks
 def profile(
     subject: Any,
@@ -145,6 +147,7 @@ class Profiler:
         __getattr__ = no_attribute
 
     @explains_arguments
+    @torch_defaults
     def __init__(
         self,
         subject: Any,
@@ -180,6 +183,7 @@ class Profiler:
         """How many samples they had."""
         return self._done.samples
 
+    @torch_defaults
     def add(self, batch: Batch) -> None:
         """Runs a batch and measures it; the graph's buffers stay as they are, and observers do not see it.
 
@@ -207,6 +211,7 @@ class Profiler:
     ) -> None:
         del self.graph.forward
 
+    @torch_defaults
     def profile(self, *, notes: Sequence[str] = ()) -> Profile:
         """What was measured so far.
 

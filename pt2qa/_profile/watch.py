@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
 from pt2qa._metrics import value_range
 from pt2qa._profile.channels import ChannelStatistics
@@ -124,12 +125,14 @@ class Watch(GraphRun):
             return module(*args, **kwargs)
         return without_observing(module)(*args, **kwargs) if is_fake_quantize(module) else args[0]
 
+    @torch_defaults
     def _measure(self, number: int, result: Any) -> None:
         if not isinstance(result, Tensor):
             return
         clamped = self._clamped.get(number)
         self.found[number] = measured(self._values[number], result, self.wanted, clamped, self.inside)
 
+    @torch_defaults
     def _count_clamped(self, value: Value, node: Node) -> int | None:
         """How many values the clamp of a quantize node is about to move; None if its parameters are not plain."""
         made: Node = node.args[0]  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
@@ -183,6 +184,7 @@ class QuantizedPair:
         values = [(site.kind, site.name, *astuple(site.params)) for site in self.sites]
         return digest_of([value for site in values for value in site])[:16]
 
+    @torch_defaults
     def as_deployed(self, quantizer: Any = None) -> QuantizedPair:
         """This pair with the dynamic scales of the backend's kernels in place of the converted graph's.
 
@@ -245,6 +247,7 @@ class QuantizedPair:
         """Both graphs and the simulator of them, for :class:`~pt2qa._simulator.verification.Verification`."""
         return Graphs(self.quantized, self.reference, self.simulator)
 
+    @torch_defaults
     def verify(self, batch: Batch) -> tuple[str, ...]:
         """Checks on a batch that the simulator computes what the graphs compute.
 
@@ -263,6 +266,7 @@ class QuantizedPair:
         return tuple(check.notes)
 
 
+@torch_defaults
 @exports
 def pair(
     reference: GraphModule | ExportedProgram | Capture,

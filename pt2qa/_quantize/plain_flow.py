@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from tqdm import tqdm
 
+from pt2qa._ambient import callers_device, torch_defaults
 from pt2qa._capture.agreement import State
-from pt2qa._capture.devices import own_randomness
+from pt2qa._capture.devices import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import assign_handles, name_of, names_of
@@ -58,6 +59,7 @@ class PlainFlow:
         return self.verified.startswith(EQUAL)
 
 
+@torch_defaults
 @exports
 def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, progress: bool | None = None) -> PlainFlow:
     """The code that quantizes a model as a pair was quantized: the same quantizer, options, edits and calibration.
@@ -198,7 +200,7 @@ class _Trial:
         calibration = (call if with_kwargs else call[0] for call in bar)
         inputs = (self.capture.args, self.capture.kwargs) if with_kwargs else (self.capture.args,)
         given = {"quantizer": self.recipe.plugin.build(self.capture.module(), qat=self.recipe.qat)} if text.asks else {}
-        with warnings.catch_warnings(), own_randomness(self.capture.eager):
+        with warnings.catch_warnings(), callers_device(device_of(self.capture.eager)):
             warnings.simplefilter("ignore")  # those of torch; the pair's own quantization has shown them
             try:
                 exec(compile(text.text, "quantizer.py", "exec", dont_inherit=True), names)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule, Node
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._capture.devices import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
@@ -41,6 +42,7 @@ from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.abilities import taken_by
 
 
+@torch_defaults
 @in_step
 @exports
 def quantize(

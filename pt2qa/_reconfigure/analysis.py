@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._quantize.quantization import quantize_again
@@ -34,6 +35,7 @@ from pt2qa.overrides.plan import OBSERVERS, Edit
 from pt2qa.plugins.abilities import levels_of
 
 
+@torch_defaults
 @in_step
 def reconfigure(
     pair: QuantizedPair,

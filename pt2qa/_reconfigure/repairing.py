@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._quantize.quantization import quantize_again
@@ -28,6 +29,7 @@ from pt2qa._simulator.positions import Mask
 from pt2qa.errors import SelectionError
 
 
+@torch_defaults
 @in_step
 def repair(
     pair: QuantizedPair,

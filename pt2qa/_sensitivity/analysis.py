@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
@@ -46,6 +47,7 @@ QUANTIZED = "quantized"
 
 
 @explains_arguments
+@torch_defaults
 @over_ranks
 def sensitivity(
     pair: QuantizedPair,

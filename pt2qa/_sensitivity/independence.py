@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from pt2qa._capture.devices import own_randomness
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import size_hint
@@ -47,8 +46,7 @@ def independence(pair: QuantizedPair, post_process: PostProcess | None) -> Indep
     if post_process is None and pair.simulator in _KNOWN:
         return _KNOWN[pair.simulator]
     try:
-        with own_randomness(pair.quantized):
-            found = _tried(pair, post_process)
+        found = _tried(pair, post_process)
     except Exception as error:
         # Random inputs need not be ones that the model or post_process can take, such as indices.
         found = Independence(problem=f"{type(error).__name__}: {error}")

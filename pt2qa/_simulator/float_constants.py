@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import attribute_of, handle_of
@@ -87,10 +87,10 @@ class FloatConstants:
 
     def _compute(self, node: Node) -> FloatConstant | None:
         if node.op == "get_attr":
-            value = attribute_of(self._root, node)
+            value = constant_of(self._root, node)
             if not isinstance(value, Tensor):
                 return None
-            return FloatConstant(value, str(node.target), isinstance(value, torch.nn.Parameter))
+            return FloatConstant(value, str(node.target), isinstance(value, nn.Parameter))
         if node.op == "call_module" and len(node.all_input_nodes) == 1:
             return self._evaluate(node.all_input_nodes[0])
         if node.op != "call_function":
@@ -105,6 +105,14 @@ class FloatConstants:
             return None
         first = next(iter(known.values()))
         return FloatConstant(value, first.attribute, any(constant.is_parameter for constant in known.values()))
+
+
+def constant_of(graph_module: GraphModule, node: Node) -> Any:
+    """The value of a ``get_attr`` node; of a tensor from inference mode a copy, because no gradient passes that."""
+    value = attribute_of(graph_module, node)
+    if not isinstance(value, Tensor) or not value.is_inference():
+        return value
+    return nn.Parameter(value.clone(), False) if isinstance(value, nn.Parameter) else value.clone()
 
 
 def run_on_constants(node: Node, value_of: Callable[[Node], Any], *first: Any) -> Any:

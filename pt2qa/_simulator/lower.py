@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import (
@@ -35,7 +35,7 @@ from pt2qa._graph.internals.nodes import VALUE, calls_guards, module_stack
 from pt2qa._graph.internals.torch import OpOverload, pytree
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._simulator import op_rules, quant_ops
-from pt2qa._simulator.float_constants import FloatConstants, Path, run_on_constants
+from pt2qa._simulator.float_constants import FloatConstants, Path, constant_of, run_on_constants
 from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, slots_in, written_value
 from pt2qa._simulator.products import arguments_of, constant_role
 from pt2qa._simulator.program import Constant, Nested, Program, QuantParams, Region, Site, Slot, Step, unrounded
@@ -201,9 +201,9 @@ class _Lowering:
     # -- constants -----------------------------------------------------------------------------------------------
 
     def _constant(self, node: Node) -> _Folded:
-        value = attribute_of(self.graph_module, node)
+        value = constant_of(self.graph_module, node)
         reference = quant_ops.strip_quantization(value) if isinstance(value, GraphModule) else value
-        return _Folded(value, reference, attribute=str(node.target), is_parameter=isinstance(value, torch.nn.Parameter))
+        return _Folded(value, reference, attribute=str(node.target), is_parameter=isinstance(value, nn.Parameter))
 
     def _fold(self, node: Node) -> _Folded | None:
         """Computes an op that reads only constants; None if the op must be a step.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import kind_of
 from pt2qa._graph.handles import OpName
@@ -45,6 +46,7 @@ _SIDES: Final[dict[str, Literal["a", "b", "graphs"]]] = {"reference": "a", "quan
 """What a report of two graphs calls the sides of a comparison."""
 
 
+@torch_defaults
 @over_ranks
 def compare_graphs(
     a: Graph,

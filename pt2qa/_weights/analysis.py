@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._decibels import decibels
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
@@ -25,6 +26,7 @@ from pt2qa._weights.sums import SumsOfWeights, WeightSums
 
 
 @explains_arguments
+@torch_defaults
 def compare_weights(pair: QuantizedPair) -> WeightReport:
     """Compares every weight with its dequantized value; no data is needed.
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.annotation import annotated_ops
@@ -112,6 +113,7 @@ def annotate(
     return graph
 
 
+@torch_defaults
 @exports
 def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (), *, qat: bool = False) -> Annotations:
     """Annotates a copy of a captured graph as ``prepare`` does, without observers and calibration.
