@@ -6,17 +6,18 @@ import copy
 import functools
 import hashlib
 import operator
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import astuple, dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2qa._ambient import torch_defaults
+from pt2qa._ambient import call_under_way, torch_defaults
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
@@ -29,6 +30,7 @@ from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
+from pt2qa._simulator.contents import Contents
 from pt2qa._simulator.lower import lower
 from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa._simulator.program import Constant, Program, Region, Site
@@ -39,6 +41,8 @@ from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.plugins import resolve
+
+T = TypeVar("T")
 
 WEIGHT_MATCH_DB = 3.0
 """How well a quantized weight must match its float value: 2-bit weights reach 6 dB, zeros 0 dB."""
@@ -106,11 +110,26 @@ class Recipe:
     edits: tuple[Any, ...] = ()
 
 
+class of_live_graphs(functools.cached_property[T]):
+    """A cached property of a pair.  It is made anew in the next call of a public function once a graph has changed."""
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> T:  # type: ignore[override]  # on a pair alone
+        if instance is not None:
+            _forget_what_changed(instance)
+        made: T = super().__get__(instance, owner)
+        return made
+
+    def __set__(self, instance: object, value: T) -> None:
+        # With a setter, Python asks __get__ each time, and not the instance's dict first.
+        raise AttributeError(f"a pair's {self.attrname} cannot be set")
+
+
 @dataclass(frozen=True, repr=False)
 class QuantizedPair:
     """What every analysis takes: a reference, its quantized graph, and how their parts belong together.
 
-    What :func:`pt2qa.quantize` and :func:`pt2qa.pair` return.
+    What :func:`pt2qa.quantize` and :func:`pt2qa.pair` return.  The graphs may change afterwards, as by
+    ``load_state_dict``: every analysis describes them as they are when it is called.
 
     Attributes:
         reference: the float graph after the rewriting that ``prepare`` did (batch norms folded), observers off.
@@ -143,12 +162,16 @@ class QuantizedPair:
         sites = f"{len(self.sites)} sites in {len(self.regions)} regions"
         return f"<QuantizedPair of {self.model} by {self.quantizer}: {sites}>"
 
-    @functools.cached_property
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes of its own graphs what this pair has made of its."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @of_live_graphs
     def program(self) -> Program:
         """The lowered graph that the simulator runs."""
         return lower(self.quantized, self.reference, self.names, self.weight_cache)
 
-    @functools.cached_property
+    @of_live_graphs
     def simulator(self) -> Simulator:
         """Runs reference and quantized model, together or with any choice of sites."""
         return Simulator(self.program)
@@ -163,22 +186,22 @@ class QuantizedPair:
         """The ops that are quantized as one unit, each with the sites around it."""
         return self.program.regions
 
-    @functools.cached_property
+    @of_live_graphs
     def pairing(self) -> Pairing:
         """Reference ↔ quantized by handle, with everything unpaired and why."""
         return _pair_handles(self)
 
-    @functools.cached_property
+    @of_live_graphs
     def coverage(self) -> tuple[OpCoverage, ...]:
         """By kind of op, how many the quantizer annotated and how many are quantized."""
         return _coverage(self)
 
-    @functools.cached_property
+    @of_live_graphs
     def environment(self) -> Environment:
         """Versions and the model's fingerprint, for reports."""
         return Environment.here(fingerprint(self.reference if self.float_graph is None else self.float_graph))
 
-    @functools.cached_property
+    @of_live_graphs
     def quantization(self) -> str:
         """Identifies how it rounds: a digest of scale, zero point, range and place of every site."""
         values = [(site.kind, site.name, *astuple(site.params)) for site in self.sites]
@@ -242,7 +265,7 @@ class QuantizedPair:
             self.capture.check_batch(*as_call(batch, self.quantized))
         return flatten_batch(self.quantized, batch)
 
-    @functools.cached_property
+    @of_live_graphs
     def graphs(self) -> Graphs:
         """Both graphs and the simulator of them, for :class:`~pt2qa._simulator.verification.Verification`."""
         return Graphs(self.quantized, self.reference, self.simulator)
@@ -322,6 +345,25 @@ def pair(
     )
     _check_constants(result)
     return result
+
+
+def _forget_what_changed(pair: QuantizedPair) -> None:
+    """Drops what was made from graphs that have changed since; the graphs are looked at once in a call."""
+    call, made = call_under_way(), vars(pair)
+    known, calls = made.get("_looked_at", (None, weakref.WeakSet()))
+    if known is not None and (call is None or call in calls):
+        return
+    deployed = None if pair.origin is None else pair.origin.graph
+    graphs = pair.quantized, pair.reference, pair.float_graph, deployed
+    now = Contents.of(graph for graph in graphs if graph is not None)
+    if known is None or not now.equal(known):
+        for name, each in vars(QuantizedPair).items():
+            if isinstance(each, of_live_graphs):
+                made.pop(name, None)
+        known, calls = now, weakref.WeakSet()
+    if call is not None:
+        calls.add(call)
+    made["_looked_at"] = known, calls
 
 
 def _check_constants(pair: QuantizedPair) -> None:
