@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import _ranks
@@ -54,6 +55,7 @@ def on_sim() -> dict[str, Any]:
         "deployed": kernels_refused(),
         "strict": misuse_refused(),
         "without float64": without_float64(),
+        "default": where_the_caller_makes_tensors(),
     }
 
 
@@ -128,6 +130,34 @@ WITHOUT = ("layers", "exact", "projection", "cases", "profile", "weights", "chec
 def test_a_device_without_float64(sim: dict[str, Any], expected: dict[str, Found]) -> None:
     for name, (ours, _) in zip(WITHOUT, sim["without float64"], strict=True):
         assert ours == pytest.approx(expected[name][0], rel=TOLERANCE["sim"], abs=1e-3)
+
+
+class Made(nn.Module):
+    """Makes a tensor on whatever device is the default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * torch.full((2,), 2.0)
+
+
+def where_the_caller_makes_tensors() -> list[Any]:
+    """The SQNR of a model that lies on the caller's default device, and of one that does not."""
+    found, data = [], torch.linspace(-1, 1, 32).reshape(8, 4)
+    for device in ("sim", "cpu"):
+        torch.manual_seed(0)
+        made = Made().to(device).eval()
+        with torch.device("sim"):
+            pair = pt2qa.quantize(pt2qa.capture(made, data), "xnnpack", [data], progress=False)
+            found.append(pt2qa.compare_layers(pair, [data], progress=False).sqnr)
+    return found
+
+
+def test_forward_may_rely_on_the_callers_default_device(sim: dict[str, Any]) -> None:
+    on_device, on_cpu = sim["default"]
+    assert on_device == pytest.approx(on_cpu, abs=1e-3)
 
 
 def kernels_refused() -> str:
