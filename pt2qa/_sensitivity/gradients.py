@@ -57,7 +57,8 @@ class GradientRun:
         for constant in self.program.constants:
             value = self.env[constant.slot]
             if isinstance(value, Body) or (constant.site is not None and not isinstance(value, Tensor)):
-                raise WithoutGradient(f"{constant.reader} calls a nested graph that is quantized")
+                place = f"{constant.reader} ({constant.op})"
+                raise WithoutGradient(f"{place} has no gradient here: it calls a nested graph that is quantized")
             # Not detach: verification meanwhile runs the graphs, which restore the buffers they write to, and autograd
             # would count that as a change.
             self.env[constant.slot] = value.data if isinstance(value, Tensor) else value
