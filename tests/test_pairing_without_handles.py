@@ -190,6 +190,56 @@ def test_graphs_of_other_models_are_refused() -> None:
         pt2qa.pair(torch.export.export(nn.Tanh(), (images(),)), quantized)
 
 
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_decomposed_reference_is_refused_as_such(handled: bool) -> None:
+    """Its convolutions carry the handles of conv2d, and other constants stand where conv2d has its own."""
+    if handled:
+        program = pt2qa.capture(residual(), images()).program
+        quantized = converted(program.module(), images(), "xnnpack")
+    else:
+        program, quantized = plain_flow()
+    with pytest.raises(
+        pt2qa.PairingError,
+        match=r"the reference graph was decomposed \(2 convolution, 2 _native_batch_norm_legit_no_training, 1 addmm\), "
+        r"and the quantized graph was not\. .*: export, prepare, convert, pair, and decompose after that\.",
+    ):
+        pt2qa.pair(program.run_decompositions(), quantized)
+    after = torch.export.export(quantized, (images(),)).run_decompositions()
+    names = [paired.name for paired in pt2qa.pair(program, after).pairing.pairs]
+    assert names == ["x", "conv1/conv2d", "relu/relu", "conv2/conv2d", "add", "relu/relu_1", "mean", "fc/linear"]
+
+
+def test_graphs_that_are_quantized_already_are_refused() -> None:
+    _, quantized = plain_flow()
+    exported = torch.export.export(quantized, (images(),))
+    for given in (quantized, exported.module(), nn.Sequential(quantized)):
+        with pytest.raises(
+            pt2qa.CaptureError,
+            match=r"the model is a graph that is quantized already \(.* Pass the float model; ",
+        ):
+            pt2qa.capture(given, images())
+    for given in (quantized, exported):
+        with pytest.raises(pt2qa.SelectionError, match="got a converted graph, expected a float or a prepared one"):
+            pt2qa.check(given)
+
+
+def test_a_plan_of_another_model_or_quantizer_is_noted() -> None:
+    capture = pt2qa.capture(Linears().eval(), ROWS)
+    edit = pt2qa.Edit("float", ("first/linear",))
+    for made_for, notes in (
+        (pt2qa.OverridePlan((edit,), "xnnpack", "Linears"), []),
+        (
+            pt2qa.OverridePlan((edit,), "x86", "ResNet"),
+            [
+                "the overrides were made for x86, and are applied to xnnpack",
+                "the overrides were made for the model ResNet, and are applied to Linears",
+            ],
+        ),
+    ):
+        pair = pt2qa.quantize(capture, "xnnpack", [ROWS], overrides=made_for, progress=False)
+        assert [note for note in pair.notes if "made for" in note] == notes
+
+
 # -- torchao's switch between training and evaluation puts new ops in place of some ------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
+from pt2qa._graph.handles import is_quantization, op_of
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._report.prose import counted, few
 from pt2qa.errors import CaptureError
 
@@ -50,7 +53,8 @@ def check_model(model: object) -> nn.Module:
 
 
 def refuse_quantized(model: nn.Module) -> None:
-    """CaptureError for a model that eager mode or FX prepared or quantized."""
+    """CaptureError for a model that eager mode, FX or torchao's ``quantize_`` prepared or quantized."""
+    refuse_subclasses(model)
     parts = {name: type(part) for name, part in model.named_modules()}
     made = {
         name: kind
@@ -62,6 +66,14 @@ def refuse_quantized(model: nn.Module) -> None:
         raise CaptureError(
             f"the model was prepared or quantized by eager mode or FX already: {kinds}. Pass the float model that it "
             "was made from; pt2qa quantizes with prepare_pt2e and convert_pt2e."
+        )
+    graphs = (part for part in model.modules() if isinstance(part, GraphModule))
+    ops = Counter(op_of(node.target) for graph in graphs for node in graph.graph.nodes if is_quantization(node))
+    if ops:
+        counts = ", ".join(f"{count} {op}" for op, count in ops.most_common())
+        raise CaptureError(
+            f"the model is a graph that is quantized already ({counts}). Pass the float model; a quantized graph goes "
+            "with its float one: pt2qa.pair(float_graph, converted)."
         )
 
 

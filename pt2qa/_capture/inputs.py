@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import is_traceable_wrapper_subclass, pytree
 from pt2qa.errors import CaptureError
 
 
@@ -55,6 +55,8 @@ def refusal(name: str, value: object) -> str | None:
     if isinstance(value, np.ndarray):
         what = f"a NumPy array of shape {list(value.shape)} and dtype {value.dtype}"
         return f"{name} is {what}; expected a tensor. Pass torch.from_numpy(...) of it"
+    if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+        return f"{name} is a {type(value).__qualname__}, a tensor subclass; expected a plain tensor"
     if isinstance(value, Tensor) and value.layout is not torch.strided:
         layout = str(value.layout).removeprefix("torch.")
         return f"{name} has the layout {layout}; expected a dense tensor, as quantization takes it. Pass its to_dense()"

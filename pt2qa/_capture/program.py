@@ -29,6 +29,7 @@ from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
 from pt2qa._graph.internals.torch import pytree, with_graph
+from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa.errors import CaptureError
 
 _UNQUOTABLE: Final = re.compile(r'["\\\n\r\0\ud800-\udfff]')
@@ -213,7 +214,7 @@ def with_handles(program: ExportedProgram) -> ExportedProgram:
         A copy of the program, with the same parameters.
 
     Raises:
-        CaptureError: it is not an ExportedProgram.
+        CaptureError: it is not an ExportedProgram, or holds weights of torchao's ``quantize_``.
 
     >>> import torch
     >>> from pt2qa._capture.program import with_handles
@@ -225,6 +226,7 @@ def with_handles(program: ExportedProgram) -> ExportedProgram:
         raise CaptureError(
             f"program is a {type(program).__name__}; expected the ExportedProgram that torch.export.export returns."
         )
+    refuse_subclasses(program)
     copied = _graph_copy(program)
     assign_handles(copied)
     return copied

@@ -16,6 +16,7 @@ from pt2qa._check.cpu import cpu_features
 from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
+from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._near_names import did_you_mean
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import fingerprint
@@ -76,7 +77,7 @@ def check(
     Raises:
         SelectionError: ``subject`` cannot be checked, an argument is of no use with it, or there is no such rule or CPU
             feature.
-        CaptureError: eager mode or FX prepared or quantized the model.
+        CaptureError: eager mode, FX or torchao's ``quantize_`` prepared or quantized the model.
 
     >>> import torch
     >>> import pt2qa
@@ -94,6 +95,8 @@ def check(
         )
     if kind == "model":
         refuse_quantized(subject)
+    elif kind in ("program", "graph", "prepared"):
+        refuse_subclasses(subject)
     for_model = {"args": args, "kwargs": kwargs, "dynamic_shapes": dynamic_shapes}
     ignored = [] if kind == "model" else [name for name, given in for_model.items() if given is not None]
     if ignored:
@@ -112,7 +115,7 @@ def check(
         raise SelectionError("inputs_of: there are no items to take batches from. Pass batches too.")
     if model is not None and kind == "model":
         raise SelectionError("model: the subject is the model itself. Leave model= out.")
-    if kind == "graph" and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes):
+    if kind in ("graph", "program") and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes):
         raise SelectionError(
             "got a converted graph, expected a float or a prepared one, or a pair: pt2qa.pair(float_graph, converted)"
         )

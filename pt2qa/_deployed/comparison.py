@@ -22,7 +22,7 @@ from pt2qa._deployed.deployment import run_program
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._deployed.stages import Stages
-from pt2qa._deployed.taps import Lowerable, Tap, leaves_of
+from pt2qa._deployed.taps import Lowerable, Tap, leaves_of, tensor_outputs
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
@@ -36,9 +36,9 @@ from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import output_names, plain
+from pt2qa._simulator.outputs import plain
 from pt2qa._simulator.positions import Counted, Mask, Positions
-from pt2qa._simulator.program import QuantParams, Slot
+from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import Verification, graph_outputs, kind_of
 from pt2qa.errors import DeploymentError, SimulationError
@@ -135,7 +135,7 @@ class Comparison:
         self._check_isolated(values, seen, measured, counted)
         before = self.stages.before(batch, values)
         prepared, converted = leaves_of(measured.reference), leaves_of(measured.quantized)
-        deployed = self._fitting(converted, ran.outputs)
+        deployed = self._fitting(converted, leaves_of(ran.outputs))
         kept: Callable[[Sequence[Tensor]], Sequence[Tensor]] = list if counted is None else counted.tensors
         stages = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
         every = {name: kept(found) for name, found in stages.items()}
@@ -212,7 +212,7 @@ class Comparison:
 
         outputs = leaves_of(graph_outputs(self.pair.quantized, values, visit))
         assert measured.outputs is not None
-        names = self._output_names(len(outputs))
+        names = self._output_names()
         for name, found, expected in zip(names, measured.outputs, outputs, strict=True):
             if not tensors_equal(found, expected):
                 raise SimulationError(
@@ -226,7 +226,7 @@ class Comparison:
         Raises:
             DeploymentError: their number, a shape or a dtype differs.
         """
-        names = self._output_names(len(expected))
+        names = self._output_names()
         if len(found) != len(expected):
             raise DeploymentError(
                 f"batch {self.batches}: the deployed program returned {len(found)} outputs; the model returns "
@@ -240,8 +240,8 @@ class Comparison:
                 )
         return list(found)
 
-    def _output_names(self, count: int) -> list[str]:
-        return output_names(self.pair.quantized, count)
+    def _output_names(self) -> list[str]:
+        return list(tensor_outputs(self.pair.quantized).values())
 
     def _name(self, tap: Tap) -> str:
         return self._place(tap)[1]
@@ -258,7 +258,7 @@ class Comparison:
         self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[_Sums]
     ) -> SetApart | None:
         names = [self._name(self.observed[index]) for index, sums in measured.sums.items() if sums.nonfinite]
-        names += [name for name, sums in zip(self._output_names(len(outputs)), outputs, strict=True) if sums.nonfinite]
+        names += [name for name, sums in zip(self._output_names(), outputs, strict=True) if sums.nonfinite]
         if not names:
             return None
         fault = first_fault(self.pair.simulator, values, self.batches, samples)
@@ -279,9 +279,7 @@ class Comparison:
             rows=tuple(map(self._row, self.lowerable.taps)),
             outputs=tuple(
                 _finished(-1, name, "", "output", None, True, sums, self._together([slot]))
-                for name, slot, sums in zip(
-                    self._output_names(len(self.outputs)), self._output_slots(), self.outputs, strict=True
-                )
+                for name, slot, sums in zip(self._output_names(), self._output_slots(), self.outputs, strict=True)
             ),
             stages=self.stages.rows(),
             unpaired=tuple(
@@ -312,7 +310,7 @@ class Comparison:
     def _output_slots(self) -> list[int]:
         """The slot of each output that is a tensor."""
         leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
-        return [leaf.number for leaf in leaves if isinstance(leaf, Slot)]
+        return [leaves[number].number for number in tensor_outputs(self.pair.quantized)]
 
     def _together(self, slots: Sequence[int]) -> str:
         """Which roundings lie between these values and the observed ones before them; empty if none do."""

@@ -15,13 +15,12 @@ from torch.fx import GraphModule
 from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
 from pt2qa._deployed.recorded import METADATA
-from pt2qa._deployed.taps import leaves_of
+from pt2qa._deployed.taps import leaves_of, tensor_outputs
 from pt2qa._exclusion import computes
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.atomic import write_atomic
 from pt2qa._simulator.accumulate import accumulate
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
-from pt2qa._simulator.outputs import output_names
 from pt2qa._simulator.verification import digest_of, graph_outputs
 
 
@@ -42,6 +41,7 @@ def record_inputs(
     and ``digest``, which identifies the inputs.  On the device, for a ``.pte``::
 
         import json
+        import torch
         from executorch.runtime import Runtime
         from safetensors import safe_open
         from safetensors.torch import save_file
@@ -52,7 +52,8 @@ def record_inputs(
             metadata = file.metadata()
             for batch in json.loads(metadata["pt2qa"]):
                 values = [file.get_tensor(i["key"]) if "key" in i else i["value"] for i in batch["inputs"]]
-                outputs |= {o["key"]: value for o, value in zip(batch["outputs"], method.execute(values))}
+                tensors = [value for value in method.execute(values) if isinstance(value, torch.Tensor)]
+                outputs |= {o["key"]: value for o, value in zip(batch["outputs"], tensors)}
         save_file(outputs, "outputs.safetensors", metadata)
 
     ``pt2qa.compare_deployed(pair, batches, deployed="outputs.safetensors")`` compares them, and checks by the digests
@@ -108,7 +109,7 @@ class _Recording:
         outputs = leaves_of(graph_outputs(self.graph, values))
         number = self.batches
         keys = [f"batch{number}.input{place}" for place in range(len(values))]
-        named = zip(output_names(self.graph, len(outputs)), outputs, strict=True)
+        named = zip(tensor_outputs(self.graph).values(), outputs, strict=True)
         told = {
             "digest": digest_of(values),
             "inputs": [_about(*each) for each in zip(keys, self.names, values, strict=True)],

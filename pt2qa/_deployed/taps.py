@@ -16,7 +16,7 @@ from torch.fx.graph import CodeGen
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import dynamic_dimensions, pytree
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._simulator.outputs import plain
+from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import add_state
 
@@ -84,6 +84,9 @@ class Lowerable:
         return shapes if any(shapes) else None
 
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 def lowerable(pair: QuantizedPair) -> Lowerable:
     """The graph of a pair that a backend lowers, and what to observe in it."""
     converted = pair.quantized if pair.origin is None else pair.origin.graph
@@ -92,8 +95,7 @@ def lowerable(pair: QuantizedPair) -> Lowerable:
     if pair.origin is not None:
         names = {own: names[name] for own, name in pair.origin.names.items()}
     output = graph.graph.output_node()
-    leaves = [leaf for leaf in pytree.tree_leaves(plain(output.args[0])) if isinstance(leaf, Node)]
-    output.args = (tuple(leaves),)
+    output.args = (tuple(leaf for leaf in pytree.tree_leaves(plain(output.args[0])) if is_tensor(leaf)),)
     graph.graph.set_codegen(CodeGen())
     graph.recompile()
     original = {node.name: name for name, node in names.items()}
@@ -136,8 +138,20 @@ def _fused(pair: QuantizedPair) -> Iterator[tuple[Step, str]]:
             yield steps[index], steps[region.steps[-1]].name
 
 
+def is_tensor(leaf: Any) -> bool:
+    """Whether an output of a graph is a tensor, not a number, a size or None."""
+    return isinstance(leaf, Node) and not isinstance(leaf.meta.get(VALUE), (int, float, *SYMBOLIC))
+
+
+def tensor_outputs(graph_module: GraphModule) -> dict[int, str]:
+    """The names of a graph's outputs that are tensors, by their number among all of them."""
+    leaves = pytree.tree_leaves(plain(graph_module.graph.output_node().args[0]))
+    names = enumerate(output_names(graph_module, len(leaves)))
+    return {number: name for number, name in names if is_tensor(leaves[number])}
+
+
 def leaves_of(outputs: Any) -> list[Any]:
-    """The flat outputs of a run, without None and numbers, which no program returns."""
+    """The flat outputs of a run, without None, numbers and sizes, which are not compared."""
     return [leaf for leaf in pytree.tree_leaves(plain(outputs)) if isinstance(leaf, Tensor)]
 
 

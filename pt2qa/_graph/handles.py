@@ -42,6 +42,8 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*(?:\n(?! *File ")([^\n]*))
 """A frame of a stack trace: file, line, and what stands there, which is missing where Python cannot read the file."""
 
 _LIBRARIES = ("torch", "torchao", "executorch")
+_DECOMPOSED = ("convolution", "native_batch_norm_legit_no_training", "native_batch_norm_legit")
+_PRODUCTS = ("addmm", "mm")
 _QUANTIZATION = ("quantize_", "dequantize_", "choose_qparams", "fake_quantize", "fused_moving_avg_obs_fake_quant")
 
 
@@ -361,6 +363,14 @@ def custom_of(node: Node) -> dict[str, Any]:
     """What torch and torchao copy to new nodes: the handle, and pt2qa's other notes."""
     custom = node.meta.get(CUSTOM)
     return custom if isinstance(custom, dict) else {}
+
+
+def is_decomposed(node: Node) -> bool:
+    """Whether only ``run_decompositions`` writes such an op: a model calls conv2d, linear and batch_norm."""
+    if node.op != "call_function":
+        return False
+    op = op_of(node.target).strip("_")
+    return op in _DECOMPOSED or (op in _PRODUCTS and module_of(node)[1] == "Linear")
 
 
 def is_quantization(node: Node) -> bool:

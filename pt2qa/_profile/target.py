@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import OpName, handle_of, module_of, names_of, op_of, part_name, parts_of
+from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint
 from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import DataHealth, SetApart
@@ -85,6 +86,8 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
         graph = given.module()
         notes = (f"not profiled, inside nested graphs: {len(given.unanalysed)} ops",) if given.unanalysed else ()
         return _of_graph(graph, given.names, "float", given.model, notes, _checked(given, graph))
+    if isinstance(given, (ExportedProgram, GraphModule)):
+        refuse_subclasses(given)
     if isinstance(given, ExportedProgram):
         given = given.module(check_guards=False)
     if isinstance(given, GraphModule):

@@ -45,13 +45,13 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
         give_biases(graph, biases, pair.names)
     add_to_biases(quantized, biases, pair.names)
     name = describe(recipe.plugin)
-    before = {*override_notes(replace(overrides, edits=known), name)}
+    before = {*override_notes(replace(overrides, edits=known), name, pair.model)}
     kept = (note for note in pair.notes if note not in before)
     return replace(
         pair,
         reference=reference,
         quantized=quantized,
-        notes=(*kept, *override_notes(overrides, name)),
+        notes=(*kept, *override_notes(overrides, name, pair.model)),
         recipe=replace(recipe, annotations=annotations, edits=overrides.edits),
     )
 

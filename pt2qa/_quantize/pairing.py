@@ -22,9 +22,20 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
-from pt2qa._graph.handles import OpName, attribute_of, handle_of, input_handles, name_of, names_of, op_of, walk
+from pt2qa._graph.handles import (
+    OpName,
+    attribute_of,
+    handle_of,
+    input_handles,
+    is_decomposed,
+    name_of,
+    names_of,
+    op_of,
+    walk,
+)
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._graph.matching import with_common_handles
+from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._quantize.deployed import Origin, deployed_note, difference_note, sliced_inputs, with_slices
 from pt2qa._quantize.observers import without
 from pt2qa._report.rows import Environment, Unpaired
@@ -317,7 +328,8 @@ def pair(
         The pair, which every analysis takes.
 
     Raises:
-        PairingError: the graphs have no op in common, nothing is quantized, or constants are from another model.
+        PairingError: the graphs have no op in common, the reference alone was decomposed, nothing is quantized, or
+            constants are from another model.
 
     >>> import torch
     >>> import pt2qa
@@ -333,6 +345,7 @@ def pair(
     float_graph = as_graph_module("reference", reference)
     quantized_graph = as_graph_module("quantized", quantized)
     float_graph, quantized_graph = common_handles("reference", float_graph, "quantized", quantized_graph)
+    _check_decomposed(float_graph, quantized_graph)
     _check_is_float(float_graph)
     _check_dequantizes(quantized_graph)
     result = QuantizedPair(
@@ -443,6 +456,7 @@ def as_graph_module(side: str, graph: Any) -> GraphModule:
     if isinstance(graph, (Capture, ExportedProgram)):
         graph = graph.module()
     if isinstance(graph, GraphModule):
+        refuse_subclasses(graph, PairingError)
         return without(graph, is_logger)
     raise PairingError(
         f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram."
@@ -467,6 +481,17 @@ def common_handles(
             "graphs of one model."
         )
     return graphs
+
+
+def _check_decomposed(reference: GraphModule, quantized: GraphModule) -> None:
+    """A reference in other ops than the graph that was quantized: its constants would be held against other ones."""
+    counts = Counter(op_of(node.target) for node in reference.graph.nodes if is_decomposed(node))
+    if counts and not any(map(is_decomposed, quantized.graph.nodes)):
+        listed = ", ".join(f"{count} {op}" for op, count in counts.items())
+        raise PairingError(
+            f"the reference graph was decomposed ({listed}), and the quantized graph was not. Pass the program as it "
+            "was before run_decompositions() or to_edge(): export, prepare, convert, pair, and decompose after that."
+        )
 
 
 def _check_is_float(reference: GraphModule) -> None:

@@ -175,7 +175,13 @@ def _quantize(
     ran = check_runs(quantized, first, names, plugin.name)
     rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
-    notes = (*_notes(capture), *shared_calibration(), rewriting, *override_notes(overrides, describe(plugin)), sliced)
+    notes = (
+        *_notes(capture),
+        *shared_calibration(),
+        rewriting,
+        *override_notes(overrides, describe(plugin), capture.model),
+        sliced,
+    )
     kept = None if isinstance(calibration, Iterator) else calibration
     result = QuantizedPair(
         reference=reference,
@@ -267,7 +273,7 @@ def _notes(capture: Capture) -> Iterator[str]:
         yield f"both models ran on the device {device.type}"
 
 
-def override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[str]:
+def override_notes(overrides: OverridePlan | None, quantizer: str, model: str) -> Iterator[str]:
     """What the notes of a pair say of the plan that it was quantized with."""
     if overrides is None or not overrides.edits:
         return
@@ -275,6 +281,8 @@ def override_notes(overrides: OverridePlan | None, quantizer: str) -> Iterator[s
     yield f"overrides: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"
     if overrides.quantizer and overrides.quantizer != quantizer:
         yield f"the overrides were made for {overrides.quantizer}, and are applied to {quantizer}"
+    if overrides.model and overrides.model != model:
+        yield f"the overrides were made for the model {overrides.model}, and are applied to {model}"
 
 
 def _switch(prepared: GraphModule, mode: Literal["eval", "train"], float_graph: GraphModule) -> None:

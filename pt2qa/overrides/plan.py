@@ -162,7 +162,7 @@ class OverridePlan:
         edits: the edits.
         quantizer: the quantizer that they were made for, as reports show it: ``"xnnpack"``. With another quantizer, a
             plan is still applied, and the pair gets a note.
-        model: class name of the model they were made for.
+        model: class name of the model they were made for; with another one, the pair gets a note too.
 
     Raises:
         QuantizeError: a field has an invalid value.

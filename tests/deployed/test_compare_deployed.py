@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.export import Dim
 
 import pt2qa
 import pt2qa_xnnpack.lowering
@@ -224,3 +227,35 @@ print(float(10 * torch.log10((wanted**2).sum() / ((wanted - found) ** 2).sum()))
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout.split()[-1]) == pytest.approx(report.outputs[0].deployed_sqnr, abs=1e-3)
+
+
+class Sizes(nn.Module):
+    """Returns sizes and numbers beside its tensor, one of them first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[int, Tensor, dict[str, float]]:
+        return x.shape[0], self.fc(x), {"width": x.shape[1], "gain": 3.5}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_outputs_that_are_no_tensors_are_not_compared(quantizer: str, dynamic: bool, tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 64).reshape(4, 16)
+    sizes = {"x": {0: Dim("batch", min=2, max=64)}} if dynamic else None
+    capture = pt2qa.capture(Sizes().eval(), x, dynamic_shapes=sizes)
+    made = pt2qa.quantize(capture, quantizer, [x], progress=False)
+    batches = [x, x[:3]] if dynamic else [x]
+    report = pt2qa.compare_deployed(made, batches, progress=False)
+    assert [row.name for row in report.outputs] == ["output[1]"]
+    assert report.sqnr > 20
+    pt2qa.record_inputs(made, batches, tmp_path / "inputs.safetensors", progress=False)
+    with safe_open(tmp_path / "inputs.safetensors", "pt") as file:
+        told = json.loads(file.metadata()["pt2qa"])
+    assert [[output["name"] for output in batch["outputs"]] for batch in told] == [["output[1]"]] * len(batches)
+    outputs = {f"batch{number}.output0": made.quantized(batch)[1] for number, batch in enumerate(batches)}
+    save_file(outputs, tmp_path / "outputs.safetensors")
+    recorded = pt2qa.compare_deployed(made, batches, deployed=tmp_path / "outputs.safetensors")
+    assert [row.name for row in recorded.outputs] == ["output[1]"]

@@ -16,7 +16,7 @@ from pt2qa._capture.normalise.zeros import remove_added_zeros
 from pt2qa._check.context import CheckContext
 from pt2qa._check.missed_ops import Reasons
 from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import handle_of, module_of, op_of
+from pt2qa._graph.handles import handle_of, is_decomposed, op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._report.prose import counted
 from pt2qa.plugins import DoesNotApplyError, Found
@@ -72,11 +72,6 @@ def plain_program(context: CheckContext) -> Iterator[Found]:
             yield Found(name, reasons.of(name, node))
 
 
-_DECOMPOSED = ("convolution", "native_batch_norm_legit_no_training", "native_batch_norm_legit")
-
-_PRODUCTS = ("addmm", "mm")
-
-
 @rule(
     severity="error",
     title="a program that was decomposed before it is quantized",
@@ -89,17 +84,10 @@ def decomposed_first(context: CheckContext) -> Iterator[Found]:
     """One finding that counts the ops that only decomposition produces."""
     if context.given not in ("program", "graph"):
         raise DoesNotApplyError("to programs that pt2qa.capture made")
-    counts = Counter(op_of(node.target) for node in context.nodes.values() if _is_decomposed(node))
+    counts = Counter(op_of(node.target) for node in context.nodes.values() if is_decomposed(node))
     if counts:
         listed = ", ".join(f"{count} {op}" for op, count in counts.items())
         yield Found("", f"{listed}: run_decompositions() came before the quantizer, {_outcome(context)}")
-
-
-def _is_decomposed(node: Node) -> bool:
-    if node.op != "call_function":
-        return False
-    op = op_of(node.target).strip("_")
-    return op in _DECOMPOSED or (op in _PRODUCTS and module_of(node)[1] == "Linear")
 
 
 def _outcome(context: CheckContext) -> str:

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "is_alone",
     "is_composite",
     "is_mutable",
+    "is_traceable_wrapper_subclass",  # a tensor that holds others and has no memory of its own
     "overload_name",
     "results_of",
     "same_overload",
