@@ -7,14 +7,18 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa.report import InputRange
+from pt2qa._diagnosis.report import _tried
+from pt2qa._reconfigure.figures import Figures
+from pt2qa._reconfigure.repairing import _verdict
+from pt2qa.report import InputRange, TriedRow
 from tests.flows import quantized_pair
 
 Reported = Callable[[pt2qa.QuantizedPair, Any], Any]
@@ -199,3 +203,21 @@ def test_reports_of_0_2_say_what_they_know() -> None:
     report = replace(_reported("layers", "nan"), input_ranges=())
     assert report.summary().splitlines()[:2] == [FIRST, "The numbers are of the other 2 batches, 8 samples."]
     assert InputRange("x", -1.0, 1.0, 0.0, 0.0, 0, 0) not in report.health.beyond
+
+
+def test_a_hundredth_of_a_decibel_is_no_repair() -> None:
+    def said(after: float) -> str:
+        figures = (Figures(value, (("output", value),)) for value in (40.0, after))
+        return _verdict(*figures, cast(Any, SimpleNamespace(edits=("an edit",))))
+
+    assert said(40.03).startswith("Hardly any gain: SQNR 40 dB before, 40.03 dB converted and measured.")
+    assert said(40.2).startswith("Repaired at no cost at run time: SQNR 40 dB before, 40.2 dB")
+
+
+def test_what_could_not_be_measured_is_said_once() -> None:
+    rows = [TriedRow("precision", name, "leave it in float", math.nan, "could not be measured") for name in "ab"]
+    rows.append(TriedRow("observer", "c", "another observer", 0.5, "it helps too little"))
+    assert list(_tried(rows, "dB")) == [
+        "observer at c: another observer: +0.5 dB; it helps too little",
+        "could not be measured: precision at a: leave it in float; precision at b: leave it in float",
+    ]

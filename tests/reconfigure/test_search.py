@@ -95,6 +95,12 @@ def test_a_target_out_of_reach_of_the_budget_gives_the_best_there_is() -> None:
     assert found.proof == "every choice of edits within it was scored"
 
 
+def test_the_float_model_itself_is_no_choice() -> None:
+    found, _ = search(1000.0, Budget())
+    assert not found.met
+    assert found.proof == "every choice of edits that leaves something quantized was scored"
+
+
 def test_a_budget_of_bytes_is_kept() -> None:
     found, _ = search(40.0, Budget(bytes=0.34))
     assert not found.met
