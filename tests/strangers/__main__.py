@@ -102,7 +102,9 @@ def page(tried: Sequence[Tried], waiting: Mapping[str, str]) -> str:
     parts += ["\n".join(["What was raised:", "", *lines])] if lines else []
     versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "torchao", "executorch"))
     parts.append(f"Measured with {versions}; nets: {', '.join(dict.fromkeys(each.net for each in tried))}.")
-    parts += [f"Not tried: {', '.join(filter(None, (name, why)))}." for name, why in waiting.items()]
+    parts += [f"Not tried: {name}, {why}." for name, why in waiting.items() if why]
+    if rest := [name for name, why in waiting.items() if not why]:
+        parts.append(f"Not tried in this run: {'; '.join(rest)}.")
     return "\n\n".join(parts) + "\n"
 
 
