@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pt2qa
+from pt2qa._bad_cases.output_pairs import OutputPair
 from tests.padded_prompts import Running, padded, prompts, quantized
 
 METRICS = ["sqnr", "cosine", "l1", "atol", "kl"]
@@ -47,6 +48,13 @@ def test_the_token_that_goes_wrong_first_and_the_worst_one(pair: pt2qa.Quantized
     assert "worst\nposition" not in report.text()
     assert "worst" in report.table(limit=None)
     assert "position" in report.table(limit=None)
+
+
+def test_a_batch_as_a_whole_is_both_values() -> None:
+    whole = OutputPair("output", torch.ones(2), torch.tensor([1.0, torch.inf]), None)
+    assert torch.equal(whole.counted(-1)[1], torch.tensor([1.0, torch.inf]))
+    assert whole.nonfinite(-1)
+    assert not OutputPair("output", torch.ones(2), torch.ones(2), None).nonfinite(-1)
 
 
 def test_where_no_token_goes_wrong_there_is_no_position(pair: pt2qa.QuantizedPair) -> None:

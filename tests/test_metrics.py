@@ -271,3 +271,11 @@ def test_decibels_of_sums() -> None:
     assert decibels(1.0, 0.0) == math.inf
     assert math.isnan(decibels(0.0, 1.0))
     assert math.isnan(decibels(math.nan, 1.0))
+
+
+def test_squares_that_underflow_beside_zeros_are_a_signal() -> None:
+    x = torch.full((1 << 17,), 1e-30)
+    x[::2] = 0
+    (found,) = noise_sums([x, torch.zeros_like(x)], [(0, 1)])
+    assert found.signal == pytest.approx((1 << 16) * 1e-60, rel=1e-5)
+    assert found.noise == pytest.approx(found.signal)
