@@ -53,7 +53,7 @@ ANALYSES: dict[str, Callable[[pt2qa.QuantizedPair, Any], Any]] = {
     ),
     "profile": lambda pair, data: pt2qa.profile(pair, data, side="quantized", progress=False),
     "budget": lambda pair, data: pt2qa.error_budget(pair, data, progress=False),
-    "check": lambda pair, data: pt2qa.check(pair, data),
+    "check": lambda pair, data: pt2qa.check(pair, batches=data),
     "annotations": lambda pair, data: pt2qa.annotations(pair),
     "candidates": lambda pair, data: pt2qa.compare_quantizers(
         pair.capture,  # type: ignore[arg-type]

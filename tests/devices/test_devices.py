@@ -37,7 +37,7 @@ def analysed(device: str) -> dict[str, Found]:
     on_device, data = model().to(device), batches()
     pair = pt2qa.quantize(pt2qa.capture(on_device, data[0]), "xnnpack", data, progress=False)
     found = {name: found_by(analysis(pair, data)) for name, analysis in ANALYSES.items()}
-    rules = pt2qa.check(pair, data).rules
+    rules = pt2qa.check(pair, batches=data).rules
     failed = tuple(f"{each.rule}: {each.reason}" for each in rules if each.outcome == "failed")
     return found | {"verified": ([], pair.verify(data[0])), "failed rules": ([], failed)}
 
