@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     The data go to a temporary file in the same folder, which is synced to disk and renamed over the target.
     Temporary files left by a killed process are removed by the next write of the same file.
     A link is followed: the file it points to is replaced.  A pipe or a device is written to directly.
+    The new file has the permissions of the one that it replaces, else those that the umask gives.
 
     Raises:
         ReportError: the folder does not exist, the path is a folder, or the disk refuses.  Nothing is left behind.
@@ -41,6 +43,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         temporary, file = _temporary(target)
         with file:
             try:
+                _take_mode(file.fileno(), target)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -112,6 +115,16 @@ def _temporary(target: Path) -> tuple[Path, BinaryIO]:
             return path, file
         # Another process saw it before it was locked, and removed it.
         file.close()
+
+
+def _take_mode(descriptor: int, target: Path) -> None:
+    """Give an open file the permissions of a target that exists, before there is anything to read in it."""
+    if sys.platform == "win32" or not target.exists():
+        return
+    mode = stat.S_IMODE(target.stat().st_mode)
+    # File systems without permissions refuse to change them.
+    if mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
+        os.fchmod(descriptor, mode)
 
 
 def _lock(descriptor: int, *, wait: bool, without: bool) -> bool:

@@ -118,6 +118,9 @@ def test_every_missing_field_is_named(saved):
         ("batches", "true", "holds true, expected a whole number"),
         ("batches", "1" + "0" * 400, "expected a whole number"),
         ("batches", "1" * 5000, "is not valid JSON"),
+        ("batches", "-1", "holds -1, expected numbers from 0 to 9007199254740992"),
+        ("samples", str(2**60), "holds 1152921504606846976, expected numbers from 0 to 9007199254740992"),
+        ("rows/handle", np.full(26, 2**62), "expected numbers from -9007199254740992 to 9007199254740992"),
         ("pt2qa.schema", "1" * 20, "says '11111111111111111111', expected a whole number from 1"),
         ("model", "null", "holds null, expected text"),
         ("environment", '{"torch": "2"}', "expected texts named torch, torchao, executorch, pt2qa, fingerprint"),
@@ -329,6 +332,20 @@ def test_saving_respects_the_umask_and_follows_links(layers, tmp_path):
     assert link.is_symlink()
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
     assert same(load(link), layers)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions as POSIX has them")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o444])
+def test_a_file_that_is_replaced_keeps_its_permissions(layers, weights, tmp_path, mode):
+    target, link = tmp_path / "report.safetensors", tmp_path / "link.safetensors"
+    layers.save(target)
+    link.symlink_to(target)
+    target.chmod(mode)
+    for path, report in ((target, weights), (link, layers)):
+        report.save(path)
+        assert stat.S_IMODE(target.stat().st_mode) == mode
+        assert load(target).kind == report.kind
+    assert link.is_symlink()
 
 
 def test_saving_again_replaces_the_file(layers, weights, tmp_path):
