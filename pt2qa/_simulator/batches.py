@@ -16,6 +16,7 @@ from pt2qa._capture.devices import common_device, moved
 from pt2qa._capture.inputs import refusal, without_gradients
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import calling_convention, pytree
+from pt2qa._interrupts import raise_if_interrupted
 from pt2qa.errors import BatchError
 
 Batch = Any
@@ -75,6 +76,7 @@ def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | Non
     if not isinstance(batches, Iterable):
         raise BatchError(f"batches is a {type(batches).__name__}; expected an iterable of batches, such as a list.")
     for item in batches:
+        raise_if_interrupted()
         yield plain_batch(item) if inputs_of is None else inputs_of(item)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import Graph, Interpreter, Node
 
 from pt2qa._graph.internals.nodes import calls_guards
+from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.lifetimes import written_value
 from pt2qa._simulator.quant_pieces import call_op
@@ -26,6 +27,7 @@ class GraphRun(Interpreter):
         self.env, self.args_iter = {}, iter(values)
         result = None
         for node in order:
+            raise_if_interrupted()
             result = self.env[node] = self.run_node(node)
             for source in releases[node]:
                 del self.env[source]

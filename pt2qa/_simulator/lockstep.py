@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._metrics import CHUNK, Range, value_range
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.fused import RoundingStats
@@ -148,6 +149,7 @@ class _Lockstep:
         done = -1
         with torch.no_grad():
             for step in self.program.steps:
+                raise_if_interrupted()
                 if step.index > done:
                     done = self._advance(step, visit)
                 for slot in step.releases:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.program import Nested, Program, Site, Slot, Step
 from pt2qa._simulator.stored import read
@@ -84,6 +85,7 @@ class Simulator:
         chosen = frozenset() if isinstance(on, bool) else frozenset(on)
         env = self.environment(values, on)
         for step in program.steps:
+            raise_if_interrupted()
             source, first = step.reads[0] if step.reads else -1, step.duplicate_of
             reuse = step.reuse_all_on if all_on else step.reuse
             if step.site is None:

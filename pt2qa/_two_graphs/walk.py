@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2qa._graph.internals.torch import pytree, storage_number
+from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.graph_run import run_order
 from pt2qa._simulator.strides import copied
@@ -81,6 +82,7 @@ class Walk(Interpreter):
         return node
 
     def _run(self, node: Node) -> Any:
+        raise_if_interrupted()
         try:
             return self.run_node(node)
         except Exception as error:

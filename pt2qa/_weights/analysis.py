@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._decibels import decibels
+from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
@@ -76,6 +77,7 @@ class _Compared(NamedTuple):
 
 
 def _compared(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWeights, *, draws: bool) -> _Compared:
+    raise_if_interrupted()
     sums = known.of(constant, channel_axis(pair, constant))
     row, counts = _row(pair, constant, readers, sums), np.zeros((len(SIDES), BINS), dtype=np.int32)
     if draws and row.quantized and (covered := span(row)) is not None:

@@ -14,9 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Final, TextIO
 
+from pt2qa import _interrupts
+from pt2qa._interrupts import Interrupts
 from pt2qa.cli.exit_codes import FAILED, INTERRUPTED
 
 _MMAP_THRESHOLD: Final = -3
@@ -28,19 +29,6 @@ _KEPT: Final = 512 << 20
 """How much of it is kept at the end of the heap, in bytes."""
 _AGAIN: Final = 0.02
 """Seconds after which an interrupt is raised again if it fell into a destructor, which cannot raise errors."""
-
-
-class _Interrupts:
-    """Whether Ctrl-C was pressed, whatever happened to the exception; when the commands are over, it raises no more."""
-
-    # Not a dataclass: importing dataclasses takes longer than all else here, and Ctrl-C would not work meanwhile.
-    def __init__(self) -> None:
-        self.pressed = self.over = False
-
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        self.pressed = True
-        if not self.over:
-            raise KeyboardInterrupt
 
 
 class Lasting(io.RawIOBase):
@@ -92,29 +80,40 @@ class Program:
         """Run the command line; arguments as for :meth:`click.Command.main`."""
         if not extra.get("standalone_mode", True):
             return _commands().main(args, **extra)
-        with (
-            _heard() as interrupts,
-            _quiet(sys.argv[1:] if args is None else args) as printed,
-            _lasting(printed) as stdout,
-        ):
+        return self._whole(args, extra)
+
+    def _whole(self, args: Sequence[str] | None, extra: dict[str, Any], first: Callable[[], object] = bool) -> Any:
+        with _heard() as interrupts:
+            try:
+                first()
+                code = self._run(interrupts, args, extra)
+            except KeyboardInterrupt:
+                # It fell into what is imported before the commands.
+                interrupts.over = True
+                _say("interrupted")
+                code = INTERRUPTED
+        sys.exit(code)
+
+    def _run(self, interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
+        """Run the commands with streams that survive; returns the exit code."""
+        with _quiet(sys.argv[1:] if args is None else args) as printed, _lasting(printed) as stdout:
             code = _code(interrupts, args, extra)
             if sys.stdout is not None:
                 sys.stdout.flush()
             if stdout is not None and stdout.error is not None and stdout.error.errno != errno.EPIPE and code == 0:
                 _say(f"cannot write to stdout: {stdout.error.strerror or stdout.error}")
                 code = FAILED
-        sys.exit(code)
+        return code
 
-    def __call__(self, *args: Any, **extra: Any) -> Any:
+    def __call__(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
         """Run the command line as the whole process, which ignores Ctrl-C once everything is done."""
         if not extra.get("standalone_mode", True) or threading.current_thread() is not threading.main_thread():
-            return self.main(*args, **extra)
-        keep_freed_memory()
+            return self.main(args, **extra)
         # Registered before the libraries register theirs, so that it runs after them.
         left: list[object] = []
         atexit.register(_leave, left)
         try:
-            return self.main(*args, **extra)
+            return self._whole(args, extra, keep_freed_memory)
         except SystemExit as leaving:
             left.append(leaving.code)
             raise
@@ -164,7 +163,7 @@ def _leave(left: list[object]) -> None:
         os._exit(INTERRUPTED)
 
 
-def _code(interrupts: _Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
+def _code(interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
     """Run the commands; returns the exit code."""
     code: Any = 0
     try:
@@ -191,8 +190,8 @@ def _say(what: str) -> None:
 
 
 @contextmanager
-def _heard() -> Iterator[_Interrupts]:
-    interrupts = _Interrupts()
+def _heard() -> Iterator[Interrupts]:
+    interrupts = Interrupts()
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     # Shells make background jobs ignore Ctrl-C; an embedding program has its own handler; only the main thread has one.
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
@@ -203,16 +202,18 @@ def _heard() -> Iterator[_Interrupts]:
 
     def unraisable(found: sys.UnraisableHookArgs) -> None:
         if isinstance(found.exc_value, KeyboardInterrupt):
-            again.append(threading.Timer(_AGAIN, signal.raise_signal, [signal.SIGINT]))
+            again.append(threading.Timer(_AGAIN, _interrupts.send))
             again[-1].start()
         else:
             hook(found)
 
+    _interrupts.heard = interrupts
     signal.signal(signal.SIGINT, interrupts.hear)
     sys.unraisablehook = unraisable
     try:
         yield interrupts
     finally:
+        interrupts.over, interrupts.waiting = True, False
         for timer in again:
             timer.cancel()
         signal.signal(signal.SIGINT, before)
