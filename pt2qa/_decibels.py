@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf, isnan, log10, nan
+from math import fsum, inf, isnan, log10, nan
 from typing import Final
 
 LOW_SQNR: Final = 20.0
@@ -11,6 +11,15 @@ LOW_SQNR: Final = 20.0
 
 _DIGITS: Final = {"bfloat16": 7, "float16": 10}
 """The bits that follow the point in the dtypes that have fewer than the 23 of float32."""
+
+
+def summed(values: Iterable[float]) -> float:
+    """The sum, rounded once; inf or nan where no float holds it."""
+    held = list(values)
+    try:
+        return fsum(held)
+    except (OverflowError, ValueError):
+        return sum(held)
 
 
 def decibels(signal: float, noise: float) -> float:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
+from pt2qa._report.columns import Amount, Count
 
 CHUNK = 1 << 19
 """Elements summed in float32 before float64 takes over: 2 MiB, which stays in cache between passes."""
@@ -100,21 +101,21 @@ class ErrorSums:
     20.0
     """
 
-    count: int = 0
-    signal: float = 0.0
-    noise: float = 0.0
-    quant_signal: float = 0.0
+    count: Count = 0
+    signal: Amount = 0.0
+    noise: Amount = 0.0
+    quant_signal: Amount = 0.0
     product: float = 0.0
-    absolute: float = 0.0
-    atol_seen: float = 0.0
+    absolute: Amount = 0.0
+    atol_seen: Amount = 0.0
     ref_sum: float = 0.0
     quant_sum: float = 0.0
     ref_min: float = math.inf
     ref_max: float = -math.inf
     quant_min: float = math.inf
     quant_max: float = -math.inf
-    excluded: int = 0
-    nonfinite: int = 0
+    excluded: Count = 0
+    nonfinite: Count = 0
 
     def update(self, reference: Tensor, quantized: Tensor) -> ErrorSums:
         """Adds a pair of tensors of equal shape and of any dtype."""
@@ -200,9 +201,9 @@ class ErrorSums:
 class NoiseSums:
     """Only the two sums of an SQNR: for error columns that share their reference with an :class:`ErrorSums`."""
 
-    signal: float = 0.0
-    noise: float = 0.0
-    count: int = 0
+    signal: Amount = 0.0
+    noise: Amount = 0.0
+    count: Count = 0
 
     def merge(self, other: NoiseSums) -> NoiseSums:
         """The sums over both."""

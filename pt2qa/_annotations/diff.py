@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pt2qa._annotations.rows import AnnotationDiffRow
 from pt2qa._report.base import Block, Listing, Report
-from pt2qa._report.columns import derived
+from pt2qa._report.columns import Count, derived
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
@@ -39,8 +39,8 @@ class AnnotationDiff(Report):
     rows: tuple[AnnotationDiffRow, ...]
     a: str
     b: str
-    equal_quantized: int
-    equal_float: int
+    equal_quantized: Count
+    equal_float: Count
     notes: tuple[str, ...]
     model: str
     environment: Environment

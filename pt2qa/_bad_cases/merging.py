@@ -100,6 +100,8 @@ def _standings(report: Any) -> list[Standing]:
     found = unpack(report.sums, "standings", Standing())
     entries: list[list[Entry]] = [[] for _ in found]
     for each in unpack(report.sums, "entries", _Listed()):
+        if not 0 <= each.standing < len(found):
+            raise ReportError(f"the sums of a report do not fit its kind: there is no ranking number {each.standing}")
         entries[each.standing].append(each.entry)
     return [replace(each, entries=tuple(own)) for each, own in zip(found, entries, strict=True)]
 

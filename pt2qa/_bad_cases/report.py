@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pt2qa._bad_cases.inputs import check_structure, rebuild
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
 from pt2qa._report.base import Block, Listing, Report
-from pt2qa._report.columns import Column, column
+from pt2qa._report.columns import Column, Count, column
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
@@ -71,8 +71,8 @@ class BadCases(Report):
     inputs: dict[str, npt.NDArray[Any]] = field(compare=False)
     batch_axis: int
     notes: tuple[str, ...]
-    steps: int
-    samples: int
+    steps: Count
+    samples: Count
     quantizer: str
     model: str
     environment: Environment

@@ -10,6 +10,7 @@ from typing import Literal
 from pt2qa._bad_cases.case_metrics import Scores
 from pt2qa._bad_cases.output_pairs import OutputPair
 from pt2qa._bad_cases.rows import CaseRow, Ranking
+from pt2qa._report.columns import Count
 
 CaseKey = tuple[int, int]
 """Number of the batch, number of the sample in it; -1 for a batch as a whole."""
@@ -57,11 +58,11 @@ class Standing:
     worst: Literal["smallest", "largest"] = "largest"
     k: int = 1
     entries: tuple[Entry, ...] = ()
-    values: int = 0
+    values: Count = 0
     total: float = 0.0
-    finite: int = 0
-    nonfinite: int = 0
-    without_number: int = 0
+    finite: Count = 0
+    nonfinite: Count = 0
+    without_number: Count = 0
     reason: str = ""
 
     def update(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pt2qa._candidates.rows import Candidate, CandidateRow
 from pt2qa._report.base import Block, Report, Table, data_read
-from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
+from pt2qa._report.columns import Column, Count, check_custom, column, custom_names, derived
 from pt2qa._report.formats import decibel
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, sections, wrap
@@ -55,8 +55,8 @@ class CandidateReport(Report):
     rows: tuple[CandidateRow, ...]
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
-    batches: int
-    samples: int
+    batches: Count
+    samples: Count
     model: str
     environment: Environment
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()

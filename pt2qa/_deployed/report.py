@@ -12,7 +12,7 @@ from pt2qa._deployed.charts import along_graph, stage_bars
 from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
-from pt2qa._report.columns import column, derived
+from pt2qa._report.columns import Count, column, derived
 from pt2qa._report.drawing import drawings
 from pt2qa._report.events import Event, Runs, Scalar, pictures, scalars
 from pt2qa._report.formats import decibel
@@ -64,8 +64,8 @@ class DeployedReport(Report):
     unpaired: tuple[Unpaired, ...]
     facts: tuple[str, ...]
     notes: tuple[str, ...]
-    batches: int
-    samples: int
+    batches: Count
+    samples: Count
     backend: str
     quantizer: str
     model: str

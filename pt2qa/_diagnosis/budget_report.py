@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import fsum, inf, nan
+from math import inf, nan
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import numpy.typing as npt
 
-from pt2qa._decibels import decibels
+from pt2qa._decibels import decibels, summed
 from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
 from pt2qa._report.base import Report, data_read
-from pt2qa._report.columns import Column, column, derived
+from pt2qa._report.columns import Column, Count, column, derived
 from pt2qa._report.formats import decibel, share
 from pt2qa._report.html.charts import stacked
 from pt2qa._report.prose import counted
@@ -69,11 +69,11 @@ class ErrorBudget(Report):
     rows: tuple[BudgetRow, ...]
     outputs: tuple[str, ...]
     method: str
-    projections: int
+    projections: Count
     signal: float
     noise: float
-    batches: int
-    samples: int
+    batches: Count
+    samples: Count
     notes: tuple[str, ...]
     quantizer: str
     model: str
@@ -101,7 +101,7 @@ class ErrorBudget(Report):
     @derived()
     def parts(self) -> float:
         """The noise of all rows."""
-        return fsum(row.noise for row in self.rows)
+        return summed(row.noise for row in self.rows)
 
     @derived(worse="")
     def interactions(self) -> float:
@@ -126,7 +126,7 @@ class ErrorBudget(Report):
         found: dict[str, list[float]] = defaultdict(list)
         for row in self.rows:
             found[getattr(row, name)].append(row.noise)
-        sums = {key: fsum(noises) for key, noises in found.items()}
+        sums = {key: summed(noises) for key, noises in found.items()}
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ class ErrorBudget(Report):
             parts[row.module][row.mechanism] += row.noise
         modules = [(name or "(top level)", noises) for name, noises in parts.items()]
         if rest := modules[BARS:]:
-            added = {name: fsum(noises.get(name, 0.0) for _, noises in rest) for name, _ in mechanisms}
+            added = {name: summed(noises.get(name, 0.0) for _, noises in rest) for name, _ in mechanisms}
             modules[BARS:] = [(counted(len(rest), "other module"), added)]
         about = "Share of the measured output noise; interactions are what is left of it."
         return [
@@ -154,7 +154,7 @@ class ErrorBudget(Report):
         rows = []
         for label, noises in bars:
             parts = [self._share(noises.get(name, 0.0)) for name in series]
-            rows.append((label, parts, f"{share(fsum(parts))} %"))
+            rows.append((label, parts, f"{share(summed(parts))} %"))
         return stacked(title, about, series, rows)
 
     def _share(self, noise: float) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow, signed
 from pt2qa._report.base import Block, Grade, Listing, Report, Step, Table, data_read
-from pt2qa._report.columns import column, derived
+from pt2qa._report.columns import Count, column, derived
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
@@ -80,10 +80,10 @@ class Diagnosis(Report):
     plan_json: str
     code: str
     code_verified: str
-    forwards: int
-    quantizations: int
-    batches: int
-    samples: int
+    forwards: Count
+    quantizations: Count
+    batches: Count
+    samples: Count
     notes: tuple[str, ...]
     quantizer: str
     model: str

@@ -16,7 +16,7 @@ from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.steps import folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
-from pt2qa._report.columns import Column, check_custom, column, columns_of, custom_names, derived
+from pt2qa._report.columns import Column, Count, check_custom, column, columns_of, custom_names, derived
 from pt2qa._report.drawing import drawings
 from pt2qa._report.events import Runs, pictures, scalars, sides
 from pt2qa._report.formats import cosine, decibel, number
@@ -71,8 +71,8 @@ class LayerReport(Report):
     modules: tuple[LayerRow, ...]
     unpaired: tuple[Unpaired, ...]
     notes: tuple[str, ...]
-    batches: int
-    samples: int
+    batches: Count
+    samples: Count
     quantizer: str
     model: str
     environment: Environment

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
 from pt2qa._metrics import ErrorSums, Metric, NoiseSums
+from pt2qa._report.columns import Count
 from pt2qa._report.merging import joined_notes, numbered_on
 from pt2qa._report.set_apart import added
 from pt2qa._report.sums import Sums, pack, settings_of, unpack, why_not
@@ -32,8 +33,8 @@ class Totals:
     isolated: NoiseSums = field(default_factory=NoiseSums)
     rounding: NoiseSums = field(default_factory=NoiseSums)
     custom: dict[str, Metric] = field(default_factory=dict)
-    clamped: int = 0
-    clamped_of: int = 0
+    clamped: Count = 0
+    clamped_of: Count = 0
     dtype: str = ""
     shape: tuple[int, ...] | None = None
 
@@ -171,9 +172,11 @@ def _row(row: Compared, totals: Totals, input_sqnr: float) -> LayerRow:
 
 def _reach(row: Compared, sums: ErrorSums) -> tuple[float, float]:
     """Share of the integer range that the reference spans, and how many steps it reaches beyond the range."""
-    if math.isnan(row.low) or not sums.count:
+    if not (row.high > row.low and row.scale > 0 and sums.count):
         return math.nan, math.nan
     smallest, largest = sums.ref_min / row.scale, sums.ref_max / row.scale
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        return math.nan, math.nan
     spanned = min(max(round(largest), row.low), row.high) - min(max(round(smallest), row.low), row.high)
     return spanned / (row.high - row.low), max(largest - row.high, row.low - smallest, 0.0)
 

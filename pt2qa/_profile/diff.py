@@ -14,6 +14,7 @@ from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
 from pt2qa._profile.verdict import difference_of, worst_by
 from pt2qa._report.base import Block, Listing, Report, data_read
+from pt2qa._report.columns import Count
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
@@ -49,10 +50,10 @@ class ProfileDiff(Report):
     only: tuple[ProfileOnly, ...]
     a: str
     b: str
-    a_batches: int
-    a_samples: int
-    b_batches: int
-    b_samples: int
+    a_batches: Count
+    a_samples: Count
+    b_batches: Count
+    b_samples: Count
     notes: tuple[str, ...]
     model: str
     environment: Environment

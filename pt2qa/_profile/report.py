@@ -18,7 +18,7 @@ from pt2qa._profile.packing import CHANNELS, HISTOGRAM, Packed, check_packed, un
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Block, Report, data_read
-from pt2qa._report.columns import column
+from pt2qa._report.columns import Count, column
 from pt2qa._report.events import Event, Runs, Scalar
 from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
@@ -75,8 +75,8 @@ class Profile(Report):
     channels: dict[str, npt.NDArray[Any]] = field(compare=False)
     side: str
     quantizer: str
-    batches: int
-    samples: int
+    batches: Count
+    samples: Count
     notes: tuple[str, ...]
     model: str
     environment: Environment
@@ -224,7 +224,7 @@ class Profile(Report):
             max=row.max,
             number=number,
             total=number * row.mean,
-            squares=number * (row.variance + row.mean**2),
+            squares=number * (row.variance + row.mean * row.mean),
             limits=edges[1:].tolist(),
             counts=counts.tolist(),
         )

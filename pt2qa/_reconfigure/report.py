@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import Block, Grade, Report, Table
-from pt2qa._report.columns import column
+from pt2qa._report.columns import Count, column
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Environment, Row
@@ -132,7 +132,7 @@ class Reconfiguration(Report):
     target: str
     met: Annotated[int, column(worse="smaller", judged=True)]
     verdict: str
-    evaluations: int
+    evaluations: Count
     plan_json: str
     code: str
     notes: tuple[str, ...]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import (
+    Annotated,
     Any,
     Final,
     Generic,
@@ -38,6 +39,9 @@ CUSTOM: Final = "custom"
 """The field with the user's metrics; each becomes a column ``custom/<name>``."""
 
 LONGEST_HEADER: Final = 20
+
+EXACT: Final = 2**53
+"""The largest number of things that a report counts: floats, and so JSON and pages, count so far."""
 
 _SHOW: Final[dict[CellType, Callable[[Any], str]]] = {
     "text": str,
@@ -68,6 +72,7 @@ class Column:
         judged: for a number of the whole report: whether it says how good the report is.
         since: the schema of the report that first had it.
         was: its name in files of older schemas, if it had one.
+        least, most: the numbers that it may hold; None: any.  A file with others is damaged.  NaN is within any limits.
     """
 
     name: str
@@ -85,6 +90,20 @@ class Column:
     judged: bool = False
     since: int = 1
     was: str = ""
+    least: float | None = None
+    most: float | None = None
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is one that it may hold."""
+        return not (self.least is not None and number < self.least) and not (
+            self.most is not None and number > self.most
+        )
+
+    @property
+    def limits(self) -> str:
+        """What it may hold, in words."""
+        least = "" if self.least is None else f" from {self.least}"
+        return f"numbers{least}{'' if self.most is None else f' up to {self.most}'}"
 
     @property
     def title(self) -> str:
@@ -107,6 +126,13 @@ def column(header: str | None = None, **description: Any) -> dict[str, Any]:
     ('isolated dB', 'smaller', '12.3')
     """
     return {**description, **({} if header is None else {"header": header})}
+
+
+Count = Annotated[int, column(least=0, most=EXACT)]
+"""How many; those of several reports add up."""
+
+Amount = Annotated[float, column(least=0)]
+"""A sum of squares or of absolute values, a variance or a largest difference."""
 
 
 class Derived(Generic[Value]):
@@ -344,6 +370,11 @@ def _said(hint: Any) -> Mapping[str, Any]:
     """The description that :func:`column` put in a type hint."""
     found = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, dict))
     return next(found, {})
+
+
+def number_of(name: str, hint: Any) -> Column:
+    """A number that is no column of a table, with the limits that :func:`column` puts in its type hint."""
+    return Column(name, "int" if get_args(hint)[0] is int else "float", **_said(hint))
 
 
 def _described(name: str, kind: str, description: Mapping[str, Any]) -> Column:

@@ -39,6 +39,7 @@ from pt2qa._report.columns import (
     custom_names,
     from_columns,
     history_of,
+    numbers_of,
     takes_custom,
     to_columns,
 )
@@ -151,21 +152,19 @@ def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
         TypeError: a field's type cannot be stored, or it was added later without a default.
     """
     plain, hints = get_type_hints(report_type), get_type_hints(report_type, include_extras=True)
-    return {
-        f.name: _codec(f"{report_type.__name__}.{f.name}", plain[f.name], *history_of(f, hints[f.name]))
-        for f in fields(report_type)
-    }
+    numbers = {each.name: each for each in numbers_of(report_type)}
+    found = {}
+    for f in fields(report_type):
+        codec = _codec_of(f"{report_type.__name__}.{f.name}", plain[f.name], numbers.get(f.name))
+        since, was = history_of(f, hints[f.name])
+        found[f.name] = replace(codec, since=since, was=was)
+    return found
 
 
-def _codec(where: str, hint: Any, since: int, was: str) -> Codec:
-    return replace(_codec_of(where, hint), since=since, was=was)
-
-
-def _codec_of(where: str, hint: Any) -> Codec:
-    if hint is int:
-        return Codec(_write_json, partial(_read_json, expected="a whole number", fits=_is_int))
-    if hint is float:
-        return Codec(_write_json, partial(_read_json, expected="a number", fits=_is_float))
+def _codec_of(where: str, hint: Any, number: Column | None) -> Codec:
+    if number is not None:
+        expected, fits = ("a whole number", _is_int) if hint is int else ("a number", _is_float)
+        return Codec(_write_json, partial(_read_number, number, expected=expected, fits=fits))
     if hint is str:
         return Codec(_write_json, partial(_read_json, expected="text", fits=_is_text))
     if hint == tuple[str, ...]:
@@ -185,6 +184,13 @@ def _write_json(name: str, value: Any, tensors: dict[str, Array], text: dict[str
 
 def _read_json(name: str, source: Source, *, expected: str, fits: Callable[[Any], bool]) -> Any:
     return source.json(name, expected, fits)
+
+
+def _read_number(column: Column, name: str, source: Source, *, expected: str, fits: Callable[[Any], bool]) -> Any:
+    number = source.json(name, expected, fits)
+    if not column.allows(number):
+        raise source.error(name, f"holds {number}, expected {column.limits}")
+    return number
 
 
 def _write_record(record: Any, name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
@@ -271,6 +277,8 @@ def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
         got = f"holds {array.dtype} of shape {array.shape}"
         raise source.error(key, f"{got}, expected one column of {_DTYPES[column.type]}")
     numbers: list[Any] = array.tolist()
+    if outside := [number for number in numbers if not column.allows(number)]:
+        raise source.error(key, f"holds {outside[0]}, expected {column.limits}")
     return numbers
 
 

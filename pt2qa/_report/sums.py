@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
+from pt2qa._report.columns import Column, number_of
 from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]
@@ -54,6 +55,9 @@ def unpack(sums: Sums, group: str, empty: State) -> list[State]:
     if not any(path.startswith(f"{group}/") for path in sums):
         return []
     columns = {path: _cells(sums, path, like) for path, (like,) in _columns(group, [empty])}
+    for path, column in _limits(group, empty):
+        if not all(map(column.allows, columns[path])):
+            raise _damaged(f"{path!r} holds other numbers than {column.limits}")
     if len({len(cells) for cells in columns.values()}) != 1:
         raise _damaged(f"arrays of different length in {group!r}")
     count = len(next(iter(columns.values())))
@@ -97,6 +101,17 @@ def _columns(path: str, states: Sequence[Any]) -> Iterator[tuple[str, Sequence[A
         yield from _columns(f"{path}/{name}", [each[name] if by_key else getattr(each, name) for each in states])
     if not children and not isinstance(states[0], dict):
         yield path, states
+
+
+def _limits(path: str, empty: Any) -> Iterator[tuple[str, Column]]:
+    """The numbers of an accumulator whose class says what they may be."""
+    children = _children(empty)
+    hints = get_type_hints(type(empty), include_extras=True) if children and not isinstance(empty, dict) else {}
+    for name, child in children.items():
+        if get_origin(hints.get(name)) is Annotated:
+            yield f"{path}/{name}", number_of(name, hints[name])
+        else:
+            yield from _limits(f"{path}/{name}", child)
 
 
 def _column(path: str, values: Sequence[Any]) -> Array:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from pt2qa._decibels import summed
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.metrics import OutputMetric
@@ -133,7 +134,7 @@ def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tupl
         parts = [ledger.parts[number, batch] for batch in batches if ledger.has(number, batch)]
         if not parts or len(parts) < len(batches):
             continue
-        noise = math.fsum(part.noise for part in parts)
+        noise = summed(part.noise for part in parts)
         rows.append(
             SensitivityRow(
                 name=place.name,
@@ -150,7 +151,7 @@ def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tupl
                 noise=noise,
                 noise_share=0.0,
                 # Only sqnr is ever estimated.
-                error=error_of(noise, math.fsum(part.variance for part in parts)),
+                error=error_of(noise, summed(part.variance for part in parts)),
                 rank=0,
                 near_tie=False,
             )
@@ -193,7 +194,7 @@ def _ranked(rows: list[SensitivityRow], smallest_is_worst: bool) -> tuple[Sensit
         value = 0.0 if missing else row.value
         return missing, value if smallest_is_worst else -value, -row.noise
 
-    total = math.fsum(row.noise for row in rows)
+    total = summed(row.noise for row in rows)
     order = sorted(range(len(rows)), key=lambda index: badness(rows[index]))
     near = {index for pair in pairwise(order) if _near(*(rows[index] for index in pair)) for index in pair}
     result = list(rows)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pt2qa._decibels import decibels
 from pt2qa._report.base import Report, data_read
-from pt2qa._report.columns import Column, Worse, column, derived
+from pt2qa._report.columns import Column, Count, Worse, column, derived
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, few
@@ -88,13 +88,13 @@ class SensitivityReport(Report):
     metric: str
     worst_is: str
     group: str
-    projections: int
-    planned: int
+    projections: Count
+    planned: Count
     signal: float
     noise: float
     value: float
-    batches: int
-    samples: int
+    batches: Count
+    samples: Count
     notes: tuple[str, ...]
     quantizer: str
     model: str

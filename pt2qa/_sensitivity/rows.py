@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf, isnan
 from typing import Annotated, ClassVar, Final, Literal
 
-from pt2qa._report.columns import column
+from pt2qa._report.columns import Amount, Count, column
 from pt2qa._report.formats import number, share
 from pt2qa._report.rows import Row
 
@@ -90,9 +90,9 @@ class SensitivityBatch(Row):
     """
 
     fingerprint: str
-    samples: int
-    signal: float
-    projections: Annotated[int, column(since=2)] = 0
+    samples: Count
+    signal: Amount
+    projections: Annotated[int, column(since=2, least=0)] = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,14 +113,14 @@ class SensitivityPart(Row):
         weight: sum of the weights in ``loss``.
     """
 
-    place: int
-    batch: int
-    noise: float
-    variance: float = 0.0
-    quant_signal: float = 0.0
+    place: Annotated[int, column(least=-1)]
+    batch: Count
+    noise: Amount
+    variance: Amount = 0.0
+    quant_signal: Amount = 0.0
     product: float = 0.0
-    absolute: float = 0.0
-    largest: float = 0.0
-    count: int = 0
+    absolute: Amount = 0.0
+    largest: Amount = 0.0
+    count: Count = 0
     loss: float = 0.0
     weight: float = 0.0

@@ -101,6 +101,26 @@ def test_files_of_0_1_0_have_every_kind_and_say_their_version() -> None:
     }
 
 
+V0_2_0 = sorted((Path(__file__).parent / "v0_2_0").glob("*.safetensors"))
+"""What the analyses of 0.2.0 wrote of a small model; two of three batches count in some."""
+
+
+@pytest.mark.parametrize("path", V0_2_0, ids=lambda path: path.stem)
+def test_a_file_of_0_2_0_is_read_and_shown(path: Path, tmp_path: Path) -> None:
+    report = pt2qa.load(path)
+    assert report.kind == path.stem
+    pt2qa.write_html([report], tmp_path / "page.html")
+    report.save(tmp_path / "again.safetensors")
+    assert str(pt2qa.load(tmp_path / "again.safetensors")) == str(report)
+    if getattr(report, "sums", None):
+        assert len(pt2qa.merge([report, report]).rows) == len(report.rows) or report.kind == "bad-cases"
+
+
+def test_files_of_0_2_0_have_every_kind_and_say_their_version() -> None:
+    assert {path.stem for path in V0_2_0} == {kind.name for kind in OWN_KINDS}
+    assert {safe_open(path, "np").metadata()["pt2qa.version"] for path in V0_2_0} == {"0.2.0"}
+
+
 def test_layers_of_the_first_day_of_0_1_0_are_refused_in_words() -> None:
     with pytest.raises(pt2qa.ReportError) as caught:
         pt2qa.load(LAYERS_OF_THE_FIRST_DAY)

@@ -10,6 +10,7 @@ from functools import partial
 
 from tabulate import tabulate
 
+from tests.soak.declared import declared
 from tests.soak.figures import Figures
 from tests.soak.fuzz import fuzz
 from tests.soak.interrupt import interrupt
@@ -23,6 +24,7 @@ SHOWN = 20
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--damages", type=int, default=20_000, metavar="N", help="damaged files to read")
+    parser.add_argument("--fields", type=int, default=2_000, metavar="N", help="damaged fields of each kind of report")
     parser.add_argument("--kills", type=int, default=100, metavar="N", help="processes to kill while they save")
     parser.add_argument("--folders", type=int, default=100, metavar="N", help="folders in which two processes write")
     parser.add_argument("--seconds", type=float, default=45, metavar="S", help="time for interrupted analyses")
@@ -32,6 +34,7 @@ def main() -> int:
         "kill": lambda given: kill(given.kills, given.seed),
         "interrupt": lambda given: interrupt(given.seconds, given.seed),
         "race": lambda given: race(given.folders),
+        "fields": lambda given: declared(given.fields, given.seed),
         "fuzz": lambda given: fuzz(given.damages, given.seed),
     }
     parser.add_argument("--only", choices=list(campaigns), help="one campaign")

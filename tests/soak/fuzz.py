@@ -43,6 +43,9 @@ from tests.soak.samples import sample, samples
 MEMORY = 4 << 30
 """Bytes that reading one file may take beyond what the process has."""
 
+MEASURED = Path(__file__).parents[1] / "report" / "v0_2_0"
+"""One report of each kind that an analysis of 0.2.0 made."""
+
 SECONDS = 20
 """How long one damaged file may take."""
 
@@ -78,7 +81,7 @@ def fuzz(count: int, seed: int, *, seconds: float | None = None) -> Figures:
     figures = Figures("damaged files")
     chance = random.Random(seed)
     reports = samples()
-    with tempfile.TemporaryDirectory() as folder, _bounded():
+    with tempfile.TemporaryDirectory() as folder, bounded():
         path = Path(folder) / "report.safetensors"
         whole: dict[str, bytes] = {}
         for name, report in reports.items():
@@ -97,12 +100,17 @@ def fuzz(count: int, seed: int, *, seconds: float | None = None) -> Figures:
                 with _alarm():
                     outcome = _read(path, reports[kind], chance, sealed=how in SEALED)
             except Exception as error:
-                where = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
-                figures.violations.append(f"{kind}, {how}: {type(error).__name__}: {error!s:.100} ({', '.join(where)})")
+                figures.violations.append(f"{kind}, {how}: {type(error).__name__}: {error!s:.100} ({where(error)})")
                 outcome = "VIOLATION"
             figures.counts["damages"] += 1
             figures.counts[outcome] += 1
     return figures
+
+
+def where(error: BaseException) -> str:
+    """The last lines of code that an error came from."""
+    last = traceback.extract_tb(error.__traceback__)[-3:]
+    return ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in last)
 
 
 def _read(path: Path, original: Report, chance: random.Random, *, sealed: bool) -> str:
@@ -390,7 +398,7 @@ DAMAGES: dict[str, Callable[..., bytes]] = {
 
 
 @contextmanager
-def _bounded() -> Iterator[None]:
+def bounded() -> Iterator[None]:
     """Warnings are errors, and memory has an end."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)

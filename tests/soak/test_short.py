@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak.declared import declared
 from tests.soak.fuzz import fuzz
 from tests.soak.interrupt import interrupt
 from tests.soak.race import race
@@ -19,6 +20,13 @@ def test_no_damaged_file_is_believed_or_crashes_what_reads_it() -> None:
     assert figures.violations == []
     assert figures.counts["damages"] == 250
     assert min(figures.counts["refused"], figures.counts["read"]) > 50
+
+
+def test_no_damaged_field_is_believed_or_crashes_what_reads_it() -> None:
+    figures = declared(8, seed=1)
+    assert figures.violations == []
+    assert figures.counts["damages"] == 8 * 17
+    assert min(figures.counts["refused"], figures.counts["read"]) > 5
 
 
 def test_two_processes_in_one_folder_lose_nothing() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pt2qa._decibels import LOW_SQNR
+
+LONGEST: Final = 1e30
+"""What a bar may be long: more than any measured number, and little enough to be scaled and added up."""
 
 
 def bars(title: str, about: str, rows: Sequence[tuple[str, float, str]]) -> list[dict[str, Any]]:
@@ -16,7 +19,7 @@ def bars(title: str, about: str, rows: Sequence[tuple[str, float, str]]) -> list
         about: below the title.
         rows: label, length, and the number as text.
     """
-    drawn = [{"label": label, "value": value, "text": text} for label, value, text in rows]
+    drawn = [{"label": label, "value": _length(value), "text": text} for label, value, text in rows]
     return [{"kind": "bars", "title": title, "about": about, "bars": drawn}] if drawn else []
 
 
@@ -31,9 +34,15 @@ def stacked(
         series: what the parts are, in order.
         rows: label, the length of each part, and the whole as text.
     """
-    drawn = [{"label": label, "value": sum(parts), "parts": list(parts), "text": text} for label, parts, text in rows]
+    lengths = [(label, list(map(_length, parts)), text) for label, parts, text in rows]
+    drawn = [{"label": label, "value": sum(parts), "parts": parts, "text": text} for label, parts, text in lengths]
     chart = {"kind": "bars", "title": title, "about": about, "series": list(series), "bars": drawn}
     return [chart] if drawn else []
+
+
+def _length(value: float) -> float:
+    """A bar's length: none for a number that has none; the text beside the bar says what it is."""
+    return value if abs(value) <= LONGEST else 0.0
 
 
 def along(
