@@ -67,4 +67,5 @@ def findings_of(program: str) -> Findings:
 def shown(rule: str, findings: Findings) -> str:
     """What the screen shows of one rule."""
     outcome = next(outcome for outcome in findings.rules if outcome.rule == rule)
-    return replace(findings, rows=findings.of(rule), rules=(outcome,), notes=()).text(width=100).split("\n\n")[1] + "\n"
+    text = replace(findings, rows=findings.of(rule), rules=(outcome,), notes=()).text(width=100)
+    return next(part for part in text.split("\n\n") if f" {rule} (" in part.split("\n")[0]) + "\n"

@@ -515,3 +515,16 @@ def test_a_lock_that_cannot_be_made_is_an_error(tmp_path):
         locked(tmp_path / "x/lock"),
     ):
         pass
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o444])
+def test_a_report_keeps_the_permissions_of_the_file_that_it_replaces(layers, tmp_path, mode):
+    path, link = tmp_path / "layers.safetensors", tmp_path / "link.safetensors"
+    layers.save(path)
+    link.symlink_to(path)
+    path.chmod(mode)
+    for target in (path, link):
+        layers.save(target)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert load(path) == layers
+    assert link.is_symlink()
