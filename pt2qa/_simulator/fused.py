@@ -108,7 +108,8 @@ def _rounded(value: float, inverse: float) -> float:
 
 
 def _dequantized(steps: Range, low: int, high: int, scale: float) -> Range:
-    smallest, largest = (float(np.float32(min(max(step, low), high)) * np.float32(scale)) + 0.0 for step in steps)
+    with np.errstate(invalid="ignore"):  # 0 steps of an infinite scale
+        smallest, largest = (float(np.float32(min(max(step, low), high)) * np.float32(scale)) + 0.0 for step in steps)
     return smallest, largest
 
 

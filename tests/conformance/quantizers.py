@@ -289,7 +289,7 @@ BROKEN: dict[str, tuple[type[Honest], str, str, str]] = {
     "simulator": (
         Random,
         "conv_relu",
-        "first at conv/conv2d:randn_like1",
+        "first at conv/conv2d:randn_like2",
         "does not compute what the converted graph computes",
     ),
     "pairing": (PutsIn, "conv_relu", "clone (clone", "put in by the quantizer"),

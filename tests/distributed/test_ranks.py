@@ -215,15 +215,16 @@ def test_auto_takes_the_method_of_the_first_rank(
 ) -> None:
     pair = pt2qa.quantize(capture, "xnnpack", data, progress=False)
     choices = {"exact": math.inf, "projection": 0.0}
+    given: dict[str, Any] = {"projections": 4} if method == "projection" else {}
 
     def task(ranks: Any) -> Any:
         # Rank 0 has no batch, and rank 1 would choose otherwise than the last one.
         chosen = choices.pop(method) if ranks.rank == 1 else choices.popitem()[1]
         monkeypatch.setattr("pt2qa._sensitivity.analysis.CLEARLY", chosen)
         mine = data[slice(*((0, 0), (0, 2), (2, 5))[ranks.rank])]
-        return pt2qa.sensitivity(pair, mine, projections=4, progress=False)
+        return pt2qa.sensitivity(pair, mine, **given, progress=False)
 
-    expected = pt2qa.sensitivity(pair, data, method=method, projections=4, progress=False)  # type: ignore[arg-type]
+    expected = pt2qa.sensitivity(pair, data, method=method, **given, progress=False)  # type: ignore[arg-type]
     for found in spawned(task, 3, tmp_path):
         assert same(found, expected) == []
         assert [note for note in found.notes if "auto" in note] == [note for note in found.notes if method in note]

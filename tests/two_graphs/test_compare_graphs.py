@@ -238,10 +238,20 @@ def test_ops_without_a_counterpart_are_listed() -> None:
 def test_an_op_that_was_rewritten_without_its_handle_may_be_the_first_to_differ() -> None:
     a = residual_pair().quantized
     b = changed(a, "conv2.weight_bias", lambda bias: bias + 0.3)
-    del node_of(b, 4).meta["custom"]
+    conv = node_of(b, 4)
+    del conv.meta["custom"]
+    conv.target, conv.args = torch.ops.aten.convolution.default, (*conv.args, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    b.recompile()
     verdict = compared(a, b).summary().splitlines()
     assert verdict[0].startswith("First difference at add: ")
     assert verdict[1] == "It may begin earlier: 1 op before it cannot be compared, conv2/conv2d last."
+
+
+def test_an_op_that_lost_its_handle_alone_is_found_again() -> None:
+    a = residual_pair().quantized
+    b = changed(a, "conv2.weight_bias", lambda bias: bias + 0.3)
+    del node_of(b, 4).meta["custom"]
+    assert compared(a, b).summary().startswith("First difference at conv2/conv2d: ")
 
 
 def test_handles_of_other_ops_pair_nothing() -> None:
