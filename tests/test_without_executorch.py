@@ -34,7 +34,7 @@ assert pt2qa.compare_weights(pair).rows
 assert pt2qa.annotations(pair).rows
 assert pt2qa.sensitivity(pair, batches, progress=False).rows
 assert pt2qa.find_bad_cases(pair, batches, k=1, progress=False).rankings
-pt2qa.check(pair, batches)
+pt2qa.check(pair, batches=batches)
 assert pt2qa.reconfigure(pair, batches, target=5, progress=False).pair is not None
 try:
     pt2qa.quantize(capture, "xnnpack", batches)

@@ -71,6 +71,8 @@ def png(drawing: Drawing) -> tuple[bytes, int, int]:
     with warnings.catch_warnings():
         # Names may be in any script; what the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        # The places of ticks, where an axis ends near the largest float.
+        warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)
         figure.savefig(held, format="png")
     width, height = (int(DPI * inches) for inches in figure.get_size_inches())
     return held.getvalue(), width, height

@@ -33,7 +33,13 @@ def test_a_remedy_ends_with_the_call_that_applies_it(case: Case) -> None:
     assert narrow.cause == "narrow-calibration"
     assert narrow.remedy.endswith(": pt2qa.quantize(capture, 'xnnpack', batches)")
     figures = Figures(
-        10.0, (10.0,), samples=100, worst_sample=3, worst_sample_share=0.9, worst_sample_sqnr=2.0, without_worst=30.0
+        10.0,
+        (("output", 10.0),),
+        samples=100,
+        worst_sample=3,
+        worst_sample_share=0.9,
+        worst_sample_sqnr=2.0,
+        without_worst=30.0,
     )
     (sample,) = bad_sample(figures)
     assert "pt2qa.find_bad_cases(pair, batches)" in sample.remedy
