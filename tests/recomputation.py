@@ -28,7 +28,7 @@ class Values(NamedTuple):
 
 
 class Recording(Interpreter):
-    """Runs a graph and keeps a copy of every value as it was made."""
+    """Runs a graph and keeps a copy of every value as it was made; memory that is not written yet is NaN."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
@@ -38,6 +38,8 @@ class Recording(Interpreter):
         if node.target == "_guards_fn":
             return None
         result = super().run_node(node)
+        if "empty" in str(node.target) and isinstance(result, Tensor) and result.is_floating_point():
+            result.fill_(math.nan)  # as it was, it would be a number that differs from run to run
         self.values[node] = result.clone() if isinstance(result, Tensor) else result
         return result
 

@@ -363,8 +363,9 @@ class Search:
         aim = self.case.trials.target
         if aim is None or aim.metric is None or not math.isinf(aim.at_least) or each.gain is not None:
             return False
-        gain = self.case.trials.quality(state.then(each.treatment)).worst[1] - quality.worst[1]
-        return gain < self._least_without_target(each)
+        before, after = quality.worst[1], self.case.trials.quality(state.then(each.treatment)).worst[1]
+        # Where the outputs had no number only the metric can tell; one that is nan now is no gain.
+        return not (math.isnan(before) or after - before >= self._least_without_target(each))
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
@@ -416,7 +417,9 @@ def _best(left: Sequence[tuple[Hypothesis, float]]) -> tuple[Hypothesis, float]:
     Among alike, one that quantizing again applies comes before one that needs a change of model or quantizer, then the
     one whose cause explains more.
     """
-    score = {id(each): PAID * (1 - each.cost) * gain if each.cost else gain for each, gain in left}
+    weight = {id(each): PAID * (1 - each.cost) if each.cost else 1.0 for each, _ in left}
+    # Not even an infinite gain counts with a weight of 0: the product would be nan, which no order has a place for.
+    score = {id(each): weight[id(each)] and weight[id(each)] * gain for each, gain in left}
     best = max(score.values())
     alike = [(each, gain) for each, gain in left if score[id(each)] >= min(best - ALIKE, 0.9 * best)]
     return min(alike, key=lambda found: (not found[0].treatment.made_of_edits, ORDER[found[0].cause], -found[1]))

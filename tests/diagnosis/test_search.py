@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._diagnosis.search import Search
+from pt2qa._diagnosis.search import Search, _best
 from pt2qa._diagnosis.trials import Data, Treatment, Trials
+from pt2qa._reconfigure.target import Target
 from tests.flows import quantized_pair
 
 
@@ -57,3 +59,21 @@ def test_it_is_tried_after_a_larger_fault(search: Search) -> None:
     search.bounds = {name: search.case.trials.quality(small.treatment) for name in ("fitted", "by channel")}
     search._take([small, large])
     assert [row.name for row in search.rows] == ["of 1.0", "of 0.01"]
+
+
+def test_an_infinite_gain_at_the_cost_of_all_int8_is_taken_last() -> None:
+    all_in_float, exact = (Hypothesis(cause, "", "", "", Treatment()) for cause in ("masked-values", "site-range"))
+    all_in_float = replace(all_in_float, cost=1.0)
+    assert _best([(all_in_float, math.inf), (exact, 42.0)]) == (exact, 42.0)
+    assert _best([(all_in_float, math.inf)]) == (all_in_float, math.inf)
+
+
+def test_a_metric_that_gains_while_the_outputs_lose_their_number_is_chance(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = replace(search.quality, outputs=(("output", math.nan),))
+    monkeypatch.setattr(search.case.trials, "target", Target(math.inf, metric=lambda model: 0.0))
+    monkeypatch.setattr(search.case.trials, "quality", lambda treatment: unknown)
+    each = in_float(search, "site-range", 1.0, 0)
+    assert search._by_chance(each, Treatment(), search.quality)
+    assert not search._by_chance(each, Treatment(), unknown)

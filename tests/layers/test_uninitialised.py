@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from tests.recomputation import Recomputation
 
 
 class Filled(nn.Module):
@@ -32,6 +33,10 @@ def test_new_memory_has_no_number() -> None:
     assert row.note == "memory that is not written yet"
     assert report.set_apart == ()
     assert report.sqnr > 30
+    found = Recomputation(pair, *batch)
+    assert bool(found.of(row).reference.isnan().all())
+    assert bool(found.of(row).quantized.isnan().all())
+    assert all(bool(found.of(each).reference.isfinite().all()) for each in report.rows if each is not row)
 
 
 class Written(nn.Module):
