@@ -13,12 +13,14 @@ from pt2qa._graph.internals.torchao import is_observer, statistics_of
 
 
 def find_observers(prepared: GraphModule) -> dict[str, Node]:
-    """The observers of a prepared graph by attribute name, with a node that calls each."""
+    """The observers of a prepared graph and of those nested in it, by attribute name, with a node that calls each."""
     modules = dict(prepared.named_modules(remove_duplicate=False))
     return {
-        str(node.target): node
-        for node in prepared.graph.nodes
-        if node.op == "call_module" and is_observer(modules.get(str(node.target)))
+        target: node
+        for path, graph in modules.items()
+        if isinstance(graph, GraphModule)
+        for node in graph.graph.nodes
+        if node.op == "call_module" and is_observer(modules.get(target := f"{path}.{node.target}".lstrip(".")))
     }
 
 

@@ -258,3 +258,17 @@ def test_a_nested_graph_whose_sites_are_not_known_is_a_line_of_its_own() -> None
     diagnosis = pt2qa.diagnose(pair, data, progress=False)
     assert "Nothing to do" not in diagnosis.verdict
     assert "cond.true" in diagnosis.verdict
+
+
+def test_observers_of_a_loop_that_no_batch_enters_are_named() -> None:
+    def body(value: Tensor) -> tuple[Tensor]:
+        return (torch.tanh(model.inner(value)) * 0.5,)
+
+    model = Nested(lambda _, x: torch.while_loop(lambda value: value.abs().max() > 10, body, (x,))[0]).eval()
+    capture = pt2qa.capture(model, batches(1)[0])
+    with pytest.raises(pt2qa.QuantizeError, match=r"observers never saw .* while_loop.body/linear"):
+        pt2qa.quantize(capture, "xnnpack", [batches(1)[0]], progress=False)
+    pair = pt2qa.quantize(capture, "xnnpack", [100 * batches(1)[0]], progress=False)
+    inside = [site for site in pair.sites if site.name.startswith("while_loop")]
+    assert inside
+    assert all(bool(torch.as_tensor(site.params.scale).ne(1).all()) for site in inside)
