@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pt2qa._report.columns import columns_of
+from pt2qa._report.columns import EXACT, columns_of
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, LayerReport, LayerRow, Unpaired, WeightReport, WeightRow, load
 
@@ -48,7 +49,7 @@ texts = st.lists(st.text(), max_size=7).map(tuple)
 @st.composite
 def layer_reports(draw):
     rows = rows_of(LayerRow, draw(metrics))
-    counts = st.integers(0, 10**30)
+    counts = st.integers(0, EXACT)
     return LayerReport(
         rows=draw(rows),
         outputs=draw(rows),
@@ -87,6 +88,16 @@ def test_save_then_load_is_the_same_report(report):
         back = load(path)
     assert type(back) is type(report)
     assert canonical(back) == canonical(report)
+
+
+@quick
+@given(layer_reports(), st.integers(max_value=-1) | st.integers(min_value=EXACT + 1))
+def test_a_count_that_cannot_be_is_refused_by_name(report, count):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "layers.safetensors"
+        replace(report, samples=count).save(path)
+        with pytest.raises(ReportError, match="field 'samples'"):
+            load(path)
 
 
 @quick
