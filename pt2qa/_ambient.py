@@ -52,6 +52,7 @@ class _Process:
                     torch.set_rng_state(self.random[0])
                     for states in self.random[1:]:
                         torch.cuda.set_rng_state_all(states)
+                    self.random = []
 
 
 class _Thread(threading.local):
