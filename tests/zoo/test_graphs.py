@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 import torch
@@ -22,10 +23,14 @@ def test_a_reloaded_graph_and_an_edge_program_compute_what_was_converted(model: 
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
-    for other in (torch.export.load(file), to_edge(program).exported_program()):
-        report = pt2qa.compare_graphs(pair.quantized, other, [batch], progress=False)
-        assert report.summary().startswith("The graphs agree bit for bit"), report.summary()
-        assert report.unpaired == ()
+    reloaded = pt2qa.compare_graphs(pair.quantized, torch.export.load(file), [batch], progress=False)
+    assert reloaded.summary().startswith("The graphs agree bit for bit"), reloaded.summary()
+    edge = pt2qa.compare_graphs(pair.quantized, to_edge(program).exported_program(), [batch], progress=False)
+    # It has addmm in place of linear, whose kernel adds in another order on some processors.
+    apart = [row for row in edge.rows if row.sqnr != math.inf]
+    assert {row.op for row in apart} <= {"linear"}, edge.summary()
+    assert all(row.sqnr > 120 for row in (*apart, *edge.outputs)), edge.summary()
+    assert reloaded.unpaired == edge.unpaired == ()
 
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
