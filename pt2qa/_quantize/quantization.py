@@ -33,6 +33,7 @@ from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
+from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
@@ -326,7 +327,7 @@ def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tupl
             unfolded = convert_pt2e(prepared, fold_quantize=False)
             quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
             quantized.meta.update(unfolded.meta)
-            fold_quantized_weights(quantized)
+            fold_quantized_weights(quantized, call_op)
     except Exception as error:
         why = f"convert_pt2e failed for {name}: {type(error).__name__}: {error}".rstrip(".")
         if nonfinite:

@@ -21,7 +21,9 @@ _PER_TENSOR: Final = frozenset(
     for op in (QUANTIZED_DECOMPOSED.quantize_per_tensor, QUANTIZED_DECOMPOSED.dequantize_per_tensor)
     for overload in ("default", "tensor")
 )
-_PER_CHANNEL: Final = QUANTIZED_DECOMPOSED.dequantize_per_channel.default
+_PER_CHANNEL: Final = frozenset(
+    {QUANTIZED_DECOMPOSED.quantize_per_channel.default, QUANTIZED_DECOMPOSED.dequantize_per_channel.default}
+)
 
 
 def call_op(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -29,7 +31,7 @@ def call_op(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     value, *params = args or (None,)
     if not isinstance(value, Tensor) or value.numel() <= CHUNK or not is_plain(value):
         return function(*args, **kwargs)
-    by_channel = function == _PER_CHANNEL and _has_channels_first(value, params)
+    by_channel = function in _PER_CHANNEL and _has_channels_first(value, params)
     if not by_channel and function not in _PER_TENSOR:
         return function(*args, **kwargs)
     size = max(1, CHUNK // value[0].numel()) if by_channel else CHUNK

@@ -15,6 +15,7 @@ from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.strides import is_plain
 
 QUANTIZE, DEQUANTIZE = QUANTIZED_DECOMPOSED.quantize_per_tensor, QUANTIZED_DECOMPOSED.dequantize_per_tensor
+BY_CHANNEL = QUANTIZED_DECOMPOSED.quantize_per_channel.default
 PER_CHANNEL = QUANTIZED_DECOMPOSED.dequantize_per_channel.default
 DTYPES = {
     torch.int8: (-128, 127),
@@ -75,5 +76,7 @@ def test_pieces_of_a_weight_have_the_bits_of_the_whole(shape: tuple[int, ...]) -
                 params = (scales, zero_points, axis, *DTYPES[dtype], dtype)
                 expected = PER_CHANNEL(integers, *params)
                 assert equal(call_op(PER_CHANNEL, integers, *params), expected)
+                x = expected * torch.rand(shape, generator=torch.Generator().manual_seed(1))
+                assert equal(call_op(BY_CHANNEL, x, *params), BY_CHANNEL(x, *params))
     one = torch.tensor([0.5]), torch.tensor([1])
     assert equal(call_op(PER_CHANNEL, integers, *one, *params[2:]), PER_CHANNEL(integers, *one, *params[2:]))

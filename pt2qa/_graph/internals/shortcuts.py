@@ -56,17 +56,17 @@ def shortcuts() -> Iterator[None]:
         return
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_replaced(GraphModule, "recompile", _compile_later))
-            stack.enter_context(_replaced(Graph, "lint", _trust))
-            stack.enter_context(_replaced(Graph, "eliminate_dead_code", _eliminate_unread))
-            stack.enter_context(_replaced(torch.export, "export", _export_once))
-            stack.enter_context(_replaced(HistogramObserver, "_non_linear_param_search", _search_range))
+            stack.enter_context(replaced(GraphModule, "recompile", _compile_later))
+            stack.enter_context(replaced(Graph, "lint", _trust))
+            stack.enter_context(replaced(Graph, "eliminate_dead_code", _eliminate_unread))
+            stack.enter_context(replaced(torch.export, "export", _export_once))
+            stack.enter_context(replaced(HistogramObserver, "_non_linear_param_search", _search_range))
             for module in (importlib.import_module("torch.ao.quantization.fx.prepare"), utils):
-                stack.enter_context(_replaced(module, "get_new_attr_name_with_prefix", _namer))
+                stack.enter_context(replaced(module, "get_new_attr_name_with_prefix", _namer))
             # The package's function of that name hides the module.
             prepare = importlib.import_module("torchao.quantization.pt2e.prepare")
             own = functools.partial(_arguments_of, prepare._get_observer_kwargs)
-            stack.enter_context(_replaced(prepare, "_get_observer_kwargs", own))
+            stack.enter_context(replaced(prepare, "_get_observer_kwargs", own))
             stack.enter_context(_owned())
             yield
         for graph_module in list(_State.stale):
@@ -79,7 +79,8 @@ def shortcuts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Gives a module or class another attribute for a while."""
     original = getattr(owner, name)
     setattr(owner, name, replacement)
     try:

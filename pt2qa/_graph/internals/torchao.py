@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from pt2qa._graph.internals.shortcuts import shortcuts
+from pt2qa._graph.internals.shortcuts import replaced, shortcuts
 
 
 def is_observer(module: object) -> bool:
@@ -80,12 +81,25 @@ def fold_batch_norms(graph_module: GraphModule) -> None:
         _fuse_linear_bn_(graph_module)
 
 
-def fold_quantized_weights(graph_module: GraphModule) -> None:
-    """Computes the quantize ops of constants, in place, as ``convert_pt2e`` does last unless told not to."""
-    from torchao.quantization.pt2e.constant_fold import constant_fold
+def fold_quantized_weights(graph_module: GraphModule, call: Callable[..., Any]) -> None:
+    """Computes the quantize ops of constants, in place, as ``convert_pt2e`` does last unless told not to.
+
+    ``call`` takes an op and its arguments, and runs it.  Nothing is dequantized; torchao dequantizes each weight for
+    nothing.
+    """
     from torchao.quantization.pt2e.quantize_pt2e import _quant_node_constraint
 
-    constant_fold(graph_module, _quant_node_constraint)
+    folding = importlib.import_module("torchao.quantization.pt2e.constant_fold")
+
+    class Folder(folding.ConstantFolder):  # type: ignore[misc, name-defined]
+        def _deduce_value(self, node: Node) -> Any:
+            return self.unknown_value if self.is_impure(node) else super()._deduce_value(node)
+
+        def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return call(target, *args, **kwargs)
+
+    with replaced(folding, "ConstantFolder", Folder):
+        folding.constant_fold(graph_module, _quant_node_constraint)
 
 
 def statistics_of(module: Any) -> dict[str, Tensor]:
