@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pt2qa._report.base import Report
 from pt2qa._report.merging import merge
+from pt2qa._report.notes import Note
 from pt2qa.errors import BatchError, Pt2qaError, RankError
 
 P = ParamSpec("P")
@@ -241,9 +242,11 @@ def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
             own = analysis(*args, **kwargs)
         except (NoBatchError, KeyboardInterrupt) as error:
             missing = error
-        said = "interrupted: had finished nothing" if isinstance(missing, KeyboardInterrupt) else ""
-        if isinstance(missing, NoNumberError):
-            said = str(missing)
+        said = ""
+        if isinstance(missing, KeyboardInterrupt):
+            said = Note(f"rank {ranks.rank}: interrupted: had finished nothing", "interrupted")
+        elif isinstance(missing, NoNumberError):
+            said = f"rank {ranks.rank}: {missing}"
         gathered = ranks.gather((own, said))
         found = [report for report, _ in gathered if report is not None]
         if not found:
@@ -251,7 +254,7 @@ def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
             raise missing
         metrics: Any = kwargs.get("metrics")
         merged: Any = merge(found, metrics=metrics) if isinstance(metrics, dict) else merge(found)
-        without = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(gathered) if text]
+        without = [text for _, text in gathered if text]
         whole_report: AnyReport = replace(merged, notes=(*merged.notes, *without)) if without else merged
         return whole_report
 

@@ -26,6 +26,7 @@ import pt2qa
 import pt2qa._reconfigure  # before stand-ins take the place of the plug-ins that it imports
 from pt2qa import Target
 from pt2qa._report.columns import columns_of
+from pt2qa._report.notes import Note
 from pt2qa.cli import main
 from pt2qa.cli.program import Lasting
 from pt2qa.errors import PluginError, QuantizeError
@@ -818,13 +819,14 @@ def test_ctrl_c_is_exit_code_130_and_keeps_what_was_finished(run, library, flow,
 
 
 def test_a_partial_analysis_is_kept_ends_the_command_and_is_exit_code_130(run, library, flow, tmp_path, monkeypatch):
-    note = "interrupted: covers the 2 batches that were finished"
+    note = Note("covers the 2 batches that were finished", "interrupted")
     monkeypatch.setitem(vars(pt2qa), "compare_layers", lambda pair, batches, mask: replace(LAYERS, notes=(note,)))
     result = run("analyze", flow, "-o", tmp_path / "r", "--no-diagnosis")
     assert result.exit_code == 130
     assert [file.name for file in (tmp_path / "r").iterdir()] == ["x86-layers.safetensors"]
     assert note in result.stdout
     assert load(tmp_path / "r" / "x86-layers.safetensors").notes == (note,)
+    assert run("show", tmp_path / "r" / "x86-layers.safetensors").exit_code == 0
 
 
 def test_what_failed_before_ctrl_c_is_said(run, library, flow, tmp_path, monkeypatch):

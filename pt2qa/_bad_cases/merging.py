@@ -10,7 +10,8 @@ from pt2qa._bad_cases import labels
 from pt2qa._bad_cases.inputs import Array, key_of
 from pt2qa._bad_cases.rows import LabelCounts, StoredCase
 from pt2qa._bad_cases.standings import CaseKey, Entry, Standing
-from pt2qa._report.merging import joined_notes, numbered_on
+from pt2qa._report.merging import numbered_on
+from pt2qa._report.notes import joined_notes, notes_without
 from pt2qa._report.set_apart import added
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.errors import ReportError
@@ -79,8 +80,7 @@ def merged(reports: Sequence[Any]) -> Any:
         for case in report.cases:
             moved = replace(case, batch=steps + case.batch, index=samples + case.index)
             cases[moved.batch, moved.sample] = moved, _moved(report.inputs, case, moved)
-        recounted = {note for each in own for note in each.notes()}
-        said.append([note for note in report.notes if note not in recounted])
+        said.append(notes_without("of sums", report.notes))
         steps, samples = steps + report.steps, samples + report.samples
     return replace(
         first,

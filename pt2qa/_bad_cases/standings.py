@@ -11,6 +11,7 @@ from pt2qa._bad_cases.case_metrics import Scores
 from pt2qa._bad_cases.output_pairs import OutputPair
 from pt2qa._bad_cases.rows import CaseRow, Ranking
 from pt2qa._report.columns import Count
+from pt2qa._report.notes import Note
 
 CaseKey = tuple[int, int]
 """Number of the batch, number of the sample in it; -1 for a batch as a whole."""
@@ -127,13 +128,14 @@ class Standing:
             where = entry.first_wrong, entry.worst_position
             yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note, *where)
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Note]:
         """How many samples have no number, and where they are ranked."""
         if self.nonfinite:
             what = f"{self.nonfinite} without {self.metric}, NaN or infinite in the quantized model only"
-            yield f"{self.output}: {what}; ranked worst"
+            yield Note(f"{self.output}: {what}; ranked worst", "of sums")
         if self.without_number:
-            yield f"{self.output}: {self.without_number} without {self.metric} ({self.reason or 'nan'}); ranked last"
+            what = f"{self.without_number} without {self.metric} ({self.reason or 'nan'})"
+            yield Note(f"{self.output}: {what}; ranked last", "of sums")
 
 
 def _worst(entries: Iterable[Entry], k: int) -> tuple[Entry, ...]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from pt2qa._candidates.rows import Candidate, CandidateRow
 from pt2qa._metrics import NoiseSums
-from pt2qa._report.merging import joined_notes, numbered_on
+from pt2qa._report.merging import numbered_on
+from pt2qa._report.notes import joined_notes
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.sums import pack, settings_of, unpack

@@ -26,6 +26,7 @@ from pt2qa._ranks import everywhere, in_step
 from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.base import Report
+from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
 from pt2qa.errors import SelectionError
@@ -126,7 +127,7 @@ def diagnose(
             structure = check(pair, rules=_errors_of(pair), progress=False)
         final, after = search.final()
     except KeyboardInterrupt:
-        notes.append("interrupted: remedies that were not tried yet are missing")
+        notes.append(Note("interrupted: remedies that were not tried yet are missing", "interrupted"))
         interrupted = True
         final, after = search.so_far()
     trials.bar.close()

@@ -20,7 +20,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.costs import Costs, costs_from, costs_of
 from pt2qa._reconfigure.figures import Figures
-from pt2qa._report.prose import stop_if_interrupted
+from pt2qa._report.notes import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
 from pt2qa._sensitivity.ranges import Observed, observe

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pt2qa._diagnosis.budget_rows import BudgetRow
 from pt2qa._diagnosis.projected import SiteNoises, together
-from pt2qa._report.merging import joined_notes
+from pt2qa._report.notes import joined_notes
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.errors import ReportError
 

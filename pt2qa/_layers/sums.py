@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
 from pt2qa._metrics import ErrorSums, Metric, NoiseSums
 from pt2qa._report.columns import Count
-from pt2qa._report.merging import joined_notes, numbered_on
+from pt2qa._report.merging import numbered_on
+from pt2qa._report.notes import joined_notes
 from pt2qa._report.set_apart import added
 from pt2qa._report.sums import Sums, pack, settings_of, unpack, why_not
 from pt2qa.errors import ReportError

@@ -14,7 +14,8 @@ from pt2qa._profile.packing import CHANNELS, HISTOGRAM, unpacked
 from pt2qa._profile.rows import ProfileRow
 from pt2qa._profile.sums import Described, ValueSums, numbers_of, packed_values
 from pt2qa._profile.watch import ValueStatistics, Wanted
-from pt2qa._report.merging import joined_notes, numbered_on
+from pt2qa._report.merging import numbered_on
+from pt2qa._report.notes import joined_notes
 from pt2qa._report.set_apart import added
 from pt2qa._report.sums import settings_of, unpack
 from pt2qa.errors import ReportError

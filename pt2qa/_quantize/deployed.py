@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
@@ -80,7 +81,8 @@ def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, 
 def difference_note(inputs: Sequence[SlicedInput]) -> str:
     """What the converted graph computes otherwise than the kernels; empty if each input is a single slice."""
     told = _count([given for given in inputs if given.slices != 1])
-    return told and f"{told}, where this graph has one for the tensor; pair.as_deployed() computes as the kernels do"
+    here = "where this graph has one for the tensor; pair.as_deployed() computes as the kernels do"
+    return Note(f"{told}, {here}", "kernels") if told else ""
 
 
 def deployed_note(inputs: Sequence[SlicedInput]) -> str:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._quantize.biases import add_to_biases, can_add_to_biases, give_biases
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import override_notes
+from pt2qa._report.notes import notes_without
 from pt2qa.overrides import OverridePlan
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.sharing import root_of
@@ -45,13 +46,11 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
         give_biases(graph, biases, pair.names)
     add_to_biases(quantized, biases, pair.names)
     name = describe(recipe.plugin)
-    before = {*override_notes(replace(overrides, edits=known), name, pair.model)}
-    kept = (note for note in pair.notes if note not in before)
     return replace(
         pair,
         reference=reference,
         quantized=quantized,
-        notes=(*kept, *override_notes(overrides, name, pair.model)),
+        notes=(*notes_without("overrides", pair.notes), *override_notes(overrides, name, pair.model)),
         recipe=replace(recipe, annotations=annotations, edits=overrides.edits),
     )
 

@@ -36,8 +36,9 @@ from pt2qa._graph.handles import (
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._graph.matching import with_common_handles
 from pt2qa._graph.subclasses import refuse_subclasses
-from pt2qa._quantize.deployed import Origin, deployed_note, difference_note, sliced_inputs, with_slices
+from pt2qa._quantize.deployed import Origin, deployed_note, sliced_inputs, with_slices
 from pt2qa._quantize.observers import without
+from pt2qa._report.notes import notes_without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
@@ -255,14 +256,13 @@ class QuantizedPair:
         inputs = sliced_inputs(self.quantized, plugin)
         if not inputs:
             return self
-        plain = difference_note(inputs)
         quantized, origin = with_slices(self.quantized, plugin)
         return replace(
             self,
             quantized=quantized,
             origin=origin,
             quantizer=f"{self.quantizer}, as deployed",
-            notes=(*(note for note in self.notes if note != plain), deployed_note(inputs)),
+            notes=(*notes_without("kernels", self.notes), deployed_note(inputs)),
             recipe=None,
         )
 

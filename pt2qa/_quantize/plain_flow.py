@@ -32,6 +32,7 @@ from pt2qa._quantize.flow_text import FlowText, plain_text, pt2qa_text
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, serves_quantization
 from pt2qa._quantize.rewriting import SOURCE_RULES, recorded
 from pt2qa._ranks import active
+from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import graph_outputs
@@ -131,7 +132,7 @@ def kept_flow(pair: QuantizedPair, about: str, verify: bool, progress: bool | No
         return plain_flow(pair, about=about, verify=verify, progress=progress), []
     except KeyboardInterrupt:
         code = plain_flow(pair, about=about, verify=False).code
-        return PlainFlow(code, "not run: interrupted"), ["interrupted: the code was not verified"]
+        return PlainFlow(code, "not run: interrupted"), [Note("interrupted: the code was not verified", "interrupted")]
 
 
 def _reason_not_to_run(pair: QuantizedPair, recipe: Recipe, capture: Capture) -> str:

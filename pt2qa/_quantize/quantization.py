@@ -30,6 +30,7 @@ from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.plain_export import rewriting_note
 from pt2qa._quantize.rounding import set_integers
 from pt2qa._ranks import everywhere, first_anywhere, in_step
+from pt2qa._report.notes import Note
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
@@ -274,16 +275,17 @@ def _notes(capture: Capture) -> Iterator[str]:
         yield f"both models ran on the device {device.type}"
 
 
-def override_notes(overrides: OverridePlan | None, quantizer: str, model: str) -> Iterator[str]:
+def override_notes(overrides: OverridePlan | None, quantizer: str, model: str) -> list[Note]:
     """What the notes of a pair say of the plan that it was quantized with."""
     if overrides is None or not overrides.edits:
-        return
+        return []
     counts = Counter(edit.kind for edit in overrides.edits)
-    yield f"overrides: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"
+    said = [f"overrides: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"]
     if overrides.quantizer and overrides.quantizer != quantizer:
-        yield f"the overrides were made for {overrides.quantizer}, and are applied to {quantizer}"
+        said.append(f"the overrides were made for {overrides.quantizer}, and are applied to {quantizer}")
     if overrides.model and overrides.model != model:
-        yield f"the overrides were made for the model {overrides.model}, and are applied to {model}"
+        said.append(f"the overrides were made for the model {overrides.model}, and are applied to {model}")
+    return [Note(text, "overrides") for text in said]
 
 
 def _switch(prepared: GraphModule, mode: Literal["eval", "train"], float_graph: GraphModule) -> None:

@@ -7,7 +7,7 @@ field type               in the file
 =======================  ===========================================================================
 ``str``, ``int``,        JSON text under the field's name
 ``float``
-``tuple[str, ...]``      a JSON list
+``tuple[str, ...]``      a JSON list; a note with a kind is ``{"kind": ..., "text": ...}``
 a dataclass of ``str``   a JSON object
 ``tuple[Row, ...]``      a table: numbers as tensors ``rows/sqnr`` (float64, int64, bool), text and shapes
                          as JSON lists ``rows/name``, the names of custom metrics as ``rows/custom``
@@ -43,6 +43,7 @@ from pt2qa._report.columns import (
     takes_custom,
     to_columns,
 )
+from pt2qa._report.notes import KINDS, Note
 from pt2qa.errors import ReportError
 
 Value = TypeVar("Value")
@@ -168,7 +169,7 @@ def _codec_of(where: str, hint: Any, number: Column | None) -> Codec:
     if hint is str:
         return Codec(_write_json, partial(_read_json, expected="text", fits=_is_text))
     if hint == tuple[str, ...]:
-        return Codec(_write_json, lambda name, source: tuple(source.json(name, "a list of texts", _is_texts)))
+        return Codec(_write_texts, _read_texts)
     if get_origin(hint) is tuple and is_dataclass(row_type := get_args(hint)[0]) and isinstance(row_type, type):
         return Codec(partial(_write_rows, row_type), partial(_read_rows, row_type))
     if get_origin(hint) is dict and get_args(hint)[0] is str and get_origin(get_args(hint)[1]) in ARRAYS:
@@ -184,6 +185,15 @@ def _write_json(name: str, value: Any, tensors: dict[str, Array], text: dict[str
 
 def _read_json(name: str, source: Source, *, expected: str, fits: Callable[[Any], bool]) -> Any:
     return source.json(name, expected, fits)
+
+
+def _write_texts(name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
+    _write_json(name, [{"kind": n.kind, "text": n} if isinstance(n, Note) else n for n in value], tensors, text)
+
+
+def _read_texts(name: str, source: Source) -> tuple[str, ...]:
+    found = source.json(name, "a list of texts", lambda v: isinstance(v, list) and all(map(_is_note, v)))
+    return tuple(note if isinstance(note, str) else Note(note["text"], note["kind"]) for note in found)
 
 
 def _read_number(column: Column, name: str, source: Source, *, expected: str, fits: Callable[[Any], bool]) -> Any:
@@ -297,6 +307,11 @@ def _is_text(value: Any) -> bool:
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_note(value: Any) -> bool:
+    is_fact = isinstance(value, dict) and value.keys() == {"kind", "text"} and _is_texts([*value.values()])
+    return value["kind"] in KINDS if is_fact else isinstance(value, str)
 
 
 def _is_names(value: Any) -> bool:

@@ -92,16 +92,6 @@ def _check_alike(number: int, name: str, given: object, expected: object) -> Non
         )
 
 
-def joined_notes(notes: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The notes of all reports; those that not all have, and what was interrupted, say whose they are."""
-    joined = []
-    for number, own in enumerate(notes, 1):
-        for note in own:
-            shared = all(note in each for each in notes) and not note.startswith("interrupted")
-            joined.append(note if shared else f"report {number} of {len(notes)}: {note}")
-    return tuple(dict.fromkeys(joined))
-
-
 def numbered_on(found: Sequence[Sequence[SetApart]], batches: Sequence[int]) -> tuple[SetApart, ...]:
     """The batches set apart in each report, by their number among all batches.
 

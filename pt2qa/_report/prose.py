@@ -92,9 +92,3 @@ def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
 def sections(parts: Iterable[str]) -> str:
     """Non-empty parts, separated by blank lines."""
     return "\n\n".join(part for part in parts if part)
-
-
-def stop_if_interrupted(notes: Iterable[str]) -> None:
-    """Raises KeyboardInterrupt if one of a report's notes says that its analysis was interrupted."""
-    if any(note.startswith("interrupted") for note in notes):
-        raise KeyboardInterrupt

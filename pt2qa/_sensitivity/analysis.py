@@ -13,6 +13,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
+from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
@@ -447,8 +448,8 @@ class _Analysis:
         return notes
 
 
-def _interrupted(analysis: _Analysis) -> str:
-    if done := len(analysis.ledger.finished(len(analysis.places))):
-        batches = counted(done, "batch that was", "batches that were")
-        return f"interrupted: covers the {batches} finished; go on with resume=report"
-    return "interrupted in the first batch: covers the rows that were finished; go on with resume=report"
+def _interrupted(analysis: _Analysis) -> Note:
+    done = len(analysis.ledger.finished(len(analysis.places)))
+    batches = f": covers the {counted(done, 'batch that was', 'batches that were')} finished"
+    covers = batches if done else " in the first batch: covers the rows that were finished"
+    return Note(f"interrupted{covers}; go on with resume=report", "interrupted")

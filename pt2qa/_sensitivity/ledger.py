@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from pt2qa._decibels import summed
+from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.metrics import OutputMetric
@@ -159,7 +160,7 @@ def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tupl
     return _ranked(rows, metric.smallest_is_worst)
 
 
-def precision_notes(ledger: Ledger, places: int, *, given: bool) -> list[str]:
+def precision_notes(ledger: Ledger, places: int, *, given: bool) -> list[Note]:
     """How many projections the ranking took, and whether they suffice; ``given``: the user set their number."""
     notes = []
     data = [ledger.data[batch] for batch in ledger.counted]
@@ -178,7 +179,7 @@ def precision_notes(ledger: Ledger, places: int, *, given: bool) -> list[str]:
             f"the sampling error leaves the ranking uncertain: drawn anew, one in ten would agree with it at a "
             f"Spearman correlation below {alike:.2f}; more batches or projections tell"
         )
-    return notes
+    return [Note(note, "of sums") for note in notes]
 
 
 def covered(ledger: Ledger, places: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pt2qa._report.merging import joined_notes
+from pt2qa._report.notes import joined_notes, notes_without
 from pt2qa._report.set_apart import added
 from pt2qa._report.sums import Sums, pack, settings_of, unpack
 from pt2qa._sensitivity.ledger import Ledger, Place, ledger_of, precision_notes, results
@@ -30,9 +30,6 @@ def merged(reports: Sequence[Any]) -> Any:
     places = unpack(first.sums, "places", Place())
     given = settings.get(PROJECTIONS) != str(None)
 
-    def precision(of: Ledger) -> list[str]:
-        return [] if first.method == "exact" else precision_notes(of, len(places), given=given)
-
     ledger, said = Ledger(), []
     for report in reports:
         own, before = ledger_of(report), len(ledger.data)
@@ -41,7 +38,8 @@ def merged(reports: Sequence[Any]) -> Any:
             ledger.set_apart[before + number] = replace(apart, batch=before + number)
         for part in own.parts.values():
             ledger.add(replace(part, batch=before + part.batch))
-        said.append([note for note in report.notes if note not in precision(own)])
-    notes = (*joined_notes(said), *precision(ledger))
+        said.append(notes_without("of sums", report.notes))
+    precision = [] if first.method == "exact" else precision_notes(ledger, len(places), given=given)
+    notes = (*joined_notes(said), *precision)
     ranges = added(report.input_ranges for report in reports)
     return replace(first, **results(places, ledger, metric), notes=notes, input_ranges=ranges)

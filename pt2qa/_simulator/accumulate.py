@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from pt2qa._ranks import NoBatchError, NoNumberError
+from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import EMPTY, SetApart
 from pt2qa._simulator.batches import Batch, read_batches
@@ -56,7 +57,8 @@ def accumulate(
     except KeyboardInterrupt:
         if not into.batches:
             raise
-        return [f"interrupted: covers the {counted(into.batches, 'batch that was', 'batches that were')} finished"]
+        finished = counted(into.batches, "batch that was", "batches that were")
+        return [Note(f"interrupted: covers the {finished} finished", "interrupted")]
     if not into.batches:
         raise _no_batch(purpose)
     return []

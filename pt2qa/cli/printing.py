@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pt2qa._report.prose import stop_if_interrupted
+from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli.group import OutputFile, say_wrote, width_option
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class Printing:
     width: int | None
 
     def deliver(self, report: Report, file: Path | None = None) -> None:
+        """Shows what an analysis made, and ends the command if that was interrupted."""
+        self.show(report, file)
+        stop_if_interrupted(getattr(report, "notes", ()))
+
+    def show(self, report: Report, file: Path | None = None) -> None:
         """Writes a report to the files that were asked for, and then prints it, as text or CSV."""
         if self.csv_file not in (None, "-"):
             report.to_csv(self.csv_file, extended=True)
@@ -55,7 +60,6 @@ class Printing:
             click.echo(report.csv(extended=True), nl=False)
         else:
             click.echo(self.text(report))
-        stop_if_interrupted(getattr(report, "notes", ()))
 
     def text(self, report: Report) -> str:
         """A report as text."""

@@ -48,7 +48,7 @@ def show(report: Path, opened: Sequence[str], by_block: bool, prints_code: bool,
             raise ReportError(f"{report}: --by-block is for layer reports")
         click.echo(loaded.by_block(width=printing.width))
         return
-    printing.deliver(loaded)
+    printing.show(loaded)
 
 
 @main.command()
@@ -85,7 +85,7 @@ def merge(reports: Sequence[Path], file: Path | None, printing: Printing) -> Non
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
 
-    printing.deliver(pt2qa.merge([pt2qa.load(report) for report in reports]), file)
+    printing.show(pt2qa.merge([pt2qa.load(report) for report in reports]), file)
 
 
 @main.command()
@@ -115,7 +115,7 @@ def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Pa
     from pt2qa import report
 
     found = report.diff(report.load(old), report.load(new), by=by, tolerance=tolerance)
-    printing.deliver(found, file)
+    printing.show(found, file)
 
 
 @main.command()

@@ -19,6 +19,7 @@ from torch import Tensor
 import pt2qa
 from pt2qa._layers.sums import Totals
 from pt2qa._metrics import error_sums
+from pt2qa._report.notes import Note
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.cli import main
 from pt2qa.report import LayerReport
@@ -157,9 +158,9 @@ def test_reports_of_two_graphs(pair, batches) -> None:
 
 def test_notes_of_one_report_say_whose_they_are(layers, batches) -> None:
     first, second = by_shards(layers, [batches[:1], batches[1:2]])
-    second = replace(second, notes=(*second.notes, "interrupted: covers the 1 batch that was finished"))
+    second = replace(second, notes=(*second.notes, Note("covers the 1 batch that was finished", "interrupted")))
     notes = pt2qa.merge([first, second]).notes
-    assert notes == (*first.notes, "report 2 of 2: interrupted: covers the 1 batch that was finished")
+    assert notes == (*first.notes, "report 2 of 2: covers the 1 batch that was finished")
 
 
 def test_the_command_prints_and_writes_what_the_call_returns(layers, batches, tmp_path: Path, monkeypatch) -> None:
