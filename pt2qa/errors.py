@@ -21,7 +21,14 @@ class Pt2qaError(Exception):
 
 
 class CaptureError(Pt2qaError):
-    """The model cannot be captured, or its capture computes something else than the model."""
+    """The model cannot be captured, or its capture computes something else than the model.
+
+    Its text is ``what`` is wrong, ``advice`` on what to do, and ``more`` on that.
+    """
+
+    def __init__(self, what: str, advice: str = "", more: str = "") -> None:
+        super().__init__(what + advice + more)
+        self.what, self.advice = what, advice
 
 
 class BatchError(Pt2qaError):

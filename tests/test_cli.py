@@ -51,7 +51,7 @@ from pt2qa.report import (
 from tests.report.html.samples import budget, diagnosis
 
 HERE = Environment("2.13.0", "0.18.0", "1.4.1", "0.1.0", "3f2a")
-VALUES = {"int": 1, "float": 0.5, "text": "dq", "shape": (2, 3)}
+VALUES = {"int": 1, "float": 0.5, "bool": True, "text": "dq", "shape": (2, 3)}
 ROW = LayerRow(**{column.name: VALUES[column.type] for column in columns_of(LayerRow)} | {"zero_point": nan})
 LAYERS = LayerReport(
     rows=tuple(replace(ROW, handle=i, name=f"fc{i}/linear", sqnr=40.0 - i, isolated_sqnr=30.0 + i) for i in range(25)),
@@ -446,7 +446,7 @@ def test_the_next_command_quantizes_as_the_diagnosis_did(
 
 
 def test_the_next_command_without_a_cause_searches(run, library, flow, tmp_path, monkeypatch):
-    found = replace(DIAGNOSIS, rows=(), next_command="pt2qa.reconfigure(pair, batches, target=21)")
+    found = replace(DIAGNOSIS, rows=(), next_command="search on").with_evidence(None, {}, 21)
     monkeypatch.setitem(vars(pt2qa), "diagnose", lambda pair, batches, **given: found)
     last = run("analyze", flow, "-q", "x86", "-o", tmp_path).stdout.splitlines()[-1]
     assert last == f"Next: pt2qa analyze {flow} -q x86 --target 21 -o {tmp_path}-next"

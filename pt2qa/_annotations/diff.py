@@ -14,7 +14,7 @@ from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
 
 
-@register("annotation-diff", schema=1, was="annotation_diff")
+@register("annotation-diff", schema=2, oldest=1, was="annotation_diff")
 @dataclass(frozen=True, slots=True, repr=False)
 class AnnotationDiff(Report):
     """Where two annotations differ; true if they do.
@@ -65,7 +65,8 @@ class AnnotationDiff(Report):
         return f"{self.model}: annotations of a, {self.a}, and b, {self.b}"
 
     def _before(self) -> Iterator[Block]:
-        alike = by_reason((f"{row.name}, {row.role}", kind) for row in self.rows for kind in _kinds(row))
+        kinds = ((row, f"{row.status}: {row.kind or row.what}") for row in self.rows)
+        alike = by_reason((f"{row.name}, {row.role}", kind) for row, kind in kinds)
         yield Listing(f"Differences by kind ({len(alike)})", alike)
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
@@ -80,11 +81,3 @@ class AnnotationDiff(Report):
         changed = len(self.rows) - sum(counts.values())
         shown = ", ".join(f"{count} {status}" for status, count in counts.items())
         return [f"{counted(len(self.rows), 'place')} differ: {changed} changed, {shown}; {same}."]
-
-
-def _kinds(row: AnnotationDiffRow) -> list[str]:
-    """What differs, item by item; which values share a scale differs from place to place."""
-    if row.status != "changed":
-        return [f"{row.status}: {row.what}"]
-    changes = row.what.split("; ")
-    return [change.partition(" ")[0] if change.startswith(("shares ", "value ")) else change for change in changes]

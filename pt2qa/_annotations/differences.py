@@ -98,20 +98,23 @@ def _by_key(rows: Iterable[AnnotationRow]) -> dict[_Key, AnnotationRow]:
 
 def _compared(a: AnnotationRow, b: AnnotationRow, unknown: frozenset[str]) -> AnnotationDiffRow | None:
     facts_a, facts_b = a.facts, b.facts
-    changed = [
-        f"{fact} {facts_a[fact] or 'none'} -> {facts_b[fact] or 'none'}"
+    changed = {
+        fact: f"{fact} {facts_a[fact] or 'none'} -> {facts_b[fact] or 'none'}"
         for fact in facts_a
         if facts_a[fact] != facts_b[fact] and fact not in unknown and UNKNOWN not in (facts_a[fact], facts_b[fact])
-    ]
+    }
     if not changed:
         return None
+    # Which values share a scale differs from place to place.
+    kind = "; ".join(fact if fact in ("shares", "value") else text for fact, text in changed.items())
     status: Literal["only in a", "only in b", "changed"] = "changed"
+    what = "; ".join(changed.values())
     if a.quantized != b.quantized:
         status = "only in a" if a.quantized else "only in b"
         rounded = {name: fact for name, fact in (facts_a if a.quantized else facts_b).items() if name not in unknown}
         left_alone = b.dtype if a.quantized else a.dtype
-        changed = [f"{_text(rounded)}, and {left_alone or 'float'} in {'b' if a.quantized else 'a'}"]
-    return AnnotationDiffRow(a.name, a.role, a.argument, a.of, status, "; ".join(changed))
+        kind = what = f"{_text(rounded)}, and {left_alone or 'float'} in {'b' if a.quantized else 'a'}"
+    return AnnotationDiffRow(a.name, a.role, a.argument, a.of, status, what, kind)
 
 
 def _only(row: AnnotationRow, status: Literal["only in a", "only in b"]) -> AnnotationDiffRow:

@@ -163,7 +163,7 @@ def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:
     """Ops that are not in the quantized graph, with the reason: they have only an output and a reason."""
     places = Counter(row.name for row in rows)
     folded = [row for row in rows if row.role == "output" and not row.quantized and row.note]
-    return [(row.name, _kind_of_reason(row.note)) for row in folded if places[row.name] == 1]
+    return [(row.name, row.note) for row in folded if places[row.name] == 1]
 
 
 def _named(row: AnnotationRow) -> str:
@@ -224,7 +224,3 @@ def _dtypes(rows: Sequence[AnnotationRow]) -> str:
         row.dtype + (f"/{row.axis}" if row.axis >= 0 else "") + ("*" if row.dynamic else "") for row in rows
     )
     return ", ".join(f"{text} x{count}" if count > 1 else text for text, count in counts.items())
-
-
-def _kind_of_reason(note: str) -> str:
-    return "folded into the op before it" if note.startswith("folded into ") else note

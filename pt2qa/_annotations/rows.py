@@ -179,6 +179,7 @@ class AnnotationDiffRow(Row):
         of: who makes the value.
         status: ``only in a``: rounded, or there at all, in a alone; ``only in b``; ``changed``: rounded in both.
         what: what differs, ``dtype int8 -> uint8; observer HistogramObserver -> MinMaxObserver``.
+        kind: the same without what is another at each place; empty in files of schema 1.
     """
 
     name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
@@ -187,3 +188,4 @@ class AnnotationDiffRow(Row):
     of: Annotated[str, column("value of", importance=1, shrinks_to=16)]
     status: Annotated[Literal["only in a", "only in b", "changed"], column(importance=8)]
     what: Annotated[str, column("what differs (a -> b)", importance=0, shrinks_to=44)]
+    kind: Annotated[str, column(extended=True, since=2)] = ""

@@ -66,8 +66,8 @@ def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             return run(model, args, kwargs)
     except Exception as error:
         raise CaptureError(
-            f"the model fails on its example inputs, before any export: {type(error).__name__}: {error}. Call "
-            "model(*args, **kwargs) to see where."
+            f"the model fails on its example inputs, before any export: {type(error).__name__}: {error}. ",
+            "Call model(*args, **kwargs) to see where.",
         ) from error
 
 
@@ -85,8 +85,8 @@ def check_stateless(
     if found is not None:
         raise CaptureError(
             f"the model keeps state: forward changes its buffers {few([repr(name) for name in changed])}, and {found} "
-            "between two runs of one input. pt2qa compares runs of one input: take the state as an input and return "
-            "the new one."
+            "between two runs of one input. ",
+            "pt2qa compares runs of one input: take the state as an input and return the new one.",
         )
     return changed
 
@@ -125,11 +125,12 @@ def check_agreement(
     if own is not None:
         raise CaptureError(
             f"the model disagrees with itself: {own} between two runs of one input in eval mode. It is "
-            "random (torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. pt2qa compares "
-            "runs of one input: make forward deterministic."
+            "random (torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. ",
+            "pt2qa compares runs of one input: make forward deterministic.",
         )
     raise CaptureError(
         f"the captured program does not compute what the model computes: {found} on the example "
         "inputs. Values that forward reads from outside, branches on values and writes to views of a tensor are the "
-        "usual causes. Try the other strict=, and compare torch.export.export(model, args).module() with the model."
+        "usual causes. ",
+        "Try the other strict=, and compare torch.export.export(model, args).module() with the model.",
     )

@@ -46,8 +46,9 @@ def check_model(model: object) -> nn.Module:
     if training:
         names = few([repr(name) if name else "the model itself" for name in training])
         raise CaptureError(
-            f"{counted(len(training), 'module is', 'modules are')} in training mode: {names}. Call model.eval() first, "
-            "for quantization-aware training too: pt2qa.quantize(..., qat=True) trains the exported graph."
+            f"{counted(len(training), 'module is', 'modules are')} in training mode: {names}. ",
+            "Call model.eval() first, for quantization-aware training too: pt2qa.quantize(..., qat=True) trains the "
+            "exported graph.",
         )
     return model
 
@@ -64,16 +65,16 @@ def refuse_quantized(model: nn.Module) -> None:
     if made:
         kinds = few([f"{name or 'the model itself'} ({kind.__name__})" for name, kind in made.items()])
         raise CaptureError(
-            f"the model was prepared or quantized by eager mode or FX already: {kinds}. Pass the float model that it "
-            "was made from; pt2qa quantizes with prepare_pt2e and convert_pt2e."
+            f"the model was prepared or quantized by eager mode or FX already: {kinds}. ",
+            "Pass the float model that it was made from; pt2qa quantizes with prepare_pt2e and convert_pt2e.",
         )
     graphs = (part for part in model.modules() if isinstance(part, GraphModule))
     ops = Counter(op_of(node.target) for graph in graphs for node in graph.graph.nodes if is_quantization(node))
     if ops:
         counts = ", ".join(f"{count} {op}" for op, count in ops.most_common())
         raise CaptureError(
-            f"the model is a graph that is quantized already ({counts}). Pass the float model; a quantized graph goes "
-            "with its float one: pt2qa.pair(float_graph, converted)."
+            f"the model is a graph that is quantized already ({counts}). ",
+            "Pass the float model; a quantized graph goes with its float one: pt2qa.pair(float_graph, converted).",
         )
 
 
@@ -102,8 +103,9 @@ def export(
             if foreign := _foreign_outputs(outputs):
                 raise CaptureError(
                     f"torch.export.export cannot return what forward does: {few(foreign)}. It takes tensors, numbers, "
-                    "strings and None, in tuples, lists and dicts. Wrap the model in a module whose forward returns "
-                    "what you want to compare; models of transformers return no cache with use_cache=False."
+                    "strings and None, in tuples, lists and dicts. ",
+                    "Wrap the model in a module whose forward returns what you want to compare; models of transformers "
+                    "return no cache with use_cache=False.",
                 ) from error
             other = (
                 "strict=False, which runs the Python of the forward instead of analysing it"
@@ -111,8 +113,9 @@ def export(
                 else "strict=True, which analyses the Python of the forward instead of running it"
             )
             raise CaptureError(
-                f"torch.export.export failed with {type(error).__name__}: {_first_lines(error)}\n"
-                f"Try {other}. What a forward may do is described at {_DOCS}; torch's whole message is above this one."
+                f"torch.export.export failed with {type(error).__name__}: {_first_lines(error)}\n",
+                f"Try {other}",
+                f". What a forward may do is described at {_DOCS}; torch's whole message is above this one.",
             ) from error
     _read_as_buffers(program, model)
     return program

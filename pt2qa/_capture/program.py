@@ -240,8 +240,9 @@ def _check_names(program: ExportedProgram) -> None:
     if odd:
         raise CaptureError(
             "torch writes the exported program as Python code, which cannot hold the names "
-            f"{', '.join(map(ascii, odd))}. Module names with quotes or backslashes, keywords, line breaks and letters "
-            "that Python reads as others are such names; rename them."
+            f"{', '.join(map(ascii, odd))}. ",
+            "Module names with quotes or backslashes, keywords, line breaks and letters that Python reads as others "
+            "are such names; rename them.",
         )
 
 

@@ -17,7 +17,7 @@ from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
 from pt2qa._graph.subclasses import refuse_subclasses
-from pt2qa._near_names import did_you_mean
+from pt2qa._near_names import question
 from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._ranks import alone
@@ -205,8 +205,8 @@ def _silences(silence: Collection[str], every: Mapping[str, Rule]) -> list[tuple
 def _check_ids(ids: Iterable[str], every: Mapping[str, Rule], option: str) -> None:
     for rule in ids:
         if rule not in every:
-            near = did_you_mean(rule, every)
-            known = near if near.startswith("; did") else f"{near} There are {', '.join(every)}"
+            near = question(rule, every, 3)
+            known = f"; {near}" if near else f". There are {', '.join(every)}"
             raise SelectionError(f"{option}: there is no rule {rule!r}{known}")
 
 

@@ -85,7 +85,7 @@ class CheckContext:
     cpu: frozenset[str] = frozenset()
     eager: nn.Module | None = None
     progress: bool | None = None
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Pt2qaError] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
@@ -346,7 +346,7 @@ class CheckContext:
             try:
                 return make()
             except Pt2qaError as error:
-                self.failures[what] = str(error)
+                self.failures[what] = error
         raise UnavailableError(failed)
 
 

@@ -81,9 +81,8 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:
     """A backend, if there is one, and how the user named it."""
     if wanted is None:
-        plugin = None if pair.recipe is None else pair.recipe.plugin
-        name = pair.quantizer.partition(":")[0].partition(" ")[0]
-        plugin = available().get(name) if plugin is None else plugin
+        plugin = pair.plugin if pair.recipe is None else pair.recipe.plugin
+        plugin = available().get(pair.quantizer.partition(":")[0]) if plugin is None else plugin
         return (None if plugin is None else backend_of(plugin)), f"quantizer {pair.quantizer!r}"
     if not isinstance(wanted, str):
         return wanted, repr(wanted)

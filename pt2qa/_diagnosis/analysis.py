@@ -19,7 +19,7 @@ from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow
 from pt2qa._diagnosis.search import Search
 from pt2qa._diagnosis.trials import Data, Treatment, Trials
-from pt2qa._diagnosis.verdict import next_command, verdict_of
+from pt2qa._diagnosis.verdict import next_command, search_target, verdict_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
@@ -172,7 +172,8 @@ def diagnose(
         set_apart=reference.health.set_apart,
         input_ranges=reference.health.input_ranges,
     )
-    return diagnosis.with_evidence(final, reports)
+    aimed_at = None if interrupted else search_target(case, search.rows, after, search.needed)
+    return diagnosis.with_evidence(final, reports, aimed_at)
 
 
 def _refuse_reports_of_others(pair: QuantizedPair, findings: Findings | None, deployed: Any) -> None:

@@ -118,7 +118,7 @@ class ErrorBudget(Report):
         name, noise = next(iter(self.by("mechanism").items()), ("", 0.0))
         if not noise > HALF * self.parts or name == UNATTRIBUTED:
             return ""
-        return "range" if name.endswith("clamping") else "precision"
+        return "range" if name in ("activation clamping", "weight clamping") else "precision"
 
     def by(self, name: Literal["mechanism", "module", "op", "kind", "name", "dtype"]) -> dict[str, float]:
         """The noise of the rows, added up by one of their columns, most first."""

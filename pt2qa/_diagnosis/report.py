@@ -139,8 +139,14 @@ class Diagnosis(Report):
         """The reports of the analyses that it used, by name; empty if it was loaded from a file."""
         return getattr(self, "_reports", {})
 
-    def with_evidence(self, pair: Any, reports: Mapping[str, Report]) -> Diagnosis:
+    @property
+    def search_target(self) -> float | None:
+        """What :func:`pt2qa.reconfigure` should reach, if that is what to call next and the report was not loaded."""
+        return getattr(self, "_search_target", None)
+
+    def with_evidence(self, pair: Any, reports: Mapping[str, Report], search_target: float | None = None) -> Diagnosis:
         """The same report with the new pair and the other reports attached; files do not store them."""
+        object.__setattr__(self, "_search_target", search_target)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "_reports", dict(reports))
         return self

@@ -92,9 +92,8 @@ def next_command(
     """What to call next, or what to change; empty if there is nothing to do."""
     if interrupted:
         return "pt2qa.diagnose(pair, batches)"
-    poor = case.now.worst[1] if not rows and needed is None and case.now.worst[1] < LOW else None
-    if poor is not None or (needed is not None and not after.value >= needed):
-        target = math.ceil(poor) + 3 if poor is not None else needed
+    target = search_target(case, rows, after, needed)
+    if target is not None:
         return f"pt2qa.reconfigure(pair, batches, target={target:g})"
     if not rows:
         return ""
@@ -106,6 +105,14 @@ def next_command(
     data = "calibration" if state.data is None else state.data.name
     overrides = ", overrides=diagnosis.plan" if state.edits or state.floats else ""
     return f"pt2qa.quantize(capture, {quantizer}, {data}{overrides})"
+
+
+def search_target(case: Case, rows: Sequence[CauseRow], after: Figures, needed: float | None) -> float | None:
+    """What a search for another configuration should reach; None if there is nothing to search for."""
+    poor = case.now.worst[1]
+    if not rows and needed is None and poor < LOW:
+        return math.ceil(poor) + 3
+    return None if needed is None or after.value >= needed else needed
 
 
 def _value(found: Figures, unit: str) -> str:

@@ -18,13 +18,13 @@ from pt2qa._report.html.charts import along
 from pt2qa.errors import ReportError
 
 _MEASURES: Final = (
-    ("sqnr", "Cumulative SQNR along the graph", "Of each value against the reference, with all error up to here."),
+    ("sqnr", "Cumulative SQNR", "Of each value against the reference, with all error up to here."),
     (
         "isolated_sqnr",
-        "Isolated SQNR along the graph",
+        "Isolated SQNR",
         "Of each op and the rounding of what it reads alone, on the reference's values.",
     ),
-    ("rounding_sqnr", "Rounding SQNR along the graph", "Of the rounding of each output alone."),
+    ("rounding_sqnr", "Rounding SQNR", "Of the rounding of each output alone."),
 )
 
 SHOWN: Final = 8
@@ -39,7 +39,11 @@ _FLOAT_SIDES: Final = frozenset({"reference", "float"})
 def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
     """SQNR of every layer in graph order, one chart for each column that was measured."""
     return [
-        along(title, f"{about} Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark.", [(key, key)])
+        along(
+            f"{title} along the graph",
+            f"{about} Dashed: {LOW_SQNR:g} dB, 1 % noise. Identical values (inf) have no mark.",
+            [(key, key)],
+        )
         for key, title, about in _MEASURES
         if any(isfinite(getattr(row, key)) for row in rows)
     ]
@@ -47,7 +51,7 @@ def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
 
 def by_block(rows: Sequence[LayerRow], by: str) -> list[dict[str, Any]]:
     """Op × block, for a column of SQNR, where the model has equal blocks."""
-    return heat_maps(rows, by, next(title for key, title, _ in _MEASURES if key == by).partition(" along")[0])
+    return heat_maps(rows, by, next(title for key, title, _ in _MEASURES if key == by))
 
 
 def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence[Report]) -> list[dict[str, Any]]:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import isnan, nan
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import cosine as five_digits
 from pt2qa._report.formats import share
 from pt2qa._report.rows import Row
 from pt2qa.errors import ReportError
-
-NONFINITE_ALONE: Final = "NaN or infinite when run by itself"
-"""In the note of a :class:`LayerRow` whose isolated SQNR was measured but is nan."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +64,7 @@ class LayerRow(Row):
             it, nan if there is no single scale.
         inputs: names of the nearest rows before this one in the graph, separated by commas: those whose values its op
             reads, directly or through ops that have no row.
+        nonfinite: whether NaN or infinite values were left out, or made numbers nan.
         custom: the user's metrics by name; all rows of a report have the same names.
 
     Raises:
@@ -113,6 +111,7 @@ class LayerRow(Row):
     input_sqnr: Annotated[float, column(unit="dB", extended=True, since=2)] = nan
     excess_lsb: Annotated[float, column(extended=True, since=2)] = nan
     inputs: Annotated[str, column(extended=True, since=3)] = ""
+    nonfinite: Annotated[bool, column(extended=True, since=4)] = False
     custom: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

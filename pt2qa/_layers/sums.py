@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
+from pt2qa._layers.rows import LayerRow
 from pt2qa._metrics import ErrorSums, Metric, NoiseSums
 from pt2qa._report.columns import Count
 from pt2qa._report.merging import numbered_on
@@ -132,7 +132,8 @@ def tables(sums: Sequence[RowSums], *, only_apart: bool) -> dict[str, Any]:
 
 def _row(row: Compared, totals: Totals, input_sqnr: float) -> LayerRow:
     sums = totals.sums
-    alone = NONFINITE_ALONE if math.isnan(totals.isolated.noise) and not sums.nonfinite else ""
+    nonfinite_alone = math.isnan(totals.isolated.noise)
+    alone = "NaN or infinite when run by itself" if nonfinite_alone and not sums.nonfinite else ""
     range_use, excess_lsb = _reach(row, sums)
     return LayerRow(
         handle=row.handle,
@@ -167,6 +168,7 @@ def _row(row: Compared, totals: Totals, input_sqnr: float) -> LayerRow:
         input_sqnr=input_sqnr,
         excess_lsb=excess_lsb,
         inputs=row.inputs,
+        nonfinite=nonfinite_alone or bool(sums.nonfinite or sums.excluded),
         custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
     )
 

@@ -7,7 +7,7 @@ from math import inf, isfinite, isnan, nan, prod
 from typing import Final
 
 from pt2qa._decibels import LOW_SQNR, power
-from pt2qa._layers.rows import NONFINITE_ALONE, LayerRow
+from pt2qa._layers.rows import LayerRow
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import counted
 from pt2qa._report.ranking import ranked, without_number
@@ -95,7 +95,7 @@ def _about_isolated(rows: Sequence[LayerRow], sqnr: float) -> str:
     if not rows:
         return "No layer was compared."
     if all(isnan(row.isolated_sqnr) for row in rows):
-        if all(isnan(row.sqnr) or NONFINITE_ALONE in row.note for row in rows):
+        if all(isnan(row.sqnr) or row.nonfinite for row in rows):
             return "No layer has an isolated SQNR: its values are not finite, or all zero in the reference."
         return "Isolated SQNR was not measured; SQNR is cumulative and includes the error from upstream."
     values = [row for row in ranked(LayerRow, _quantized(rows), "isolated_sqnr") if not isnan(row.isolated_sqnr)]

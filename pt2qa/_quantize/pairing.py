@@ -52,7 +52,7 @@ from pt2qa._simulator.verification import Graphs, Verification, add_state, diges
 from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.plugins import resolve
+from pt2qa.plugins import QuantizerPlugin, resolve
 
 T = TypeVar("T")
 
@@ -154,6 +154,7 @@ class QuantizedPair:
         notes: what a reader of any report about this pair must know.
         recipe: how it was quantized, if pt2qa did it.
         origin: the converted graph that is deployed, where :meth:`as_deployed` put another one in its place.
+        plugin: whose kernels :meth:`as_deployed` took; None: of the recipe.
         weight_cache: bytes of quantized weights, 128 MiB unless set otherwise, whose float values are kept; others are
             made from their integers whenever their op runs.  ``dataclasses.replace(pair, weight_cache=...)`` sets it.
     """
@@ -168,6 +169,7 @@ class QuantizedPair:
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
     origin: Origin | None = None
+    plugin: QuantizerPlugin | None = None
     weight_cache: int = WEIGHT_CACHE
 
     def __repr__(self) -> str:
@@ -264,6 +266,7 @@ class QuantizedPair:
             quantizer=f"{self.quantizer}, as deployed",
             notes=(*notes_without("kernels", self.notes), deployed_note(inputs)),
             recipe=None,
+            plugin=plugin,
         )
 
     def values(self, batch: Batch) -> list[Any]:

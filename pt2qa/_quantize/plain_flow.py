@@ -48,16 +48,13 @@ class PlainFlow:
 
     Attributes:
         code: a Python module with ``make_quantizer`` and ``quantize``, to save as ``quantizer.py``.
+        equal: whether it was executed and its outputs are those of the pair, bit for bit.
         verified: ``equal``, ``equal, with ...`` and why that is needed, ``differs: ...`` or ``not run: ...``.
     """
 
     code: str
     verified: str
-
-    @property
-    def equal(self) -> bool:
-        """Whether the code was executed and its outputs are those of the pair, bit for bit."""
-        return self.verified.startswith(EQUAL)
+    equal: bool = False
 
 
 @torch_defaults
@@ -108,7 +105,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     own_options = plain.asks and not isinstance(recipe.plugin, GenericPlugin)
     found = f"{pair.quantizer} has options that are pt2qa's own" if own_options else trial.difference(plain)
     if not found:
-        return PlainFlow(plain.text, EQUAL)
+        return PlainFlow(plain.text, EQUAL, equal=True)
     if not own_options:
         # Capture writes the sources of all ops, and records where they are not the obvious ones.
         written = changed if {*changed} & {*SOURCE_RULES} else (*changed, SOURCE_RULES[0])
@@ -116,14 +113,16 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
         if not rewritten:
             needed = trial.needed(written, text)
             return PlainFlow(
-                text(needed).text, f"{EQUAL}, with capture's rewriting ({', '.join(needed)}); without it: {found}"
+                text(needed).text,
+                f"{EQUAL}, with capture's rewriting ({', '.join(needed)}); without it: {found}",
+                equal=True,
             )
         found += f"; with capture's rewriting as code: {rewritten}"
     whole = pt2qa_text(capture, recipe, about)
     beyond = trial.difference(whole)
     if beyond:
         return PlainFlow(plain.text, f"differs: {found}; with pt2qa: {beyond}")
-    return PlainFlow(whole.text, f"{EQUAL}, with pt2qa; without it: {found}")
+    return PlainFlow(whole.text, f"{EQUAL}, with pt2qa; without it: {found}", equal=True)
 
 
 def kept_flow(pair: QuantizedPair, about: str, verify: bool, progress: bool | None) -> tuple[PlainFlow, list[str]]:

@@ -237,12 +237,8 @@ class Reconfiguration(Report):
         yield f"{counted(self.evaluations, 'configuration')} scored."
 
     def _summary(self) -> Sequence[str]:
-        verified = self.code_verified
-        if not verified:
-            return [self.verdict]
-        executed = not verified.startswith("not run: ")
-        how = "executed, and its outputs compared bit for bit" if executed else "not executed"
-        return [self.verdict, f"report.code (quantizer.py) was {how}: {verified.removeprefix('not run: ')}."]
+        code = f"report.code (quantizer.py) against the new pair, bit for bit: {self.code_verified}."
+        return [self.verdict, code] if self.code_verified else [self.verdict]
 
 
 def _thinned(curve: tuple[CurvePoint, ...], edits: int) -> tuple[CurvePoint, ...]:

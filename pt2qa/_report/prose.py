@@ -13,8 +13,8 @@ from pt2qa._report.rows import Unpaired
 _ORDINAL: Final = re.compile(r"(_\d+)?(:\w+)?$| \(.*\)$")
 """What distinguishes ops of one kind: a name's ordinal, the part of a decomposed op, a node without a handle."""
 
-_FOLDED: Final = re.compile(r"^folded into \S+?(, which .*)?$")
-"""The reason for a folded batch norm, which names the op."""
+_NAMED: Final = re.compile(r"\S+/[^\W\d]\w*")
+"""The name of an op, in any sentence."""
 
 LISTED: Final = 5
 """Number of entries that a list shows; the rest are counted."""
@@ -63,7 +63,7 @@ def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
     """
     groups: dict[str, list[str]] = {}
     for name, reason in found:
-        groups.setdefault(reason or "no reason given", []).append(name)
+        groups.setdefault(_alike(reason) or "no reason given", []).append(name)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     return [f"{reason}: {len(names)}, such as {names[0]}" for reason, names in ordered]
 
@@ -79,7 +79,7 @@ def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
     groups: dict[tuple[str, ...], list[Unpaired]] = {}
     for number, entry in enumerate(unpaired):
         kind = _ORDINAL.sub("", entry.name.rpartition("/")[2]) if len(unpaired) > LISTED else str(number)
-        key = (kind, entry.side, _FOLDED.sub("folded into the op before it", entry.reason))
+        key = (kind, entry.side, _alike(entry.reason))
         groups.setdefault(key, []).append(entry)
     return [
         f"{alike[0].name} ({alike[0].side}): {alike[0].reason or 'no reason given'}"
@@ -87,6 +87,11 @@ def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
         else f"{len(alike)} {kind} ({side}): {reason or 'no reason given'}, such as {alike[0].name}"
         for (kind, side, reason), alike in groups.items()
     ]
+
+
+def _alike(reason: str) -> str:
+    """A reason without the names of other ops, so that it is one for all that have it."""
+    return _NAMED.sub("another op", reason)
 
 
 def sections(parts: Iterable[str]) -> str:

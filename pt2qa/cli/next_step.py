@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from math import floor, isfinite
@@ -33,11 +32,9 @@ def next_step(made: Mapping[str, Any], where: str, flow: Flow, spec: str, stem: 
     try:
         recipe = diagnosis.pair.recipe
     except ReportError:  # no remedy is for the quantizer or its data
-        search = re.fullmatch(r"pt2qa\.reconfigure\(pair, batches, target=(\S+)\)", diagnosis.next_command)
-        if search:
-            return shlex.join(
-                ["pt2qa", "analyze", where, "-q", spec, "--target", search[1], "-o", f"{stem.parent}-next"]
-            )
+        if diagnosis.search_target is not None:
+            target = ("--target", f"{diagnosis.search_target:g}")
+            return shlex.join(["pt2qa", "analyze", where, "-q", spec, *target, "-o", f"{stem.parent}-next"])
         if diagnosis.next_command or not isfinite(diagnosis.sqnr):
             return str(diagnosis.next_command)
         return shlex.join(

@@ -178,6 +178,7 @@ def test_a_target_decides(net: nn.Module, data: Any) -> None:
     missed = diagnosed(net, data[0], data[1], target=200.0)
     assert missed.met == 0
     assert "reconfigure(pair, batches, target=200)" in missed.next_command
+    assert missed.search_target == 200
 
 
 def test_a_metric_decides(net: nn.Module, data: Any) -> None:

@@ -427,6 +427,7 @@ def test_a_masked_attention_score_keeps_its_infinities() -> None:
     report = layers(quantized_pair(Masked(), example, "x86"), [example])
     masked = next(row for row in report.rows if row.op == "masked_fill")
     assert masked.note == "20 equal NaN or infinite values left out"
+    assert masked.nonfinite
     assert math.isfinite(masked.sqnr)
 
 

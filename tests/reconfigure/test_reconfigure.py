@@ -159,9 +159,7 @@ def test_the_code_is_verified_at_the_end_or_says_that_it_was_not(monkeypatch: py
     pair, batches = residual_pair("x86"), [images()]
     fixed = pt2qa.reconfigure(pair, batches, target=40.0, progress=False)
     assert fixed.code_verified.startswith("equal, with capture's rewriting (shared module); without it: ")
-    assert (
-        "report.code (quantizer.py) was executed, and its outputs compared bit for bit: equal, with" in fixed.summary()
-    )
+    assert "report.code (quantizer.py) against the new pair, bit for bit: equal, with" in fixed.summary()
     names: dict[str, Any] = {"__name__": "quantizer"}
     exec(fixed.code, names)
     assert pair.capture is not None
@@ -170,7 +168,10 @@ def test_the_code_is_verified_at_the_end_or_says_that_it_was_not(monkeypatch: py
     assert fixed.verdict in " ".join(names["__doc__"].split())
     off = pt2qa.reconfigure(pair, batches, target=40.0, verify_code=False, progress=False)
     assert off.code_verified == "not run: verification is switched off"
-    assert "report.code (quantizer.py) was not executed: verification is switched off." in off.summary()
+    assert (
+        "report.code (quantizer.py) against the new pair, bit for bit: not run: verification is switched off."
+        in off.summary()
+    )
 
     def interrupted(pair: pt2qa.QuantizedPair, *, verify: bool = True, **options: Any) -> PlainFlow:
         if verify:

@@ -91,6 +91,6 @@ def test_the_code_can_be_saved_and_what_came_of_it_is_said(report: Reconfigurati
     assert "quantizer.py" not in str(report)
     differs = replace(report, code_verified="differs: outputs agree to 49.4 dB, first at a/linear")
     assert differs.summary().splitlines()[-1] == (
-        "report.code (quantizer.py) was executed, and its outputs compared bit for bit: differs: outputs agree to "
+        "report.code (quantizer.py) against the new pair, bit for bit: differs: outputs agree to "
         "49.4 dB, first at a/linear."
     )

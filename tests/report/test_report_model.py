@@ -15,7 +15,7 @@ from pt2qa._report.columns import columns_of, from_columns, to_columns
 from pt2qa.errors import ReportError
 from pt2qa.report import UNQUANTIZED, Environment, LayerReport, LayerRow, WeightRow
 
-EXTENDED = ["range_use", "note", "part_of", "step", "answers_for", "input_sqnr", "excess_lsb", "inputs"]
+EXTENDED = ["range_use", "note", "part_of", "step", "answers_for", "input_sqnr", "excess_lsb", "inputs", "nonfinite"]
 COLUMNS = [
     "handle",
     "name",

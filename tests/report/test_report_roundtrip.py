@@ -23,6 +23,7 @@ integers = st.integers(-(2**63), 2**63 - 1)
 anything = {
     "int": integers,
     "float": st.floats(),
+    "bool": st.booleans(),
     "text": st.text(st.characters()),  # lone surrogates too: JSON escapes them
     "shape": st.lists(st.integers(0, 2**40), max_size=5).map(tuple),
 }
@@ -131,7 +132,7 @@ def test_csv_has_one_record_a_row_and_pandas_agrees(report):
 @example(None)
 def test_a_file_with_flipped_bytes_loads_or_gives_the_one_error(data):
     row = {
-        column.name: {"int": 1, "float": 1.5, "text": "dq", "shape": (2, 3)}[column.type]
+        column.name: {"int": 1, "float": 1.5, "bool": True, "text": "dq", "shape": (2, 3)}[column.type]
         for column in columns_of(LayerRow)
     }
     row["zero_point"] = 3.0

@@ -76,7 +76,7 @@ def test_a_long_list_of_unpaired_ops_has_a_line_for_each_kind_and_reason(layers)
     section = text.partition("Unpaired (19):\n")[2].partition("\n\n")[0]
     assert " ".join(section.split()) == (
         "15 _assert_tensor_metadata (reference): nothing reads it, such as block.0/_assert_tensor_metadata_0 "
-        "3 batch_norm (reference): folded into the op before it, such as bn20/batch_norm "
+        "3 batch_norm (reference): folded into another op, which is compared after it, such as bn20/batch_norm "
         "size (reference): nothing reads it"
     )
 

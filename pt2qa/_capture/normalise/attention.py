@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ ATTENTION = "attention"
 MODULE = nn.MultiheadAttention
 """The module that it opens."""
 
-RULE = "attention"
+RULE: Final = "attention"
 
 
 def decompose_attention(program: ExportedProgram) -> tuple[Change, ...]:

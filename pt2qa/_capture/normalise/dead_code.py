@@ -7,6 +7,7 @@ The x86 quantizer reads the first output of a matched convolution or linear.  An
 from __future__ import annotations
 
 import operator
+from typing import Final
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -15,7 +16,7 @@ from pt2qa._capture.aliases import Aliases, in_place_argument
 from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
 
-_RULE = "dead code"
+_RULE: Final = "dead code"
 
 
 def remove_dead_code(program: ExportedProgram) -> tuple[Change, ...]:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -14,7 +16,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
 from pt2qa._graph.internals.nodes import VALUE
 
-_RULE = "padding"
+_RULE: Final = "padding"
 _EXPLICIT = {
     torch.ops.aten.conv1d.padding: torch.ops.aten.conv1d.default,
     torch.ops.aten.conv2d.padding: torch.ops.aten.conv2d.default,

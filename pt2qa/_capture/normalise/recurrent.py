@@ -7,7 +7,7 @@ torch has decompositions of it into linears, one step of the sequence after the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
@@ -18,7 +18,7 @@ from pt2qa._capture.normalise.decomposition import operands_of, put_instead, tra
 from pt2qa._capture.normalise.editing import names_by_node
 from pt2qa._graph.handles import PART
 
-RULE = "recurrent op"
+RULE: Final = "recurrent op"
 _ATEN = torch.ops.aten
 
 RECURRENT = {

@@ -7,6 +7,7 @@ stays in float.  Outside of training, the region computes the same without its w
 from __future__ import annotations
 
 import operator
+from typing import Final
 
 import torch
 from torch.export import ExportedProgram
@@ -16,7 +17,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import drop_attribute, graph_modules, names_by_node, read_instead
 from pt2qa._graph.handles import attribute_of, nested_graphs, op_of
 
-_RULE = "nested region"
+_RULE: Final = "nested region"
 
 
 def inline_regions(program: ExportedProgram) -> tuple[Change, ...]:

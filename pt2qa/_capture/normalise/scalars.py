@@ -6,6 +6,8 @@ the dtype of ``x``: an index becomes a float (``IndexError``), 16777217 + 1 beco
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -15,7 +17,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import graph_modules, names_by_node
 from pt2qa._graph.internals.nodes import VALUE
 
-_RULE = "scalar"
+_RULE: Final = "scalar"
 _WITH_SCALAR = {
     torch.ops.aten.add.Tensor: torch.ops.aten.add.Scalar,
     torch.ops.aten.mul.Tensor: torch.ops.aten.mul.Scalar,

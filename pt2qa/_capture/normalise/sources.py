@@ -13,7 +13,7 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +68,8 @@ _SINGLE = tuple({kind for kinds in _CLASSES.values() for kind in kinds})
 _OPEN = (nn.RNNBase, nn.RNNCellBase)
 """Composite modules whose inner ops are separate sources once capture has decomposed them."""
 
-_SHARED_RULE = "shared module"
-_RULE = "op source"
+_SHARED_RULE: Final = "shared module"
+_RULE: Final = "op source"
 
 
 def write_sources(program: ExportedProgram, opened: tuple[type[nn.Module], ...] = ()) -> tuple[Change, ...]:

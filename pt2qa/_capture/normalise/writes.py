@@ -8,6 +8,8 @@ dequantize between them: the write is lost, and the model silently computes nons
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
@@ -20,7 +22,7 @@ from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 
-_RULE = "partial write"
+_RULE: Final = "partial write"
 _CHANGES_NO_VALUE = {
     *("as_strided", "detach", "rename", "requires_grad", "resize", "set", "squeeze", "swapaxes", "t", "transpose"),
     "unsqueeze",
@@ -43,10 +45,10 @@ def make_writes_functional(program: ExportedProgram) -> tuple[Change, ...]:
                 continue
             name = names_by_node(program)[node]
             try:
-                what = _rewrite(program, graph_module, node, argument, readers)
-            except Unsupported as reason:
-                what = f"left as it is, so a quantizer that rounds this tensor changes what is computed: {reason}"
-            changes.append(Change(_RULE, name, what))
+                changes.append(Change(_RULE, name, _rewrite(program, graph_module, node, argument, readers)))
+            except Unsupported as error:
+                left = "left as it is, so a quantizer that rounds this tensor changes what is computed"
+                changes.append(Change(_RULE, name, f"{left}: {error}", left=str(error)))
         graph_module.recompile()
     return tuple(changes)
 

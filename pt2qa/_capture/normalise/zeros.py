@@ -6,6 +6,8 @@ Python's ``sum([a, b])`` starts from 0, so the graph contains ``add(a, 0)``.  Th
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -16,7 +18,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise.editing import alike, graph_modules, names_by_node, read_instead
 from pt2qa._graph.internals.nodes import VALUE
 
-_RULE = "add of zero"
+_RULE: Final = "add of zero"
 _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 
 

@@ -181,7 +181,7 @@ def _nonfinite_sites(context: CheckContext) -> Iterator[Found]:
             nonfinite = not bool(constant.reference.isfinite().all())
             yield from _at_site(context, constant.attribute or site.name, site.params, None, nonfinite)
         else:
-            nonfinite = row is not None and "NaN or infinite" in row.note
+            nonfinite = row is not None and row.nonfinite
             yield from _at_site(context, site.name, site.params, masks.get(site.handle), nonfinite)
 
 

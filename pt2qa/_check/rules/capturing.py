@@ -39,20 +39,9 @@ def capture_fails(context: CheckContext) -> Iterator[Found]:
     try:
         context.capture  # noqa: B018  capturing is what may fail
     except UnavailableError:
-        why, fix = _parted(context.failures["capture"])
-        yield Found("", why, fix=fix)
-
-
-def _parted(text: str) -> tuple[str, str]:
-    """An error of capture split into what is wrong, on one line, and what to do: its last line or sentence."""
-    what, mark, advice = text.rpartition("\n")
-    if mark:
-        # torch's own text with capture's advice; a check shows no full message above it to point to.
-        return " ".join(
-            what.split()
-        ), f"{advice.partition('. ')[0]}: pt2qa.check(pt2qa.capture(model, args, strict=...))"
-    what, _, advice = text.rstrip(".").rpartition(". ")
-    return what, advice
+        error = context.failures["capture"]
+        what, fix = (error.what, error.advice) if isinstance(error, CaptureError) else (str(error), "")
+        yield Found("", " ".join(what.split()).rstrip("."), fix=fix.rstrip("."))
 
 
 @rule(

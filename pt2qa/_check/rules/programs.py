@@ -43,7 +43,7 @@ def plain_program(context: CheckContext) -> Iterator[Found]:
         raise DoesNotApplyError("to programs that were decomposed first")
     context.plugin  # noqa: B018  raises where there is none
     fixing = context.fixing_passes
-    error = context.failures.get("annotations", "")
+    error = context.failures.get("annotations")
     for run, changes in fixing.items():
         if run in _REPORTED_ELSEWHERE:
             continue
@@ -51,7 +51,7 @@ def plain_program(context: CheckContext) -> Iterator[Found]:
         for change in shared or changes:
             what = f"{change.rule}: capture would have it {change.what}"
             if shared:
-                what = change.what.replace("are matched one by one", "make one partition with several outputs")
+                what = f"after pt2qa.capture, {change.what}; here they make one partition with several outputs"
             yield Found(change.name, f"{what}, and the quantizer fails: {error}")
         if not changes:
             yield Found("", f"the quantizer fails on the sources that torch.export wrote: {error}")
@@ -191,9 +191,8 @@ def partial_write(context: CheckContext) -> Iterator[Found]:
     annotations = context.known_annotations
     rounded = None if annotations is None else {edge.source for edge in annotations.edges}
     for change in writes:
-        if change.what.startswith("left as it is"):
-            reason = change.what.partition(": ")[2]
-            yield Found(change.name, f"capture could not write it another way: {reason}", "warning", _FIX_WRITE)
+        if change.left:
+            yield Found(change.name, f"capture could not write it another way: {change.left}", "warning", _FIX_WRITE)
         if context.given not in ("program", "graph"):
             continue
         node = context.nodes.get(change.name)

@@ -16,7 +16,7 @@ from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.nodes import module_stack
 from pt2qa._graph.internals.torch import OpOverload
-from pt2qa._near_names import did_you_mean
+from pt2qa._near_names import question
 from pt2qa._simulator.op_rules import functional_spelling, mutates_first_argument
 from pt2qa.errors import PluginError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Annotations
@@ -45,7 +45,7 @@ def quantizer_fails(context: CheckContext) -> Iterator[Found]:
             raise DoesNotApplyError("where another rule names what the quantizer stumbles over") from None
         for what in ("quantizer", "annotations"):
             if what in context.failures:
-                yield Found("", context.failures[what])
+                yield Found("", str(context.failures[what]))
                 return
         raise
 
@@ -68,7 +68,7 @@ def foreign_quantizer(context: CheckContext) -> Iterator[Found]:
     try:
         context.plugin  # noqa: B018  it is refused, and the reason is kept
     except UnavailableError:
-        yield Found("", context.failures["quantizer"])
+        yield Found("", str(context.failures["quantizer"]))
 
 
 def is_foreign(quantizer: Any) -> bool:
@@ -125,7 +125,7 @@ def unmatched_filter(context: CheckContext) -> Iterator[Found]:
         if not any(_MATCHES[one.kind](one.key, node) for node in nodes):
             why = f"{one.attribute} holds {_text(one.key)}, and no op of the graph passes it"
             if one.kind == "module_name":
-                yield Found("", why + _near(one.key, nodes).removesuffix("."))
+                yield Found("", why + _near(one.key, nodes))
             else:
                 yield Found("", why, "warning", "take the setting out, or name what the model calls")
 
@@ -155,7 +155,8 @@ def _near(path: str, nodes: list[Node]) -> str:
     if bare in containers:
         inside = [name for name in known if name.startswith(f"{bare}.")]
         return f": it is a container that forward does not call; name what is in it, such as {inside[0]!r}"
-    return did_you_mean(bare, known)
+    near = question(bare, known, 3)
+    return f"; {near}" if near else ""
 
 
 def _text(key: Any) -> str:

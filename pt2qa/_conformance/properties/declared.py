@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Node
 
-from pt2qa._conformance.layout import some
+from pt2qa._conformance.layout import place_of, some
 from pt2qa._conformance.properties.property import Outcome, Property, does_not_apply, failed, passed
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa._graph.handles import op_of
@@ -98,18 +98,16 @@ def _matches(annotated: Annotated, pattern: Pattern) -> list[list[Node]]:
 
 
 def _fault(annotated: Annotated, pattern: Pattern, chain: list[Node]) -> str:
-    nodes, layout = annotated.annotations.ground.nodes, annotated.layout
-    first, last = nodes[chain[0].name].name, nodes[chain[-1].name].name
+    annotations, layout = annotated.annotations, annotated.layout
+    first, last = (annotations.ground.nodes[node.name].name for node in (chain[0], chain[-1]))
+    places = {point: place_of(annotations, point) for point in annotations.specs}
+    rounded = {point: place for point, place in places.items() if place in layout}
     text = f"{' + '.join(pattern)} is declared, but at {first}"
-    if not any(place.endswith((f"→ {first}", f" of {first}")) for place in layout):
+    if not any((reader or source) == chain[0].name for source, reader in rounded):
         return f"{text} nothing is annotated"
-    between = [
-        place
-        for before, after in itertools.pairwise(chain)
-        for place in (f"{nodes[before.name].name} → {nodes[after.name].name}", f"output of {nodes[before.name].name}")
-        if place in layout
-    ]
-    return f"{text}, {between[0]} is rounded: it is not fused with {last}" if between else ""
+    pairs = [(before.name, after.name) for before, after in itertools.pairwise(chain)]
+    within = [point for source, reader in pairs for point in ((source, reader), (source, "")) if point in rounded]
+    return f"{text}, {rounded[within[0]]} is rounded: it is not fused with {last}" if within else ""
 
 
 DECLARED = Property("declared", "what the quantizer declares to annotate is annotated", _declared)

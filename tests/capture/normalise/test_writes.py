@@ -128,6 +128,7 @@ def test_a_write_through_something_else_is_left_and_says_so(strict: bool) -> Non
         "left as it is, so a quantizer that rounds this tensor changes what is computed: "
         "it writes through aten.diagonal.default"
     )
+    assert change.left == "it writes through aten.diagonal.default"
 
 
 def test_a_write_to_an_input_stays_a_write() -> None:
