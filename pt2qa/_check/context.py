@@ -69,7 +69,7 @@ class CheckContext:
         cpu: features of the CPU that the model will run on, in lower case, such as ``avx512_vnni``.
         eager: the model that a capture, a graph or a pair was made from, if the user gave it too.
         progress: whether to show progress.
-        failures: why something is unavailable, by what failed: ``capture``, ``quantizer``,
+        errors: why something is unavailable, by what failed: ``capture``, ``quantizer``,
             ``annotations``; filled along the way, for the rules that report it.
     """
 
@@ -85,7 +85,12 @@ class CheckContext:
     cpu: frozenset[str] = frozenset()
     eager: nn.Module | None = None
     progress: bool | None = None
-    failures: dict[str, Pt2qaError] = field(default_factory=dict)
+    errors: dict[str, Pt2qaError] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The texts of ``errors``."""
+        return {what: str(error) for what, error in self.errors.items()}
 
     @property
     def model(self) -> nn.Module:
@@ -342,11 +347,11 @@ class CheckContext:
 
     def _attempt(self, what: str, failed: str, make: Callable[[], _Value]) -> _Value:
         """Makes something; a failure is kept for the rule that reports it, and occurs only once."""
-        if what not in self.failures:
+        if what not in self.errors:
             try:
                 return make()
             except Pt2qaError as error:
-                self.failures[what] = error
+                self.errors[what] = error
         raise UnavailableError(failed)
 
 

@@ -39,7 +39,7 @@ def capture_fails(context: CheckContext) -> Iterator[Found]:
     try:
         context.capture  # noqa: B018  capturing is what may fail
     except UnavailableError:
-        error = context.failures["capture"]
+        error = context.errors["capture"]
         what, fix = (error.what, error.advice) if isinstance(error, CaptureError) else (str(error), "")
         yield Found("", " ".join(what.split()).rstrip("."), fix=fix.rstrip("."))
 

@@ -45,7 +45,7 @@ def quantizer_fails(context: CheckContext) -> Iterator[Found]:
             raise DoesNotApplyError("where another rule names what the quantizer stumbles over") from None
         for what in ("quantizer", "annotations"):
             if what in context.failures:
-                yield Found("", str(context.failures[what]))
+                yield Found("", context.failures[what])
                 return
         raise
 
@@ -68,7 +68,7 @@ def foreign_quantizer(context: CheckContext) -> Iterator[Found]:
     try:
         context.plugin  # noqa: B018  it is refused, and the reason is kept
     except UnavailableError:
-        yield Found("", str(context.failures["quantizer"]))
+        yield Found("", context.failures["quantizer"])
 
 
 def is_foreign(quantizer: Any) -> bool:
