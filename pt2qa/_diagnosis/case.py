@@ -15,7 +15,7 @@ from pt2qa._diagnosis.budget import budget_of, mechanisms_in
 from pt2qa._diagnosis.budget_report import ErrorBudget
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import SiteNoises, site_noises
-from pt2qa._diagnosis.trials import Data, Place, Played, Treatment, Trials, places_of, with_params
+from pt2qa._diagnosis.trials import Data, Place, Played, Ranges, Treatment, Trials, places_of, with_params
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.costs import Costs, costs_from, costs_of
@@ -101,7 +101,7 @@ class Case:
     progress: bool | None = None
     state: Treatment = field(default_factory=Treatment)
     notes: list[str] = field(default_factory=list)
-    instead: frozenset[str] = frozenset()
+    instead: frozenset[Ranges] = frozenset()
     _positions: Positions | None = None
 
     def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted | None]]:

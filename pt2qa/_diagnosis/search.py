@@ -12,7 +12,7 @@ from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
 from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow
-from pt2qa._diagnosis.trials import Treatment
+from pt2qa._diagnosis.trials import Played, Ranges, Treatment
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.figures import Figures
@@ -58,6 +58,9 @@ PAID: Final = 0.75
 ALIKE: Final = 0.5
 """Gains in dB that do not tell two remedies apart: the cause that explains more is preferred."""
 
+_BOUNDS: Final[dict[Ranges, str]] = {"fitted": "ranges fitted to the data", "by channel": "ranges fitted by channel"}
+"""What the table of figures calls what bounds it."""
+
 FITS: Final = 1.0
 """If ranges fitted to the data would give less than this, in dB, no range or weight is at fault."""
 
@@ -83,7 +86,7 @@ class Search:
         """By error, the remedies that cannot be tried because of it."""
         self.state = Treatment()
         self.quality: Figures = self.case.now
-        self.bounds: dict[str, Figures] = {}
+        self.bounds: dict[Ranges, Figures] = {}
         self.deployed: list[FigureRow] = []
         self._left: list[tuple[Hypothesis, float]] = []
 
@@ -162,7 +165,7 @@ class Search:
         if self.rows:
             yield _figure_row("after", after)
         for name, found in self.bounds.items():
-            yield _figure_row(name, found)
+            yield _figure_row(_BOUNDS[name], found)
         yield from self.deployed
 
     def look_at_kernels(self, backend: Any) -> Report:
@@ -187,18 +190,19 @@ class Search:
         case = self.case
         own = case.pair.sites
         weights = {index: each for index, each in case.fitted_weights.items() if not is_alike(own[index], each)}
-        for name, title, least, params in (
-            ("fitted", "ranges fitted to the data", FITS, case.fitted),
-            ("by channel", "ranges fitted by channel", SPREAD, case.by_channel),
-        ):
+        tried: tuple[tuple[Ranges, float, dict[int, Played]], ...] = (
+            ("fitted", FITS, case.fitted),
+            ("by channel", SPREAD, case.by_channel),
+        )
+        for name, least, params in tried:
             instead = {**params, **weights}
             if instead:
-                self.bounds[title] = case.trials.quality(case.played(instead))
-                if self._gain_of(title) >= least:
+                self.bounds[name] = case.trials.quality(case.played(instead))
+                if self._gain_of(name) >= least:
                     case.instead |= {"fitted", name}  # a channel may hide a range that does not fit
 
-    def _gain_of(self, bound: str) -> float:
-        return self.bounds[bound].worst[1] - self.case.now.worst[1]
+    def _gain_of(self, name: Ranges) -> float:
+        return self.bounds[name].worst[1] - self.case.now.worst[1] if name in self.bounds else math.nan
 
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights, if these explain something."""
@@ -219,7 +223,7 @@ class Search:
         if "by channel" in case.instead:
             yield from sites.outliers(case)
             yield from sites.outliers_in_series(case)
-        if self._gain_of("ranges fitted to the data") >= FITS or self.needed is not None:
+        if self._gain_of("fitted") >= FITS or self.needed is not None:
             yield from configuration.observers(case)
 
     def _treated(self) -> Case:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -32,6 +32,9 @@ from pt2qa.overrides.edited import annotations_of
 from pt2qa.overrides.plan import Edit, OverridePlan
 from pt2qa.plugins import describe
 from pt2qa.plugins.options import with_options
+
+Ranges = Literal["fitted", "by channel"]
+"""Parameters for all sites that are tried: those that fit the data, per tensor or by channel."""
 
 Place = tuple[str, str, int]
 """A site in any pair of the model: its kind, its name, and its number among those of that kind and name."""

@@ -14,7 +14,7 @@ from pt2qa.plugins.options import with_options
 
 if TYPE_CHECKING:
     from pt2qa._diagnosis.case import Case
-    from pt2qa._diagnosis.trials import Treatment
+    from pt2qa._diagnosis.trials import Ranges, Treatment
     from pt2qa._reconfigure.figures import Figures
     from pt2qa._reconfigure.target import Target
     from pt2qa._simulator.program import Site
@@ -26,7 +26,7 @@ MOST_NOISE = 0.9
 def verdict_of(
     case: Case,
     rows: Sequence[CauseRow],
-    bounds: Mapping[str, Figures],
+    bounds: Mapping[Ranges, Figures],
     after: Figures,
     needed: float | None,
     aim: Target | None,
