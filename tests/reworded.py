@@ -49,9 +49,9 @@ class Rewording(ast.NodeTransformer):
         return node if isinstance(node.value, ast.Constant) else self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A list of names that is written in one text stays."""
-        is_split = isinstance(node.func, ast.Attribute) and node.func.attr == "split"
-        return node if is_split else self.generic_visit(node)
+        """A list of names that is written in one text stays, and so does what other packages write."""
+        stays = isinstance(node.func, ast.Attribute) and node.func.attr in ("split", "filterwarnings")
+        return node if stays else self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         """The same text with other words, if it is a sentence or a part of one."""
