@@ -126,7 +126,7 @@ def add_to_biases(prepared):
             source = source.args[0]
         module, _, attribute = source.target.rpartition(".")
         bias = prepared.get_parameter(source.target).detach()
-        added = torch.tensor([each for (each,) in struct.iter_unpack("<f", base64.b64decode(values))])
+        added = torch.tensor([each for (each,) in struct.iter_unpack("<f", base64.b64decode(values))]).to(bias.device)
         parameter = torch.nn.Parameter((bias.float() + added).to(bias.dtype), requires_grad=False)
         setattr(prepared.get_submodule(module), attribute, parameter)
     prepared.recompile()

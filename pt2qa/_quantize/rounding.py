@@ -71,6 +71,7 @@ def set_integers(prepared):
         module, _, attribute = read.args[0].target.rpartition(".")
         weight = prepared.get_parameter(read.args[0].target).detach()
         integers = torch.frombuffer(bytearray(base64.b64decode(values)), dtype=torch.int8).reshape(weight.shape)
+        integers, scale, zero_point = (each.to(weight.device) for each in (integers, scale, zero_point))
         shape = (-1, *[1] * (weight.dim() - 1))
         value = (integers - zero_point.reshape(shape)).float() * scale.reshape(shape)
         parameter = torch.nn.Parameter(value.to(weight.dtype), requires_grad=False)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa import _ranks
 from pt2qa._metrics import WITHOUT_FLOAT64
+from pt2qa._quantize.plain_flow import plain_flow
+from pt2qa.overrides.plan import in_base64
 from tests.analyses import ANALYSES, batches, model
 from tests.devices import simulated
 
@@ -56,6 +58,7 @@ def on_sim() -> dict[str, Any]:
         "strict": misuse_refused(),
         "without float64": without_float64(),
         "default": where_the_caller_makes_tensors(),
+        "code": code_that_changes_parameters(),
     }
 
 
@@ -130,6 +133,23 @@ WITHOUT = ("layers", "exact", "projection", "cases", "profile", "weights", "chec
 def test_a_device_without_float64(sim: dict[str, Any], expected: dict[str, Found]) -> None:
     for name, (ours, _) in zip(WITHOUT, sim["without float64"], strict=True):
         assert ours == pytest.approx(expected[name][0], rel=TOLERANCE["sim"], abs=1e-3)
+
+
+def code_that_changes_parameters() -> str:
+    """What came of executing the printed code of a plan that changes parameters after calibration."""
+    torch.manual_seed(0)
+    on_device, data = nn.Linear(4, 2).eval().to("sim"), torch.linspace(-1, 1, 32).reshape(8, 4)
+    edits = (
+        pt2qa.Edit("bias", ("linear",), values=in_base64([0.1, -0.2])),
+        pt2qa.Edit("round", ("linear",), values=in_base64([1, -2, 3, -4, 5, -6, 7, 127], "b")),
+    )
+    plan = pt2qa.OverridePlan(edits)
+    pair = pt2qa.quantize(pt2qa.capture(on_device, data), "xnnpack", [data], overrides=plan, progress=False)
+    return plain_flow(pair, progress=False).verified
+
+
+def test_code_that_changes_parameters_runs_on_the_device_of_the_model(sim: dict[str, Any]) -> None:
+    assert sim["code"] == "equal"
 
 
 class Made(nn.Module):
