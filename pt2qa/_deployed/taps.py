@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
+from pt2qa._graph.copies import copy_nodes
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import dynamic_dimensions, pytree
 from pt2qa._quantize.pairing import QuantizedPair
@@ -51,7 +51,7 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class Lowerable:
-    """A copy of the converted graph with flat inputs and outputs, and the values to observe in it."""
+    """The converted graph with nodes of its own and flat inputs and outputs, and the values to observe in it."""
 
     graph: GraphModule
     taps: tuple[Tap, ...]
@@ -90,7 +90,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def lowerable(pair: QuantizedPair) -> Lowerable:
     """The graph of a pair that a backend lowers, and what to observe in it."""
     converted = pair.quantized if pair.origin is None else pair.origin.graph
-    graph = copy.deepcopy(converted)
+    graph = copy_nodes(converted)
     names = dict(zip((node.name for node in converted.graph.nodes), graph.graph.nodes, strict=True))
     if pair.origin is not None:
         names = {own: names[name] for own, name in pair.origin.names.items()}

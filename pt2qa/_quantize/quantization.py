@@ -327,9 +327,7 @@ def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tupl
     try:
         with shortcuts():
             unfolded = convert_pt2e(prepared, fold_quantize=False)
-            quantized = GraphModule(unfolded, copy.deepcopy(unfolded.graph))
-            quantized.meta.update(unfolded.meta)
-            fold_quantized_weights(quantized, call_op)
+            quantized = fold_quantized_weights(unfolded, call_op)
     except Exception as error:
         why = f"convert_pt2e failed for {name}: {type(error).__name__}: {error}".rstrip(".")
         if nonfinite:

@@ -215,7 +215,10 @@ def _walked(
 
 
 class _Walk(Interpreter):
-    """Runs a graph node by node; what an op writes to is copied first, so that every value stays what it was."""
+    """Runs a graph node by node; what an op writes to is copied first, so that every value stays what it was.
+
+    A weight is dequantized for the first op that reads it, since graphs dequantize all of them first.
+    """
 
     def __init__(self, module: GraphModule, nodes: Mapping[str, Node], keep: Callable[[Any], Any]) -> None:
         super().__init__(module)
@@ -229,6 +232,12 @@ class _Walk(Interpreter):
         return {name: self._kept[node] for name, node in self._nodes.items()}
 
     def run_node(self, n: Node) -> Any:
+        if n not in self._wanted and _is_weight(n):
+            return None
+        for weight in n.all_input_nodes:
+            if _is_weight(weight) and self.env[weight] is None:
+                for each in (*weight.all_input_nodes, weight):
+                    self.env[each] = super().run_node(each)
         value = super().run_node(n)
         if n in self._wanted:
             self._kept[n] = self._keep(value)
@@ -344,6 +353,13 @@ def _differs(original: Node, node: Node) -> bool:
 def _has_quantized_weights(node: Node) -> bool:
     weights = [each for each in node.all_input_nodes if each.op == "call_function" and _is_constant(each)]
     return handle_of(node) is not None and any(op_of(each).startswith("quantized_decomposed::") for each in weights)
+
+
+def _is_weight(node: Node) -> bool:
+    """Whether a node dequantizes a constant."""
+    return op_of(node).startswith("quantized_decomposed::dequantize") and all(
+        each.op == "get_attr" for each in node.all_input_nodes
+    )
 
 
 def _is_constant(node: Node) -> bool:

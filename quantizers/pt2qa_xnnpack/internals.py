@@ -137,9 +137,11 @@ class Contents(NamedTuple):
 
 def contents_of(data: bytes) -> Contents:
     """Reads a ``.pte`` file without running it."""
-    from executorch.exir._serialize._program import deserialize_pte_binary
+    # deserialize_pte_binary copies the weights, which follow the program, three times.
+    from executorch.exir._serialize._program import _flatbuffer_to_program, _get_extended_header
 
-    plan = deserialize_pte_binary(data).program.execution_plan[0]
+    header = _get_extended_header(data)
+    plan = _flatbuffer_to_program(data if header is None else data[: header.program_size]).execution_plan[0]
     operators = (f"{op.name}.{op.overload}" if op.overload else op.name for op in plan.operators)
     return Contents(
         tuple(delegate.id for delegate in plan.delegates),

@@ -58,7 +58,7 @@ def lower(
     facts = tuple(_facts(model))
     lost: dict[str, str] = {}
     found = XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts, bool(model.written))
-    found.run(inputs)
+    replace(found).run(inputs)  # a copy, so that the weights that it packs are freed
     # All at once if that works; else the outputs do not tell which tap it is that disturbs, and halves are tried.
     groups, kept = [list(taps)], list[str]()
     while groups:
@@ -184,8 +184,9 @@ def _repeated(returned: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _with_outputs(graph: GraphModule, names: Sequence[str]) -> GraphModule:
-    """A copy that also returns the values of some nodes."""
-    copied = copy.deepcopy(graph)
+    """The same with nodes of its own, that also returns the values of some; they share their weights."""
+    copied = GraphModule(graph, copy.deepcopy(graph.graph))
+    copied.meta.update(graph.meta)
     by_name = dict(zip((node.name for node in graph.graph.nodes), copied.graph.nodes, strict=True))
     output = copied.graph.output_node()
     output.args = ((*output.args[0], *(by_name[name] for name in names)),)  # type: ignore[misc]

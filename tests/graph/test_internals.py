@@ -509,8 +509,10 @@ def test_quantized_weights_can_still_be_folded_as_convert_does(prepared: GraphMo
         ran.append(op)
         return op(*args, **kwargs)
 
-    fold_quantized_weights(folded, call)
+    folded = fold_quantized_weights(folded, call)
     assert ran == [QUANTIZED_DECOMPOSED.quantize_per_tensor.default], "nothing is dequantized"
+    assert "fc.weight" in dict(wanted.named_parameters())
+    assert "fc.weight" not in dict(folded.named_parameters()), "nothing reads it"
     assert [node.target for node in ops(folded.graph)] == [node.target for node in ops(wanted.graph)]
     assert torch.equal(folded(X, shift=X[0])["y"], wanted(X, shift=X[0])["y"])
 

@@ -81,11 +81,11 @@ def fold_batch_norms(graph_module: GraphModule) -> None:
         _fuse_linear_bn_(graph_module)
 
 
-def fold_quantized_weights(graph_module: GraphModule, call: Callable[..., Any]) -> None:
-    """Computes the quantize ops of constants, in place, as ``convert_pt2e`` does last unless told not to.
+def fold_quantized_weights(graph_module: GraphModule, call: Callable[..., Any]) -> GraphModule:
+    """A copy with the integers of quantized constants in place of their quantize ops, as ``convert_pt2e`` folds them.
 
-    ``call`` takes an op and its arguments, and runs it.  Nothing is dequantized; torchao dequantizes each weight for
-    nothing.
+    ``call`` takes an op and its arguments, and runs it.  torchao also dequantizes each weight, for nothing, and leaves
+    the float weights of submodules in the graph module although nothing reads them.
     """
     from torchao.quantization.pt2e.quantize_pt2e import _quant_node_constraint
 
@@ -98,8 +98,12 @@ def fold_quantized_weights(graph_module: GraphModule, call: Callable[..., Any]) 
         def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return call(target, *args, **kwargs)
 
+    folded = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     with replaced(folding, "ConstantFolder", Folder):
-        folding.constant_fold(graph_module, _quant_node_constraint)
+        folding.constant_fold(folded, _quant_node_constraint)
+    result = GraphModule(folded, folded.graph)
+    result.meta.update(graph_module.meta)
+    return result
 
 
 def statistics_of(module: Any) -> dict[str, Tensor]:
