@@ -135,10 +135,10 @@ class _Lowering:
     def run(self) -> Program:
         outputs: Any = ()
         input_numbers = {} if self.owner else input_handles(self.graph_module)
+        writers = [node for node in self.order if op_rules.mutates_first_argument(node.target)]
+        self.written = {written_value(node) for node in writers}
         # convert gives every reader its own dequantize node, so a write to one of them does not affect the others.
-        self.written_dequantizes = {
-            written_value(node) for node in self.order if op_rules.mutates_first_argument(node.target)
-        }
+        self.written_in_memory = {written_value(node) for node in writers if self._renamed(node) is None}
         for node in self.order:
             if node.op == "placeholder":
                 slot = self._new_slot()
@@ -268,10 +268,10 @@ class _Lowering:
             self.notes.append(
                 f"{self._reader_name(node)}: a value is dequantized with other parameters than it was quantized with"
             )
-        alone = node in self.written_dequantizes
+        alone = node in self.written_in_memory
         origin = value.node.args[0]
         readers = [*value.node.users, *(origin.users if isinstance(origin, Node) else ())]
-        if alone and any(self.order[reader] > self.order[node] for reader in readers):
+        if node in self.written and any(self.order[reader] > self.order[node] for reader in readers):
             self.notes.append(
                 f"{self._reader_name(next(iter(node.users)))}: an in-place op writes to a quantized value or a view of "
                 "it; convert copies quantized values, so other readers miss the write"
@@ -379,11 +379,10 @@ class _Lowering:
         function = self._function(node)
         in_place = op_rules.in_place_spelling(function) if _keeps_dtype(node) else None
         mutates, keeps_strides = op_rules.mutates_first_argument(node.target), False
-        if mutates and isinstance(node.target, OpOverload):
-            functional = op_rules.functional_spelling(node.target)
-            if functional is not None and not has_living_alias(node, self.order):
-                function, in_place, mutates = functional, node.target, False
-                keeps_strides = not op_rules.returns_view(functional)
+        functional = self._renamed(node) if mutates else None
+        if functional is not None and isinstance(node.target, OpOverload):
+            function, in_place, mutates = functional, node.target, False
+            keeps_strides = not op_rules.returns_view(functional)
         args, kwargs = (self._template(part, node, handle, mutates) for part in (node.args, node.kwargs))
         slots = list(dict.fromkeys(slots_in((args, kwargs))))
         constant_numbers = {constant.slot for constant in self.constants}
@@ -418,6 +417,11 @@ class _Lowering:
             if mutates:
                 self.may_share = False
         return out
+
+    def _renamed(self, writer: Node) -> OpOverload | None:
+        """The op that gives what an in-place op writes as a value of its own, if no other name reads that memory."""
+        functional = op_rules.functional_spelling(writer.target) if isinstance(writer.target, OpOverload) else None
+        return None if functional is None or has_living_alias(writer, self.order) else functional
 
     def _function(self, node: Node) -> Callable[..., Any]:
         if node.op == "call_module":

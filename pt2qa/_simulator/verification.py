@@ -206,7 +206,9 @@ def digest_of(values: Sequence[Any]) -> str:
 
 def bytes_of(tensor: Tensor) -> bytes:
     """The bytes of a tensor, element by element."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    # The stride of a dimension of size 1 is whatever it was of the tensor that this is a part of.
+    flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _leaves(outputs: Any) -> list[Any]:

@@ -91,21 +91,28 @@ def _disturbance(program: XNNPACKProgram, inputs: Sequence[Any]) -> str:
 class _Watched(XnnpackPartitioner):  # type: ignore[misc]
     """Knows what the program returned before it was cut into delegates, and which output of which delegate that is."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: int) -> None:
         super().__init__()
+        self.own = own  # outputs of the model, which come first
         self.returned: list[str] = []
         self.by_delegate: dict[str, list[Node]] = {}
 
     def partition(self, exported_program: ExportedProgram) -> Any:
         self.returned = [node.name for node in _outputs(exported_program)]
-        if len(set(self.returned)) < len(self.returned):
+        if self.merged():
             raise _MergedError
         result = super().partition(exported_program)
         self.by_delegate = outputs_by_delegate(result.tagged_exported_program.graph_module)
         return result
 
+    def merged(self) -> list[tuple[int, int]]:
+        """Positions of outputs that are one node: the first, and each later one that is not the model's own."""
+        first = {name: position for position, name in reversed(list(enumerate(self.returned)))}
+        pairs = [(first[name], position) for position, name in enumerate(self.returned) if first[name] != position]
+        return [pair for pair in pairs if pair[1] >= self.own]
+
     def merged_later(self, error: DeploymentError) -> list[tuple[int, int]]:
-        """The outputs that XNNPACK's own passes made one value, as :func:`_repeated`; -1 for a delegate's input."""
+        """The outputs that XNNPACK's own passes made one value, as :meth:`merged`; -1 for a delegate's input."""
         merged = merged_in_delegate(error.__cause__)
         if merged is None:
             return []
@@ -115,7 +122,7 @@ class _Watched(XnnpackPartitioner):  # type: ignore[misc]
             (-1 if first < 0 else where.get(names[first], -1), where.get(names[later], -1))
             for first, later in merged.pairs
         ]
-        return [(min(pair), max(pair)) for pair in numbered if max(pair) >= 0]
+        return [(min(pair), max(pair)) for pair in numbered if max(pair) >= self.own]
 
 
 class _MergedError(Exception):
@@ -140,11 +147,11 @@ def _observed(
     same = dict[str, str | int]()
     while wanted := [name for name in taps if name not in lost and name not in same]:
         names = [""] * own + wanted
-        partitioner = _Watched()
+        partitioner = _Watched(own)
         try:
             found = _lowered(_with_outputs(graph, wanted), inputs, dynamic_shapes, partitioner)
         except _MergedError:
-            merged = _repeated(partitioner.returned)
+            merged = partitioner.merged()
         except DeploymentError as error:
             merged = partitioner.merged_later(error)
             if not merged:
@@ -155,9 +162,7 @@ def _observed(
                 return found.data, _positions(names, same)
             lost |= dict.fromkeys(gone, NO_KERNEL)
             continue
-        for first, later in merged:
-            # An output of the model stays; then it is the tap that goes.
-            tap, kept = (later, first) if names[later] else (first, later)
+        for kept, tap in merged:
             if kept < 0:
                 lost[names[tap]] = COPIED
             else:
@@ -175,12 +180,6 @@ def _positions(names: Sequence[str], same: dict[str, str | int]) -> dict[str, in
         if isinstance(kept, int) or kept in found:
             found[name] = kept if isinstance(kept, int) else found[kept]
     return found
-
-
-def _repeated(returned: Sequence[str]) -> list[tuple[int, int]]:
-    """Positions of outputs that are one node: the first, and each later one."""
-    first = {name: position for position, name in reversed(list(enumerate(returned)))}
-    return [(first[name], position) for position, name in enumerate(returned) if first[name] != position]
 
 
 def _with_outputs(graph: GraphModule, names: Sequence[str]) -> GraphModule:

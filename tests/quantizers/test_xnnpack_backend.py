@@ -60,6 +60,24 @@ def test_values_and_their_copies_are_all_observed() -> None:
         assert torch.allclose(value, values[name], atol=1e-6), name
 
 
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y, y
+
+
+def test_a_model_that_returns_a_value_twice_is_lowered() -> None:
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    pair = pt2qa.quantize(pt2qa.capture(Twice().eval(), x), "xnnpack", [x], progress=False)
+    report = pt2qa.compare_deployed(pair, [x], progress=False)
+    assert report.rows
+    assert all(row.isolated_sqnr > 30 for row in report.rows)
+
+
 def made(data: bytes = b"", missing: tuple[str, ...] = ()) -> lowering._Lowered:
     return lowering._Lowered(data, frozenset(), 1, (), (), missing, ())
 

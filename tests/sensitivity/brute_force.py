@@ -77,9 +77,15 @@ def _dequantizes(node: Node) -> bool:
 
 
 def _constant(graph: GraphModule, read: Any, reference: GraphModule) -> Node:
-    """A constant of the reference, as a node of another graph."""
-    name = f"float_{str(read.target).replace('.', '_')}"
-    value: Tensor = operator.attrgetter(read.target)(reference)
-    graph.register_buffer(name, value.detach().clone())
+    """A constant of the reference, or what it computes of constants alone, as a node of another graph."""
+
+    def value_of(node: Node) -> Tensor:
+        if node.op == "get_attr":
+            return operator.attrgetter(node.target)(reference)
+        with torch.no_grad():
+            return node.target(*torch.fx.map_arg(node.args, value_of), **torch.fx.map_arg(node.kwargs, value_of))
+
+    name = f"float_{read.name}"
+    graph.register_buffer(name, value_of(read).detach().clone())
     with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
         return graph.graph.get_attr(name)

@@ -28,6 +28,7 @@ from tests.models import (
     images,
     residual,
 )
+from tests.sensitivity import brute_force
 
 
 def cases() -> dict[str, tuple[nn.Module, Any, Any, dict[str, Any]]]:
@@ -210,6 +211,25 @@ class WritesToQuantized(nn.Module):
 def test_writes_to_a_view_of_a_quantized_value_survive_a_capture() -> None:
     pair = quantized_pair(WritesToQuantized(), images())
     assert pt2qa.compare_layers(pair, [images()], progress=False).sqnr > 25
+
+
+class ReadAndWritten(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        other: Tensor = self.second(y)
+        return other + self.last(torch.relu_(y))
+
+
+def test_a_value_with_a_reader_that_writes_in_place_is_one_site() -> None:
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    pair = quantized_pair(ReadAndWritten(), (x,))
+    assert [site.name for site in pair.sites if site.kind == "activation"].count("first/linear") == 1
+    rows = pt2qa.sensitivity(pair, [x], method="exact", progress=False).rows
+    assert [row.noise for row in rows] == pytest.approx(brute_force.noises(pair, [x]), rel=1e-4)
 
 
 def test_writes_that_convert_loses_are_not_blamed_on_int8() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._candidates import analysis as quantizers
@@ -128,6 +128,24 @@ def test_inputs_and_buffers_stay_as_they_are_where_a_graph_writes_to_them() -> N
     graph_outputs(capture.module(), [x])
     assert torch.equal(x, images())
     assert int(capture.module().calls) == int(model.calls)
+
+
+class FirstOfFour(nn.Module):
+    """Returns a column of a single row: one element, whose stride is four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        column: Tensor = self.linear(x)[:, 0]
+        return column
+
+
+def test_an_output_of_one_element_of_a_row() -> None:
+    x = torch.tensor([[0.5]])
+    pair = pt2qa.quantize(pt2qa.capture(FirstOfFour().eval(), x), "xnnpack", [x], progress=False)
+    assert pt2qa.compare_layers(pair, [x], progress=False).sqnr > 30
 
 
 def test_integer_outputs_that_differ_are_refused() -> None:
