@@ -16,6 +16,10 @@ for _name in ("torch", "torchao", "executorch"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
+# It rewords what is imported after it, for a run of its own: see test_wording.py.
+collect_ignore = ["reworded.py"]
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     # From torch 2.14 on, a process has threads for gradients if an export comes before its first backward pass, and
     # what is forked from it then has no gradients: the ranks of tests/distributed are. Modules export when collected.

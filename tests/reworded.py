@@ -96,7 +96,7 @@ def _raises(expected: Any, *args: Any, match: object = None, **given: Any) -> An
     return RAISES(expected, *args, **given)
 
 
+assert "pt2qa" not in sys.modules, "pt2qa is imported already"
 RAISES = pytest.raises
 pytest.raises = _raises
-assert "pt2qa" not in sys.modules, "pt2qa is imported already"
 sys.meta_path.insert(0, _Finder())
