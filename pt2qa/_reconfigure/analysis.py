@@ -131,6 +131,8 @@ def reconfigure(
         halves = Halves.of(pair, calibrate_on, read_inputs, mask)
         base = with_free_edits(base, requantize, fuse, observers, methods, halves, needed)
     notes += [*base.notes, *base.pair.verify(first.batch)]
+    if base.edits and sensitivity is not None:
+        notes.append("sensitivity= is of the pair before its free edits: it was measured anew after them")
     noises = noises_of(base.scorer, None if base.edits else sensitivity, progress)
     costs = costs_of(base.pair, first.values)
     candidates = tuple(candidates_of(base.pair, base.annotations, costs, fallback))

@@ -118,11 +118,11 @@ def sensitivity(
         raise SelectionError(f'method="projection" estimates sqnr alone; for {chosen.name} pass method="exact".')
     if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
-    if method == "exact" and projections is not None:
-        raise SelectionError('projections: method="exact" projects nothing. Leave it out, or pass method="projection".')
     resume = first_anywhere(resume)
     if method == "auto" and resume is not None and resume.method in METHODS:
         method = resume.method  # type: ignore[assignment]
+    if method == "exact" and projections is not None:
+        raise SelectionError('projections: method="exact" projects nothing. Leave it out, or pass method="projection".')
     places = find_site_groups(pair.program, group)
     expected: dict[str, object] = {
         "quantizer": pair.quantizer,

@@ -39,3 +39,13 @@ def test_an_observer_that_is_not_there_is_refused() -> None:
             pt2qa.reconfigure(
                 residual_pair(), [images()], target=1.0, observers=observers, verify_code=False, progress=False
             )
+
+
+def test_sensitivities_of_the_pair_before_its_free_edits_are_said_not_to_be_used() -> None:
+    pair = detector_pair("x86")
+    given = pt2qa.sensitivity(pair, data(), progress=False)
+    edited = pt2qa.reconfigure(
+        pair, data(), sensitivity=given, budget={"macs": 0.0}, observers=(), verify_code=False, progress=False
+    )
+    assert edited.plan.edits
+    assert any("sensitivity= is of the pair before" in note for note in edited.notes)

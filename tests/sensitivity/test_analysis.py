@@ -68,6 +68,8 @@ def test_an_interruption_before_anything_was_measured_is_not_caught() -> None:
 
 def test_resume_refuses_what_does_not_belong_together() -> None:
     part = run(BATCHES[:1], method="exact")
+    with pytest.raises(SelectionError, match='method="exact" projects nothing'):
+        run(method="auto", resume=part, projections=4)
     with pytest.raises(SelectionError, match="cannot resume: the report has method 'exact', this call 'projection'"):
         run(method="projection", resume=part)
     with pytest.raises(SelectionError, match="batch 0 is not the one"):
