@@ -4,14 +4,30 @@ from __future__ import annotations
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "pt2qa/_metrics.py": ("tests/test_metrics.py", "tests/simulator/test_fused.py", "tests/layers/test_layers.py"),
-    "pt2qa/_graph": ("tests/graph", "tests/test_handles.py", "tests/test_agreement.py", "tests/test_pairing.py"),
-    "pt2qa/_simulator": ("tests/simulator", "tests/layers", "tests/test_pairing.py", "tests/test_quantization.py"),
+    "pt2qa/_graph": (
+        "tests/graph",
+        "tests/test_handles.py",
+        "tests/test_agreement.py",
+        "tests/test_pairing.py",
+        "tests/test_pairing_without_handles.py",
+    ),
+    "pt2qa/_simulator": (
+        "tests/simulator",
+        "tests/layers",
+        "tests/test_pairing.py",
+        "tests/test_quantization.py",
+        "tests/test_live_graphs.py",
+        "tests/graph/test_internals.py",
+        "tests/test_masked_bad_cases.py",
+    ),
     "pt2qa/_layers": ("tests/layers", "tests/report/test_report_text.py", "tests/merge/test_merge_layers.py"),
     "pt2qa/_weights": ("tests/layers/test_weights.py", "tests/layers/test_weight_sums.py"),
     "pt2qa/_sensitivity": (
         "tests/sensitivity",
         "tests/report/test_sensitivity_report.py",
         "tests/merge/test_merge_sensitivity.py",
+        "tests/repair/test_ranges.py",
+        "tests/diagnosis/test_projected.py",
     ),
     "pt2qa/_bad_cases": (
         "tests/test_bad_cases.py",
