@@ -23,12 +23,12 @@ class Pt2qaError(Exception):
 class CaptureError(Pt2qaError):
     """The model cannot be captured, or its capture computes something else than the model.
 
-    Its text is ``what`` is wrong, ``advice`` on what to do, and ``more`` on that.
+    Its text is ``what`` is wrong, ``advice`` on what to do, and ``more`` on torch's own message, where there is one.
     """
 
     def __init__(self, what: str, advice: str = "", more: str = "") -> None:
         super().__init__(what + advice + more)
-        self.what, self.advice = what, advice
+        self.what, self.advice, self.more = what, advice, more
 
 
 class BatchError(Pt2qaError):

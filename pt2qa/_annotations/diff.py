@@ -65,8 +65,7 @@ class AnnotationDiff(Report):
         return f"{self.model}: annotations of a, {self.a}, and b, {self.b}"
 
     def _before(self) -> Iterator[Block]:
-        kinds = ((row, f"{row.status}: {row.kind or row.what}") for row in self.rows)
-        alike = by_reason((f"{row.name}, {row.role}", kind) for row, kind in kinds)
+        alike = by_reason((f"{row.name}, {row.role}", kind) for row in self.rows for kind in _kinds(row))
         yield Listing(f"Differences by kind ({len(alike)})", alike)
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
@@ -81,3 +80,8 @@ class AnnotationDiff(Report):
         changed = len(self.rows) - sum(counts.values())
         shown = ", ".join(f"{count} {status}" for status, count in counts.items())
         return [f"{counted(len(self.rows), 'place')} differ: {changed} changed, {shown}; {same}."]
+
+
+def _kinds(row: AnnotationDiffRow) -> list[str]:
+    """What differs, fact by fact; all of it as one where the row does not tell the facts apart."""
+    return row.kind.split("\n") if row.kind else [f"{row.status}: {row.what}"]

@@ -106,14 +106,14 @@ def _compared(a: AnnotationRow, b: AnnotationRow, unknown: frozenset[str]) -> An
     if not changed:
         return None
     # Which values share a scale differs from place to place.
-    kind = "; ".join(fact if fact in ("shares", "value") else text for fact, text in changed.items())
+    kind = "\n".join(fact if fact in ("shares", "value") else text for fact, text in changed.items())
     status: Literal["only in a", "only in b", "changed"] = "changed"
     what = "; ".join(changed.values())
     if a.quantized != b.quantized:
         status = "only in a" if a.quantized else "only in b"
         rounded = {name: fact for name, fact in (facts_a if a.quantized else facts_b).items() if name not in unknown}
         left_alone = b.dtype if a.quantized else a.dtype
-        kind = what = f"{_text(rounded)}, and {left_alone or 'float'} in {'b' if a.quantized else 'a'}"
+        kind, what = "", f"{_text(rounded)}, and {left_alone or 'float'} in {'b' if a.quantized else 'a'}"
     return AnnotationDiffRow(a.name, a.role, a.argument, a.of, status, what, kind)
 
 

@@ -179,7 +179,8 @@ class AnnotationDiffRow(Row):
         of: who makes the value.
         status: ``only in a``: rounded, or there at all, in a alone; ``only in b``; ``changed``: rounded in both.
         what: what differs, ``dtype int8 -> uint8; observer HistogramObserver -> MinMaxObserver``.
-        kind: the same without what is another at each place; empty in files of schema 1.
+        kind: of a change, the facts that differ, one a line, without what is another at each place; empty in files of
+            schema 1.
     """
 
     name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]

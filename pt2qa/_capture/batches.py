@@ -101,7 +101,7 @@ def _check_nesting(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict
 def _check_tensor(name: str, value: Any, expected: Tensor) -> None:
     reason = refusal(name, value)
     if reason is not None:
-        raise BatchError(f"{reason}.")
+        raise BatchError("".join(reason))
     if not isinstance(value, Tensor):
         raise BatchError(f"{name} is {reprlib.repr(value)}; captured with a tensor of shape {_shape(expected)}.")
     if value.dtype != expected.dtype:

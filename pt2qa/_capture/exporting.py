@@ -35,8 +35,8 @@ def check_model(model: object) -> nn.Module:
     """The model, if it is a module in eval mode; else CaptureError."""
     if isinstance(model, ExportedProgram):
         raise CaptureError(
-            "model is an ExportedProgram; expected the nn.Module that it was made from. Pass that module, or "
-            "program.module()."
+            "model is an ExportedProgram; expected the nn.Module that it was made from. ",
+            "Pass that module, or program.module().",
         )
     if not isinstance(model, nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}; expected an nn.Module in eval mode.")

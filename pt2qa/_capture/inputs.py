@@ -23,19 +23,21 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
     if isinstance(args, Mapping):
         if kwargs is not None:
             raise CaptureError(
-                "args is a dict, which means keyword inputs, and kwargs is given too. Pass positional inputs as a "
-                "tuple in args, or everything in one dict."
+                "args is a dict, which means keyword inputs, and kwargs is given too. ",
+                "Pass positional inputs as a tuple in args, or everything in one dict.",
             )
         args, kwargs = (), dict(args)
     if isinstance(args, Tensor):
         args = (args,)
     if not isinstance(args, tuple):
-        if isinstance(args, np.ndarray):
-            raise CaptureError(f"{refusal('args', args)}.")
+        reason = refusal("args", args)
+        if reason is not None:
+            raise CaptureError(*reason)
         hint = "Pass tuple(args)." if isinstance(args, list) else "Pass (value,) for one input that is not a tensor."
         raise CaptureError(
             f"args is a {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of keyword "
-            f"inputs. {hint}"
+            "inputs. ",
+            hint,
         )
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
@@ -50,16 +52,17 @@ def leaf_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str,
     return [(("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:]), value) for path, value in leaves]  # type: ignore[attr-defined]
 
 
-def refusal(name: str, value: object) -> str | None:
-    """Why a value cannot be an input, and what to pass instead; None if it can."""
+def refusal(name: str, value: object) -> tuple[str, str] | None:
+    """Why a value cannot be an input, and what to pass instead, as sentences; None if it can."""
     if isinstance(value, np.ndarray):
         what = f"a NumPy array of shape {list(value.shape)} and dtype {value.dtype}"
-        return f"{name} is {what}; expected a tensor. Pass torch.from_numpy(...) of it"
+        return f"{name} is {what}; expected a tensor. ", "Pass torch.from_numpy(...) of it."
     if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
-        return f"{name} is a {type(value).__qualname__}, a tensor subclass; expected a plain tensor"
+        return f"{name} is a {type(value).__qualname__}, a tensor subclass; expected a plain tensor.", ""
     if isinstance(value, Tensor) and value.layout is not torch.strided:
         layout = str(value.layout).removeprefix("torch.")
-        return f"{name} has the layout {layout}; expected a dense tensor, as quantization takes it. Pass its to_dense()"
+        what = f"{name} has the layout {layout}; expected a dense tensor, as quantization takes it. "
+        return what, "Pass its to_dense()."
     return None
 
 
@@ -78,7 +81,7 @@ def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for name, value in leaf_names(args, kwargs):
         reason = refusal(f"example input {name}", value)
         if reason is not None:
-            raise CaptureError(f"{reason}.")
+            raise CaptureError(*reason)
 
 
 def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,7 +96,8 @@ def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             what = "are the same tensor" if a is b else "share memory"
             raise CaptureError(
                 f"example inputs {first} and {second} {what}; expected separate tensors, because torch.export would "
-                f"make one input of both. Pass {second}.clone()."
+                "make one input of both. ",
+                f"Pass {second}.clone().",
             )
     state: list[tuple[str, Tensor]] = [(f"parameter {name!r}", value) for name, value in model.named_parameters()]
     state += [(f"buffer {name!r}", value) for name, value in model.named_buffers()]
@@ -101,7 +105,8 @@ def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         if share_memory(own, value):
             raise CaptureError(
                 f"example input {leaf} shares memory with the model's {what}; expected a separate tensor, because "
-                f"torch.export would take one for the other. Pass {leaf}.detach().clone()."
+                "torch.export would take one for the other. ",
+                f"Pass {leaf}.detach().clone().",
             )
 
 

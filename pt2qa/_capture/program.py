@@ -271,9 +271,9 @@ def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes:
     counts = Counter(op_of(node.target) for node in nodes if node.op == "call_function")
     has = ", ".join(f"{op} ({count})" for op, count in counts.most_common()) or "no op"
     raise CaptureError(
-        f"decompose={list(kinds)}: the model has nothing of that kind to decompose; it has {has}. Leave "
-        "decompose out, or capture the model that has it. Cells (nn.LSTMCell) and ops in nested graphs are not "
-        "decomposed."
+        f"decompose={list(kinds)}: the model has nothing of that kind to decompose; it has {has}. ",
+        "Leave decompose out, or capture the model that has it. Cells (nn.LSTMCell) and ops in nested graphs are not "
+        "decomposed.",
     )
 
 

@@ -141,7 +141,7 @@ def _check(name: str, captured: Any, value: Any) -> None:
         return
     reason = refusal(f"input {name!r}", value)
     if reason is not None:
-        raise BatchError(f"{reason}.")
+        raise BatchError("".join(reason))
     if not isinstance(value, Tensor):
         raise BatchError(
             f"input {name!r} is a {type(value).__name__}; expected a tensor of shape {tuple(captured.shape)}."

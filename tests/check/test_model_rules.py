@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,13 +120,22 @@ def test_a_model_that_cannot_be_exported_is_told_in_one_line_and_what_to_try() -
     assert row.severity == "error"
     assert row.why.startswith("torch.export.export failed with GuardOnDataDependentSymNode")
     assert "\n" not in row.why
-    assert row.fix == "Try strict=True, which analyses the Python of the forward instead of running it"
+    assert row.fix == (
+        "Try strict=True, which analyses the Python of the forward instead of running it: "
+        "pt2qa.check(pt2qa.capture(model, args, strict=...))"
+    )
 
 
 def test_a_model_that_fails_by_itself_keeps_the_advice_of_capture() -> None:
     (row,) = found("capture-fails", nn.Linear(5, 2).eval(), torch.randn(2, 4))
     assert row.why.startswith("the model fails on its example inputs, before any export: RuntimeError")
     assert row.fix == "Call model(*args, **kwargs) to see where"
+
+
+def test_inputs_that_capture_refuses_keep_its_advice() -> None:
+    (row,) = found("capture-fails", nn.Linear(4, 2).eval(), (np.zeros((2, 4), np.float32),))
+    assert row.why == "example input args[0] is a NumPy array of shape [2, 4] and dtype float32; expected a tensor"
+    assert row.fix == "Pass torch.from_numpy(...) of it"
 
 
 def test_what_other_rules_report_is_not_told_twice() -> None:

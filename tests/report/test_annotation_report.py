@@ -135,7 +135,8 @@ def report() -> AnnotationReport:
 def diff() -> AnnotationDiff:
     """Changes of two kinds, and a place on either side."""
     changed = AnnotationDiffRow(
-        "features.0.0/conv2d", "input", 0, "x", "changed", "dtype int8 -> uint8; range -128..127 -> 0..255"
+        *("features.0.0/conv2d", "input", 0, "x", "changed", "dtype int8 -> uint8; range -128..127 -> 0..255"),
+        kind="dtype int8 -> uint8\nrange -128..127 -> 0..255",
     )
     return AnnotationDiff(
         rows=(
@@ -146,6 +147,7 @@ def diff() -> AnnotationDiff:
                 argument=-1,
                 of="features.0.0/conv2d",
                 what="dtype int8 -> uint8; shares max_pool2d -> none",
+                kind="dtype int8 -> uint8\nshares",
             ),
             AnnotationDiffRow("mean", "input", 0, "cat", "only in a", "int8 per_tensor_affine, and float32 in b"),
             AnnotationDiffRow("fc/linear", "output", -1, "fc/linear", "only in b", "float32, and a has no such place"),

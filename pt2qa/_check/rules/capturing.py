@@ -41,6 +41,9 @@ def capture_fails(context: CheckContext) -> Iterator[Found]:
     except UnavailableError:
         error = context.errors["capture"]
         what, fix = (error.what, error.advice) if isinstance(error, CaptureError) else (str(error), "")
+        if isinstance(error, CaptureError) and error.more:
+            # A check shows no message of torch to point to, and has no strict= of its own.
+            fix += ": pt2qa.check(pt2qa.capture(model, args, strict=...))"
         yield Found("", " ".join(what.split()).rstrip("."), fix=fix.rstrip("."))
 
 
