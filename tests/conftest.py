@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -44,6 +46,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"browser tests: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
 
 
+def pytest_collection_finish() -> None:
+    # What is loaded stays to the end; looking through it again, for garbage, took a tenth of the time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     # Looked up, not imported: the tests of reports take a second, and without torch they stay that fast.
@@ -56,20 +65,47 @@ def _seed() -> None:
 def _patterns_exported_once() -> Iterator[None]:
     """Quantization-aware training finds convolutions with batch norms by a hundred patterns, the same each time.
 
-    torchao exports them in each prepare and convert, which takes 20 seconds.
+    torchao exports them in each prepare and convert, and strictly, which takes 20 seconds; the graphs are the same ones
+    otherwise.
     """
-    users = ("torchao.quantization.pt2e.qat_utils", "executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils")
+    users = (
+        "torchao.quantization.pt2e.utils",
+        "torchao.quantization.pt2e.qat_utils",
+        "executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils",
+    )
     with pytest.MonkeyPatch.context() as patch:
         if "torch" in sys.modules:
+            once = _once()
             for user in users:
-                patch.setattr(f"{user}._get_aten_graph_module_for_pattern", _once())
+                patch.setattr(f"{user}._get_aten_graph_module_for_pattern", once)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _code_compiled_once() -> Iterator[None]:
+    """Graphs are copied again and again, and torch.fx compiles the code of each copy."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:
+            from torch.fx import graph_module
+
+            compiled: dict[str, CodeType] = {}
+
+            def run(source: str, namespace: dict[str, Any], fields: dict[str, Any] | None = None) -> None:
+                key = graph_module._loader.cache(source, namespace, fields)
+                if source not in compiled:
+                    compiled[source] = compile(source, key, "exec", dont_inherit=True)
+                exec(compiled[source], namespace)
+
+            patch.setattr(graph_module, "_exec_with_source", run)
         yield
 
 
 def _once() -> Callable[..., Any]:
+    import torch
     from torchao.quantization.pt2e.utils import _get_aten_graph_module_for_pattern as export
 
     exported: dict[Hashable, Any] = {}
+    plain = functools.partial(torch.export.export, strict=False)
 
     def once(pattern: Any, inputs: tuple[Any, ...], is_cuda: bool = False, **options: Any) -> Any:
         function = pattern.fn
@@ -77,7 +113,9 @@ def _once() -> Callable[..., Any]:
         shapes = tuple((name, getattr(each, "shape", each)) for name, each in [*enumerate(inputs), *options.items()])
         key = (function.__code__, enclosed, shapes, is_cuda)
         if key not in exported:
-            exported[key] = export(pattern, inputs, is_cuda, **options)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.export, "export", lambda *given, strict, **also: plain(*given, **also))
+                exported[key] = export(pattern, inputs, is_cuda, **options)
         return copy.deepcopy(exported[key])  # a match edits its pattern
 
     return once

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from pt2qa._report.base import Report, data_read
 from pt2qa._report.columns import Column, Count, column, derived
 from pt2qa._report.formats import decibel, share
 from pt2qa._report.html.charts import stacked
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
@@ -100,8 +100,13 @@ class ErrorBudget(Report):
 
     @derived()
     def parts(self) -> float:
-        """The noise of all rows."""
-        return summed(row.noise for row in self.rows)
+        """The noise of all rows that have a number."""
+        return summed(row.noise for row in self._with_number)
+
+    @property
+    def _with_number(self) -> list[BudgetRow]:
+        """The rows but for those whose site gives no number by itself."""
+        return [row for row in self.rows if not isnan(row.noise)]
 
     @derived(worse="")
     def interactions(self) -> float:
@@ -124,7 +129,7 @@ class ErrorBudget(Report):
         """The noise of the rows, added up by one of their columns, most first."""
         self.column(name)
         found: dict[str, list[float]] = defaultdict(list)
-        for row in self.rows:
+        for row in self._with_number:
             found[getattr(row, name)].append(row.noise)
         sums = {key: summed(noises) for key, noises in found.items()}
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
@@ -136,7 +141,7 @@ class ErrorBudget(Report):
         left = ("interactions", {"interactions": self.interactions})
         mechanisms = [(name, {name: noise}) for name, noise in self.by("mechanism").items()]
         parts: dict[str, dict[str, float]] = {name: defaultdict(float) for name in self.by("module")}
-        for row in self.rows:
+        for row in self._with_number:
             parts[row.module][row.mechanism] += row.noise
         modules = [(name or "(top level)", noises) for name, noises in parts.items()]
         if rest := modules[BARS:]:
@@ -202,7 +207,10 @@ class ErrorBudget(Report):
 
     def _summary(self) -> Sequence[str]:
         silent = sum(row.noise == 0.0 for row in self.rows)
-        return [f"Counts: {silent} of {counted(len(self.rows), 'row')} without effect on the output."]
+        missing = list(dict.fromkeys(row.name for row in self.rows if isnan(row.noise)))
+        names = f"Not in the parts, as alone they give the output no number: {few(missing, 3)}."
+        counts = f"Counts: {silent} of {counted(len(self.rows), 'row')} without effect on the output."
+        return [names, counts] if missing else [counts]
 
 
 def _percent(part: float) -> str:

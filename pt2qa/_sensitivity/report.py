@@ -180,8 +180,10 @@ class SensitivityReport(Report):
         whole_model = f"The quantized model has an output SQNR of {decibel(measured)} dB"
         if len(self.rows) < self.planned:
             return [f"{whole_model}; {self.planned - len(self.rows)} of {self.planned} rows are missing."]
+        if isnan(predicted):  # a row without a number, which the summary names
+            return [f"{whole_model}."]
         adds = f"{whole_model}; the noise of the rows adds up to {decibel(predicted)} dB"
-        if isnan(measured) or isnan(predicted):
+        if isnan(measured):
             return [f"{adds}."]
         # The difference of two infinities is nan: nothing to report.
         gap = 0.0 if measured == predicted else abs(predicted - measured)

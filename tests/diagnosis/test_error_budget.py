@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,26 @@ def test_says_the_decibels_first_then_mechanisms_then_places(tmp_path: Path) -> 
     assert modules["series"] == mechanisms["series"]
     assert len(report.csv(extended=True).splitlines()) == len(report.rows) + 1
     pt2qa.write_html(report, tmp_path / "page.html")
+
+
+def test_a_site_that_alone_gives_no_number_is_named_and_the_rest_adds_up() -> None:
+    """A range with minus infinity has a scale without end: NaN, that a softmax rounds to a number again."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.tanh().masked_fill(torch.ones(6, 6).tril() == 0, float("-inf")).softmax(-1).clamp(-0.7, 1.0)
+
+    x = torch.randn(2, 6, 6)
+    quantizer = PlainQuantizer(("tanh", "masked_fill", "softmax"), inputs=None, outputs=EXACT)
+    pair = pt2qa.quantize(pt2qa.capture(Masked().eval(), x), quantizer, [x], progress=False)
+    report = pt2qa.error_budget(pair, [x], progress=False)
+    assert any(isnan(row.noise) for row in report.rows)
+    assert report.noise > 0
+    assert report.parts == pytest.approx(sum(row.noise for row in report.rows if not isnan(row.noise)))
+    assert report.interactions == report.noise - report.parts
+    assert "Not in the parts, as alone they give the output no number: masked_fill." in str(report)
+    assert "nan" not in report.in_short()
+    assert "nan dB" not in str(pt2qa.sensitivity(pair, [x], method="exact", progress=False).lines())
 
 
 def test_equal_models_have_nothing_to_split() -> None:

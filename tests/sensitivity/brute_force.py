@@ -29,18 +29,25 @@ def noises(
 ) -> list[float]:
     """Squared output error of each place, summed over batches."""
 
-    def outputs(graph: GraphModule, batch: Any) -> list[Tensor]:
-        args = tuple(value.clone() for value in (batch if isinstance(batch, tuple) else (batch,)))
-        with torch.no_grad():
-            result = post_process(copy.deepcopy(graph)(*args))
-        return [leaf.double() for leaf in pytree.tree_leaves(result) if leaf.is_floating_point()]
+    def outputs(graph: GraphModule) -> list[list[Tensor]]:
+        """Of each batch, from the same state."""
+        found = []
+        state = [(value, value.clone()) for value in (*graph.parameters(), *graph.buffers())]
+        for batch in batches:
+            args = tuple(value.clone() for value in (batch if isinstance(batch, tuple) else (batch,)))
+            with torch.no_grad():
+                leaves = pytree.tree_leaves(post_process(graph(*args)))
+                found.append([leaf.double() for leaf in leaves if leaf.is_floating_point()])
+                for value, before in state:
+                    value.copy_(before)
+        return found
 
-    references = [outputs(pair.reference, batch) for batch in batches]
+    references = outputs(copy.deepcopy(pair.reference))
     return [
         sum(
             float(((ref - alone) ** 2).sum())
-            for batch, reference in zip(batches, references, strict=True)
-            for ref, alone in zip(reference, outputs(quantized_at(pair, place.sites), batch), strict=True)
+            for reference, isolated in zip(references, outputs(quantized_at(pair, place.sites)), strict=True)
+            for ref, alone in zip(reference, isolated, strict=True)
         )
         for place in find_site_groups(pair.program, group)
     ]
