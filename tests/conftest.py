@@ -107,6 +107,7 @@ def _once() -> Callable[..., Any]:
     exported: dict[Hashable, Any] = {}
     plain = functools.partial(torch.export.export, strict=False)
 
+    @functools.wraps(export)
     def once(pattern: Any, inputs: tuple[Any, ...], is_cuda: bool = False, **options: Any) -> Any:
         function = pattern.fn
         enclosed = tuple(cell.cell_contents for cell in function.__closure__ or ())

@@ -27,6 +27,8 @@ def find(values, low=0, *, strict=True):
 '''
 
 TRIAL = """
+import torch  # once, and not in each fork
+
 from tests.mutants.worker import ROOT, trial
 
 path, tests = "pt2qa/_printable.py", ["tests/test_printable.py", "-k", "control_escape"]
