@@ -25,8 +25,8 @@ def parts(report: ErrorBudget) -> dict[tuple[int, str], float]:
 def test_the_budget_of_a_padded_batch_is_that_of_its_prompts(pair: pt2qa.QuantizedPair) -> None:
     alone = pt2qa.error_budget(pair, [padded([prompt]) for prompt in prompts()], method="exact", progress=False)
     masked = pt2qa.error_budget(pair, [padded(prompts())], method="exact", mask="attention_mask", progress=False)
-    # Sums over values in another order.
-    assert parts(masked) == pytest.approx(parts(alone), rel=1e-6)
+    # Products of other shapes may round another way: eps of a value is up to 256 * sqrt(12) * eps of its noise.
+    assert parts(masked) == pytest.approx(parts(alone), rel=256 * 12**0.5 * torch.finfo(torch.float32).eps)
     assert masked.noise == pytest.approx(alone.noise, rel=1e-9)
     assert masked.signal == pytest.approx(alone.signal, rel=1e-9)
 
