@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 import pt2qa
+from pt2qa._simulator import op_rules
 
 
 class Values(NamedTuple):
@@ -82,8 +83,10 @@ class Recomputation:
         reference, values = by_handle(pair.reference), Recording.of(pair.reference, *batch)
         self.reference = {number: values[node] for number, node in reference.items()}
         self.floats = {self.nodes[number]: value for number, value in self.reference.items() if number in self.nodes}
-        for node in of_constants(pair.quantized):  # a constant is the quantized one wherever it is read
-            self.floats.pop(node, None)
+        # A constant is the quantized one wherever it is read; what is computed of rounded ones has an error of its own.
+        for node in of_constants(pair.quantized):
+            if op_rules.only_moves(node.target) or not any(is_quantization(read) for read in node.all_input_nodes):
+                self.floats.pop(node, None)
         handles = {name.name: number for number, name in pair.names.items()}
         self.region = {
             op: {self.nodes[handles[other]] for other in region.ops} for region in pair.regions for op in region.ops

@@ -143,7 +143,7 @@ def _by_slot(program: Program, inputs: Sequence[_Origin | None]) -> dict[int, _O
 
 def _one_origin(found: Sequence[_Origin | None]) -> _Origin | None:
     origins = [each for each in found if each is not None]
-    alike = {(site.params, clips) for site, clips in origins}
+    alike = {(site.params, *(id(clip) for clip in clips)) for site, clips in origins}
     return origins[0] if len(origins) == len(found) and len(alike) == 1 else None
 
 

@@ -158,6 +158,8 @@ class ProjectedBatch:
 
     def backward(self, vectors: Sequence[Sequence[Tensor]], visit: Callable[[Step, Gradients], None]) -> None:
         """Runs the backward pass once for vectors, of which each output that is measured has as many."""
+        if not vectors:  # outputs without an element have no error
+            return
         inputs = [leaf for leaves in self._leaves.values() for leaf in leaves]
         found = iter(gradients_of(self._counted, inputs, vectors))
         by_slot = {slot: [next(found) for _ in leaves] for slot, leaves in self._leaves.items()}

@@ -123,6 +123,18 @@ def test_what_was_rounded_alike_and_put_together_is_not_counted_again(quantizer:
     assert [row.noise for row in report.rows if row.name == "cat"] == [0.0, 0.0]
 
 
+def test_what_was_clipped_once_and_put_together_is_not_counted_again() -> None:
+    class Joined(Clipped):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x).clamp(min=0.0)
+            return self.head(nn.functional.max_pool2d(torch.cat([x, x], 1), 2).flatten(1)[:, 36:108])
+
+    batch = (torch.randn(4, 3, 8, 8),)
+    pair = quantized_pair(Joined(), batch, "xnnpack")
+    report = pt2qa.error_budget(pair, [batch], method="exact", progress=False)
+    assert parts(report) == pytest.approx(truth(pair, [batch]), rel=1e-3, abs=1e-9 * report.signal)
+
+
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 def test_parts_and_interactions_are_the_measured_noise(quantizer: str) -> None:
     report = pt2qa.error_budget(pair_of(Clipped, quantizer), BATCHES[Clipped], progress=False)

@@ -320,8 +320,8 @@ def exact(subject: Subject) -> None:
     _check_output_noise(subject, report, batches)
     if len(report.rows) != report.planned:
         raise Wrong(f"{len(report.rows)} rows of {report.planned}")
-    on_rounded = (node for node in of_constants(subject.pair.quantized) if not is_quantization(node))
-    if subject.nested or any(is_quantization(read) for node in on_rounded for read in node.all_input_nodes):
+    of_values = (node for node in of_constants(subject.pair.quantized) if ".dequantize" not in str(node.target))
+    if subject.nested or any(is_quantization(read) for node in of_values for read in node.all_input_nodes):
         return  # the brute force switches what the graph itself rounds, where an op reads it as it is
     expected = noises(subject.pair, batches)
     for row, noise in zip(report.rows, expected, strict=True):
@@ -348,7 +348,8 @@ def _check_output_noise(subject: Subject, report: Any, batches: Sequence[Batch])
                 signal += float(mine.square().sum())
                 noise += float((mine - theirs).square().sum())
     _same(f"{type(report).__name__} signal", report.signal, signal, rel=1e-5)
-    _same(f"{type(report).__name__} noise", report.noise, noise, rel=1e-4, near=1e-13 * signal)
+    near = 1e-13 * signal + 1e-6 * math.sqrt(noise * signal)  # the rounding of another kernel
+    _same(f"{type(report).__name__} noise", report.noise, noise, rel=1e-4, near=near)
 
 
 def projection(subject: Subject) -> None:

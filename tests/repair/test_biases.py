@@ -185,3 +185,17 @@ def test_a_bias_follows_its_op() -> None:
     assert torch.equal(
         run(values, on=every - {weight.index})[0], pair.simulator.run(values, on=every - {weight.index})[0]
     )
+
+
+def test_outputs_without_an_element_leave_nothing_to_fit() -> None:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x)[..., :0]
+
+    data = [torch.randn(2, 4) for _ in range(2)]
+    pair = pt2qa.quantize(pt2qa.capture(Empty().eval(), data[0]), "xnnpack", data, progress=False)
+    assert not Biases.look(pair, Halves.of(pair, data, None)).fit((0, 1))

@@ -45,7 +45,7 @@ def noises(
     references = outputs(copy.deepcopy(pair.reference))
     return [
         sum(
-            float(((ref - alone) ** 2).sum())
+            float(((ref - alone).masked_fill(ref == alone, 0.0) ** 2).sum())  # infinities that are equal
             for reference, isolated in zip(references, outputs(quantized_at(pair, place.sites)), strict=True)
             for ref, alone in zip(reference, isolated, strict=True)
         )

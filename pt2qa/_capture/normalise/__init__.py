@@ -13,6 +13,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise import attention, recurrent
 from pt2qa._capture.normalise.attention import ATTENTION, MODULE, decompose_attention
 from pt2qa._capture.normalise.dead_code import remove_dead_code
+from pt2qa._capture.normalise.editing import complete_users
 from pt2qa._capture.normalise.padding import write_out_padding
 from pt2qa._capture.normalise.recurrent import RECURRENT, decompose_recurrent
 from pt2qa._capture.normalise.regions import inline_regions
@@ -35,6 +36,7 @@ __all__ = ["DECOMPOSABLE", "DECOMPOSED", "PASSES", "normalise"]
 
 def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[Change, ...]:
     """Runs every pass on a program, in place; ``decompose`` has kinds of ops of :data:`DECOMPOSABLE`."""
+    complete_users(program)
     changes = list(inline_regions(program))
     changes += decompose_recurrent(program, decompose)
     if ATTENTION in decompose:

@@ -16,6 +16,14 @@ def graph_modules(program: ExportedProgram) -> list[GraphModule]:
     return list({id(placed.graph_module): placed.graph_module for placed in walk(program.graph_module)}.values())
 
 
+def complete_users(program: ExportedProgram) -> None:
+    """Enters readers that ``torch.export`` forgot, in place: before a ``no_grad`` region, those that nothing reads."""
+    for graph_module in graph_modules(program):
+        for node in graph_module.graph.nodes:
+            for source in node.all_input_nodes:
+                source.users.setdefault(node)
+
+
 def names_by_node(program: ExportedProgram) -> dict[Node, str]:
     """What to call each op of a program as it is now.  Numbers the program's handles, in place."""
     assign_handles(program)

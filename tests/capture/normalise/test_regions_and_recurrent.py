@@ -60,6 +60,19 @@ def test_an_autocast_region_is_listed_as_not_analysed() -> None:
     assert captured.changes == ()
 
 
+def test_an_op_before_a_region_that_nothing_reads_is_removed() -> None:
+    """torch.export does not enter it among the users of what it reads."""
+
+    def forward(m: Forward, x: torch.Tensor) -> torch.Tensor:
+        y = m.first(x)
+        y - y
+        with torch.no_grad():
+            return m.second(y)
+
+    captured = capture(Forward(forward, first=nn.Linear(4, 4), second=nn.Linear(4, 2)), torch.randn(2, 4))
+    assert [op.op for op in captured.names.values() if op.op != "input"] == ["linear", "linear"]
+
+
 def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
     return Forward(lambda m, x: m.fc(m.rnn(x)[0]), rnn=kind(8, 4, 2, batch_first=True), fc=nn.Linear(4, 2))
 
