@@ -126,11 +126,12 @@ def test_what_was_rounded_alike_and_put_together_is_not_counted_again(quantizer:
 def test_what_was_clipped_once_and_put_together_is_not_counted_again() -> None:
     class Joined(Clipped):
         def forward(self, x: Tensor) -> Tensor:
-            x = self.conv(x).clamp(min=0.0)
+            x = self.conv(x).relu()
             return self.head(nn.functional.max_pool2d(torch.cat([x, x], 1), 2).flatten(1)[:, 36:108])
 
     batch = (torch.randn(4, 3, 8, 8),)
-    pair = quantized_pair(Joined(), batch, "xnnpack")
+    quantizer = PlainQuantizer(("conv2d", "cat"), inputs=None, outputs=EXACT)
+    pair = pt2qa.quantize(pt2qa.capture(Joined().eval(), batch), quantizer, [batch], progress=False)
     report = pt2qa.error_budget(pair, [batch], method="exact", progress=False)
     assert parts(report) == pytest.approx(truth(pair, [batch]), rel=1e-3, abs=1e-9 * report.signal)
 
