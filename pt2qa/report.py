@@ -30,7 +30,7 @@ from pt2qa._profile.diff import ProfileDiff, diff_profiles
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
-from pt2qa._report.base import Report
+from pt2qa._report.base import DataReport, ModelReport, Report
 from pt2qa._report.columns import column, derived
 from pt2qa._report.diff import diff
 from pt2qa._report.diff_report import Change, DiffRow, ReportDiff
@@ -118,6 +118,8 @@ __all__ = [
     "GateResult",
     # a new kind of report
     "Report",
+    "ModelReport",
+    "DataReport",
     "register",
     "column",
     "derived",

@@ -65,7 +65,7 @@ LAYERS = LayerReport(
     model="Net",
     environment=HERE,
 )
-WEIGHTS = WeightReport((), (), (), "xnnpack", "Net", HERE)
+WEIGHTS = WeightReport((), (), notes=(), quantizer="xnnpack", model="Net", environment=HERE)
 DIAGNOSIS = replace(
     diagnosis(),
     rows=(),
@@ -651,7 +651,16 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
     found = SetApart(0, 8, 3, "batch", "NaN", "x")
     row = CandidateRow(-1, "output", "", "output", {"x86": nan})
     candidate = Candidate("x86", "x86", nan, 1, 1, 1, 1, 8)
-    nothing = CandidateReport((row,), (candidate,), (), 1, 8, "Net", LAYERS.environment, (found,))
+    nothing = CandidateReport(
+        (row,),
+        (candidate,),
+        notes=(),
+        batches=1,
+        samples=8,
+        model="Net",
+        environment=LAYERS.environment,
+        set_apart=(found,),
+    )
     monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given, mask: nothing)
     result = run("compare", flow, "-q", "x86", "-o", tmp_path / "candidates.safetensors")
     assert result.exit_code == 1

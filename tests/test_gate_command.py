@@ -21,7 +21,9 @@ ROWS = tuple(
     for i in range(4)
 )
 OUTPUT = replace(ROWS[0], handle=-1, name="output", sqnr=24.0)
-OLD = LayerReport(ROWS, (OUTPUT,), (), (), (), 2, 8, "xnnpack", "Net", HERE)
+OLD = LayerReport(
+    ROWS, (OUTPUT,), (), (), notes=(), batches=2, samples=8, quantizer="xnnpack", model="Net", environment=HERE
+)
 NEW = replace(
     OLD, rows=(ROWS[0], replace(ROWS[1], isolated_sqnr=9.0), *ROWS[2:]), outputs=(replace(OUTPUT, sqnr=18.0),)
 )
@@ -33,7 +35,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     OLD.save("old.safetensors")
     NEW.save("new.safetensors")
-    WeightReport((), (), (), "xnnpack", "Net", HERE).save("weights.safetensors")
+    WeightReport((), (), notes=(), quantizer="xnnpack", model="Net", environment=HERE).save("weights.safetensors")
     return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args], prog_name="pt2qa")
 
 

@@ -7,43 +7,39 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pt2qa._annotations.rows import AnnotationDiffRow
-from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.base import Block, Listing, ModelReport
 from pt2qa._report.columns import Count, derived
 from pt2qa._report.prose import by_reason, counted
-from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
 
 
 @register("annotation-diff", schema=2, oldest=1, was="annotation_diff")
 @dataclass(frozen=True, slots=True, repr=False)
-class AnnotationDiff(Report):
+class AnnotationDiff(ModelReport):
     """Where two annotations differ; true if they do.
 
     >>> from pt2qa.report import Environment
-    >>> bool(AnnotationDiff((), "x86", "x86", 4, 2, (), "Net", Environment.here("")))
+    >>> bool(AnnotationDiff((), "x86", "x86", 4, 2, notes=(), model="Net", environment=Environment.here("")))
     False
+
+    Its other fields are those of :class:`pt2qa.report.ModelReport`.
 
     Args:
         rows: the places that differ, in graph order, those only in b last.
         a, b: what the two sides are.
         equal_quantized: places that both sides quantize alike.
         equal_float: places that both leave in float.
-        notes: what else the reader must know.
-        model: the model's class name, or both names if they differ.
-        environment: versions, and the fingerprint of a's model.
     """
 
     heading: ClassVar[str] = "Two annotations"
     ties: ClassVar[str] = "name"
+    quantizer: ClassVar[str] = ""  # type: ignore[misc]  # each side has its own
 
     rows: tuple[AnnotationDiffRow, ...]
     a: str
     b: str
     equal_quantized: Count
     equal_float: Count
-    notes: tuple[str, ...]
-    model: str
-    environment: Environment
 
     @derived(judged=True)
     def differing(self) -> int:

@@ -9,11 +9,10 @@ from math import nan
 from typing import Annotated, ClassVar
 
 from pt2qa._annotations.rows import BASES, AnnotationCoverage, AnnotationRow, ModuleCalls, blank
-from pt2qa._report.base import Block, Listing, Report, Table
+from pt2qa._report.base import Block, Listing, ModelReport, Table
 from pt2qa._report.columns import column, shown_columns
 from pt2qa._report.formats import index
 from pt2qa._report.prose import by_reason, counted, few
-from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
 from pt2qa.errors import ReportError
@@ -50,12 +49,12 @@ class _Op:
 
 @register("annotations", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class AnnotationReport(Report):
+class AnnotationReport(ModelReport):
     """How each op's inputs, weights and output are quantized: dtype, scheme, axis, observer, scale.
 
     ``print`` shows one op per line; :meth:`table` one place per line.
 
-    What :func:`pt2qa.annotations` returns.
+    What :func:`pt2qa.annotations` returns.  Its other fields are those of :class:`pt2qa.report.ModelReport`.
 
     Args:
         rows: one for each place where a value is made or read, in graph order, those that stay float included.
@@ -63,10 +62,6 @@ class AnnotationReport(Report):
         coverage: by kind of op, how many are annotated and quantized.
         basis: ``annotated and converted``; ``annotated``: nothing is converted yet, so there are no scales, and
             ``quantized`` is what will be; ``converted``: a graph from elsewhere, whose annotations are unknown.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
 
     Raises:
         ReportError: ``basis`` is none of these.
@@ -81,10 +76,6 @@ class AnnotationReport(Report):
     modules: tuple[ModuleCalls, ...]
     coverage: tuple[AnnotationCoverage, ...]
     basis: str
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
 
     def __post_init__(self) -> None:
         if self.basis not in BASES:

@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from pt2qa._bad_cases.inputs import check_structure, rebuild
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
-from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.base import Block, Listing, ModelReport
 from pt2qa._report.columns import Column, Count, column
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
-from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
@@ -30,13 +29,13 @@ LARGEST: Final = 2**32
 
 @register("bad-cases", schema=6, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class BadCases(Report):
+class BadCases(ModelReport):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
 
     Tables can be sorted by ``worst`` (ranking by ranking), ``graph`` (in the order of the loader), ``name`` (by output)
     or a column.  ``to_pandas`` has one row for each case and ranking, worst first.
 
-    What :func:`pt2qa.find_bad_cases` returns.
+    What :func:`pt2qa.find_bad_cases` returns.  Its other fields are those of :class:`pt2qa.report.ModelReport`.
 
     Args:
         rows: the worst k of every metric and output, worst first.
@@ -45,11 +44,7 @@ class BadCases(Report):
         cases: the cases whose inputs are kept.
         inputs: the arrays of the cases.
         batch_axis: the axis of a batch that holds the samples; -1 if batches were ranked whole.
-        notes: what else the reader must know.
         steps, samples: how many batches and samples were run.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
         set_apart: batches that are empty, and those with an output that is NaN, or infinite in only one model, with the
             op that produced the first such value.  Their other samples are ranked.
         sums: what :func:`pt2qa.merge` needs besides the inputs.
@@ -70,12 +65,8 @@ class BadCases(Report):
     cases: tuple[StoredCase, ...]
     inputs: dict[str, npt.NDArray[Any]] = field(compare=False)
     batch_axis: int
-    notes: tuple[str, ...]
     steps: Count
     samples: Count
-    quantizer: str
-    model: str
-    environment: Environment
     set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=4)] = field(default_factory=dict, compare=False)
     input_ranges: Annotated[tuple[InputRange, ...], column(since=6)] = ()
@@ -99,11 +90,10 @@ class BadCases(Report):
             self._case(row.batch, row.sample)
 
     @classmethod
-    def merged(cls, reports: Sequence[BadCases], metrics: Mapping[str, Any]) -> BadCases:
+    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
         from pt2qa._bad_cases.merging import merged
 
-        found: BadCases = merged(reports)
-        return found
+        return merged(reports)
 
     @property
     def health(self) -> DataHealth:

@@ -10,13 +10,12 @@ from typing import Annotated, Any, ClassVar, Final
 import numpy.typing as npt
 
 from pt2qa._candidates.rows import Candidate, CandidateRow
-from pt2qa._report.base import Block, Report, Table, data_read
-from pt2qa._report.columns import Column, Count, check_custom, column, custom_names, derived
+from pt2qa._report.base import Block, DataReport, Report, Table, data_read
+from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
 from pt2qa._report.formats import decibel
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, sections, wrap
-from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
+from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
 
@@ -24,24 +23,19 @@ CLOSE: Final = 0.5
 """dB between two candidates up to which they are called equally good: the effect of another calibration set."""
 
 
-@register("candidates", schema=4, oldest=1)
+@register("candidates", schema=4, oldest=1, since={"set_apart": 2, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
-class CandidateReport(Report):
+class CandidateReport(DataReport):
     """How several quantizer configurations of one model compare, as a whole and layer by layer.
 
-    What :func:`pt2qa.compare_quantizers` returns.
+    What :func:`pt2qa.compare_quantizers` returns.  Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: the model's outputs, then each op that any of them has, in graph order.
         candidates: the configurations, in the order given.
-        notes: what else the reader must know.
-        batches, samples: how much was run.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
         set_apart: batches that are excluded from all numbers: empty ones, and those with NaN or infinities; with a
             candidate's name, those that are excluded only for that candidate, because it fails on them.
         sums: what :func:`pt2qa.merge` adds up.
-        input_ranges: how many values of the inputs lie outside the ranges that the candidates calibrated.
 
     Raises:
         ReportError: the rows do not have the same candidates.
@@ -51,27 +45,20 @@ class CandidateReport(Report):
     usual_measures: ClassVar[tuple[str, ...]] = ("candidates.sqnr",)
     ties: ClassVar[str] = "handle"
     one_run: ClassVar[tuple[str, ...]] = ("model",)
+    quantizer: ClassVar[str] = ""  # type: ignore[misc]  # each candidate has its own
 
     rows: tuple[CandidateRow, ...]
     candidates: tuple[Candidate, ...]
-    notes: tuple[str, ...]
-    batches: Count
-    samples: Count
-    model: str
-    environment: Environment
-    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     def __post_init__(self) -> None:
         check_custom(CandidateRow, self.rows)
 
     @classmethod
-    def merged(cls, reports: Sequence[CandidateReport], metrics: Mapping[str, Any]) -> CandidateReport:
+    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
         from pt2qa._candidates.merging import merged
 
-        found: CandidateReport = merged(reports)
-        return found
+        return merged(reports)
 
     @property
     def best(self) -> Candidate | None:

@@ -8,11 +8,10 @@ from itertools import groupby
 from math import nan
 from typing import Annotated, ClassVar, Final, Literal
 
-from pt2qa._report.base import Grade, Group, Report
+from pt2qa._report.base import DataReport, Grade, Group, Report
 from pt2qa._report.columns import column, derived
 from pt2qa._report.prose import LISTED, by_reason, counted, sections, wrap
-from pt2qa._report.rows import Environment, Row
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
+from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
 
 SEVERITIES: Final = ("error", "warning", "note")
@@ -69,26 +68,19 @@ class RuleOutcome:
     reason: str
 
 
-@register("findings", schema=2, oldest=1)
+@register("findings", schema=2, oldest=1, since={"batches": 2, "samples": 2, "set_apart": 2, "input_ranges": 2})
 @dataclass(frozen=True, slots=True, repr=False)
-class Findings(Report):
+class Findings(DataReport):
     """What a structure check found.
 
     It is a sequence: ``len(findings)``, ``for finding in findings``; empty findings are false.
 
-    What :func:`pt2qa.check` returns.
+    What :func:`pt2qa.check` returns.  Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: the findings, errors first, grouped by rule.
         rules: the outcome of each rule, in the order they ran.
         checked: what was looked at, such as ``model``, ``annotations``, ``numbers``.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one; empty without a quantizer.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint if it could be captured.
-        batches, samples: the data that rules on values read; 0 without any.
-        set_apart: batches of it that no rule looked at.
-        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
     heading: ClassVar[str] = "Findings"
@@ -99,18 +91,6 @@ class Findings(Report):
     rows: tuple[Finding, ...]
     rules: tuple[RuleOutcome, ...]
     checked: tuple[str, ...]
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
-    batches: Annotated[int, column(since=2)] = 0
-    samples: Annotated[int, column(since=2)] = 0
-    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=2)] = ()
-
-    @property
-    def health(self) -> DataHealth:
-        return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
 
     @derived(judged=True)
     def error_count(self) -> int:

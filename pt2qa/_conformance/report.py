@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final
 
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
-from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.columns import column, derived, shown_columns
 from pt2qa._report.prose import counted, sections, wrap
-from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
 from pt2qa._report.table import draw
 
@@ -32,18 +31,15 @@ class _Count:
 
 @register("conformance", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class ConformanceReport(Report):
+class ConformanceReport(ModelReport):
     """Which properties hold for a quantizer.
 
     ``print(report)`` shows how often each property held, then each failure with its reason;
-    ``to_pandas(extended=True)`` adds the times.
+    ``to_pandas(extended=True)`` adds the times.  Its other fields are those of :class:`pt2qa.report.ModelReport`.
 
     Args:
         rows: one per property and model, grouped by model.
         coverage: how much of each model is annotated.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or a torchao quantizer's class.
-        environment: versions.
         models: how many there are, those that were not run too; 0 if the file does not say.
         properties: ditto.
     """
@@ -51,12 +47,10 @@ class ConformanceReport(Report):
     heading: ClassVar[str] = "Conformance"
     usual_measures: ClassVar[tuple[str, ...]] = ("outcome",)
     ties: ClassVar[str] = "model"
+    model: ClassVar[str] = ""  # type: ignore[misc]  # there are several
 
     rows: tuple[ConformanceRow, ...]
     coverage: tuple[ModelCoverage, ...]
-    notes: tuple[str, ...]
-    quantizer: str
-    environment: Environment
     models: Annotated[int, column(since=2)] = 0
     properties: Annotated[int, column(since=2)] = 0
 

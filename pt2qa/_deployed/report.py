@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._deployed.charts import along_graph, stage_bars
 from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
-from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
-from pt2qa._report.columns import Count, column, derived
+from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
+from pt2qa._report.columns import derived
 from pt2qa._report.drawing import drawings
 from pt2qa._report.events import Event, Runs, Scalar, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
-from pt2qa._report.rows import Environment, Unpaired
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
+from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
 
 SCALARS: Final = (
@@ -27,10 +26,12 @@ SCALARS: Final = (
 """The columns that TensorBoard shows."""
 
 
-@register("deployed", schema=2, oldest=1)
+@register("deployed", schema=2, oldest=1, since={"input_ranges": 2})
 @dataclass(frozen=True, slots=True, repr=False)
-class DeployedReport(Report):
+class DeployedReport(DataReport):
     """How far the kernels that ship are from the converted graph, and what each stage costs the output.
+
+    Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: one for each observed value, in graph order; none where only outputs are known.
@@ -38,17 +39,10 @@ class DeployedReport(Report):
         stages: eager, capture, prepared, converted, deployed; the first ones only if the pair knows them.
         unpaired: ops without a value of their own in the program, such as a convolution fused with its relu.
         facts: what ran: instruction set, number of delegates, ops left over.
-        notes: what else the reader must know.
-        batches, samples: how much was run.
         backend: what ran it.
-        quantizer: the plug-in's name.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
-        set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
-        input_ranges: how many values of the inputs lie outside the calibrated ranges.
 
     >>> from pt2qa.report import Environment
-    >>> empty = DeployedReport((), (), (), (), (), (), 0, 0, "none", "xnnpack", "Net", Environment.here(""))
+    >>> empty = DeployedReport((), (), (), (), (), "none", notes=(), environment=Environment.here(""))
     >>> empty.stage
     ''
     """
@@ -63,19 +57,7 @@ class DeployedReport(Report):
     stages: tuple[StageRow, ...]
     unpaired: tuple[Unpaired, ...]
     facts: tuple[str, ...]
-    notes: tuple[str, ...]
-    batches: Count
-    samples: Count
     backend: str
-    quantizer: str
-    model: str
-    environment: Environment
-    set_apart: Annotated[tuple[SetApart, ...], column()] = ()
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=2)] = ()
-
-    @property
-    def health(self) -> DataHealth:
-        return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:

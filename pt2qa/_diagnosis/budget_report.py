@@ -12,13 +12,11 @@ import numpy.typing as npt
 
 from pt2qa._decibels import decibels, summed
 from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
-from pt2qa._report.base import Report, data_read
+from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.columns import Column, Count, column, derived
 from pt2qa._report.formats import decibel, share
 from pt2qa._report.html.charts import stacked
 from pt2qa._report.prose import counted, few
-from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 
 HALF: Final = 0.5
@@ -37,12 +35,12 @@ _PRECISION: Final = (
 )
 
 
-@register("error-budget", schema=3, oldest=1)
+@register("error-budget", schema=3, oldest=1, since={"input_ranges": 3})
 @dataclass(frozen=True, slots=True, repr=False)
-class ErrorBudget(Report):
+class ErrorBudget(DataReport):
     """The output noise of a quantized model, split by mechanism and place.
 
-    What :func:`pt2qa.error_budget` returns.
+    What :func:`pt2qa.error_budget` returns.  Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: one per site and mechanism, in graph order; a value that is quantized twice alike is one site.
@@ -51,16 +49,10 @@ class ErrorBudget(Report):
         projections: random projections per batch, the maximum over batches; 0 for the exact method.
         signal: sum of the squared reference outputs over the data.
         noise: sum of the squared output errors of the fully quantized model, measured.
-        batches, samples: how much was measured; batches that are set apart do not count.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
-        set_apart: batches excluded from all numbers.
         sums: what :func:`pt2qa.merge` adds up.
-        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
+    counts_set_apart: ClassVar[bool] = False
     heading: ClassVar[str] = "Error budget"
     usual_measures: ClassVar[tuple[str, ...]] = ("noise",)
     ties: ClassVar[str] = "noise_share"
@@ -72,26 +64,13 @@ class ErrorBudget(Report):
     projections: Count
     signal: float
     noise: float
-    batches: Count
-    samples: Count
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
-    set_apart: tuple[SetApart, ...] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=2)] = field(default_factory=dict, compare=False)
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=3)] = ()
 
     @classmethod
-    def merged(cls, reports: Sequence[ErrorBudget], metrics: Mapping[str, Any]) -> ErrorBudget:
+    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
         from pt2qa._diagnosis.merging import merged
 
-        found: ErrorBudget = merged(reports)
-        return found
-
-    @property
-    def health(self) -> DataHealth:
-        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
+        return merged(reports)
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:

@@ -8,12 +8,10 @@ from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow, signed
-from pt2qa._report.base import Block, Grade, Listing, Report, Step, Table, data_read
+from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Step, Table, data_read
 from pt2qa._report.columns import Count, column, derived
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted, few
-from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -21,12 +19,12 @@ if TYPE_CHECKING:
     from pt2qa.overrides.plan import OverridePlan
 
 
-@register("diagnosis", schema=2, oldest=1)
+@register("diagnosis", schema=2, oldest=1, since={"set_apart": 2, "input_ranges": 2})
 @dataclass(frozen=True, repr=False)
-class Diagnosis(Report):
+class Diagnosis(DataReport):
     """What causes the error of a quantized model, and what was measured to help.
 
-    What :func:`pt2qa.diagnose` returns.
+    What :func:`pt2qa.diagnose` returns.  Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: the causes, in the order to act on them.
@@ -44,15 +42,9 @@ class Diagnosis(Report):
         code_verified: what came of executing it: ``equal``, ``equal, with ...``, ``differs: ...`` or ``not run: ...``.
         forwards: runs of the model on a batch that it took.
         quantizations: how often the model was quantized again.
-        batches, samples: the evaluation data.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
-        set_apart: batches of the evaluation data excluded from all numbers.
-        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
+    counts_set_apart: ClassVar[bool] = False
     heading: ClassVar[str] = "Diagnosis"
     usual_measures: ClassVar[tuple[str, ...]] = ("figures.sqnr",)
     ties: ClassVar[str] = "rank"
@@ -82,14 +74,6 @@ class Diagnosis(Report):
     code_verified: str
     forwards: Count
     quantizations: Count
-    batches: Count
-    samples: Count
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
-    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=2)] = ()
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
@@ -100,10 +84,6 @@ class Diagnosis(Report):
     def sqnr_after(self) -> float:
         """The same with all remedies."""
         return self._figure("after", "sqnr") if self.rows else self.sqnr
-
-    @property
-    def health(self) -> DataHealth:
-        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
 
     def _data(self) -> list[str]:
         # What is wrong with the data is said in the verdict, which comes first.

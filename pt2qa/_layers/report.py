@@ -15,15 +15,14 @@ from pt2qa._layers.charts import along_graph, by_block, histograms
 from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.steps import folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
-from pt2qa._report.base import Block, Grade, Listing, Report, Table, data_read
-from pt2qa._report.columns import Column, Count, check_custom, column, columns_of, custom_names, derived
+from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
+from pt2qa._report.columns import Column, check_custom, column, columns_of, custom_names, derived
 from pt2qa._report.drawing import drawings
 from pt2qa._report.events import Runs, pictures, scalars, sides
 from pt2qa._report.formats import cosine, decibel, number
 from pt2qa._report.prose import by_reason, counted, wrap
 from pt2qa._report.ranking import without_number
-from pt2qa._report.rows import Environment, Unpaired
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
+from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
 from pt2qa._report.table import screen_width, table
 from pt2qa.errors import ReportError
@@ -34,31 +33,26 @@ SCALARS = (
 """The columns that TensorBoard shows, besides the user's metrics."""
 
 
-@register("layers", schema=4, oldest=1)
+@register("layers", schema=4, oldest=1, since={"set_apart": 2, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
-class LayerReport(Report):
+class LayerReport(DataReport):
     """How far each layer of the quantized model is from the reference, and which op causes it.
+
+    Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: one for each compared value, in graph order.
         outputs: the model's outputs, ``output``, ``output[1]``, ``output.logits``.
         modules: whole modules that the user selected; ``op`` is the class name.
         unpaired: nodes of one graph without a counterpart in the other, with the reason.
-        notes: what else the reader must know, e.g. ``2 ops fell back to the converted op``.
-        batches, samples: how much was run.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
-        set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
         smaller_is_worse, larger_is_worse: the custom metrics that declare a direction.
         sums: what :func:`pt2qa.merge` adds up.
-        input_ranges: how many values of the inputs lie outside the calibrated ranges.
 
     Raises:
         ReportError: custom metrics differ between rows, or one is named like a column or declares both directions.
 
     >>> from pt2qa.report import Environment
-    >>> empty = LayerReport((), (), (), (), (), 0, 0, "xnnpack", "Net", Environment.here(""))
+    >>> empty = LayerReport((), (), (), (), notes=(), environment=Environment.here(""))
     >>> empty.table()
     '(no rows)'
     """
@@ -70,17 +64,9 @@ class LayerReport(Report):
     outputs: tuple[LayerRow, ...]
     modules: tuple[LayerRow, ...]
     unpaired: tuple[Unpaired, ...]
-    notes: tuple[str, ...]
-    batches: Count
-    samples: Count
-    quantizer: str
-    model: str
-    environment: Environment
-    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     smaller_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
     larger_is_worse: Annotated[tuple[str, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     def __post_init__(self) -> None:
         check_custom(LayerRow, self.rows + self.outputs + self.modules)
@@ -98,11 +84,10 @@ class LayerReport(Report):
         return len(self.set_apart)
 
     @classmethod
-    def merged(cls, reports: Sequence[LayerReport], metrics: Mapping[str, Any]) -> LayerReport:
+    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
         from pt2qa._layers.sums import merged
 
-        found: LayerReport = merged(reports, metrics)
-        return found
+        return merged(reports, metrics)
 
     def worst(self, k: int, by: str = "isolated_sqnr") -> tuple[LayerRow, ...]:
         """The k worst rows by a column or custom metric, ties by ``sqnr``; rows where it is nan come last.
@@ -148,10 +133,6 @@ class LayerReport(Report):
             + table(columns_of(BlockRow), ops_of(each, self.rows, by), None, None, screen_width(width))
             for each in found
         )
-
-    @property
-    def health(self) -> DataHealth:
-        return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
 
     def grade(self) -> Grade:
         """By :data:`LOW_SQNR`; an output or batch without a number must not hide behind the others."""

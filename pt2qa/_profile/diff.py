@@ -13,10 +13,9 @@ from pt2qa._profile.histogram import Histogram, transport
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
 from pt2qa._profile.verdict import difference_of, worst_by
-from pt2qa._report.base import Block, Listing, Report, data_read
+from pt2qa._report.base import Block, Listing, ModelReport, Report, data_read
 from pt2qa._report.columns import Count
 from pt2qa._report.prose import counted
-from pt2qa._report.rows import Environment
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -26,25 +25,23 @@ Key = tuple[str, str, str]
 
 @register("profile-diff", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class ProfileDiff(Report):
+class ProfileDiff(ModelReport):
     """How the values of profile ``b`` differ from those of profile ``a``.
 
     Tables and texts show each pair of values once, the largest move first.
 
-    What :func:`pt2qa.diff_profiles` returns.
+    What :func:`pt2qa.diff_profiles` returns.  Its other fields are those of :class:`pt2qa.report.ModelReport`.
 
     Args:
         rows: one for each row of b that is also in a, in graph order.
         only: rows in only one of the two.
         a, b: what was profiled.
         a_batches, a_samples, b_batches, b_samples: how much each profile covers.
-        notes: what else the reader must know.
-        model: the model's class name.
-        environment: of profile b.
     """
 
     heading: ClassVar[str] = "Two profiles"
     ties: ClassVar[str] = "largest_shift"
+    quantizer: ClassVar[str] = ""  # type: ignore[misc]  # each side has its own
 
     rows: tuple[ProfileShift, ...]
     only: tuple[ProfileOnly, ...]
@@ -54,9 +51,6 @@ class ProfileDiff(Report):
     a_samples: Count
     b_batches: Count
     b_samples: Count
-    notes: tuple[str, ...]
-    model: str
-    environment: Environment
 
     @property
     def values(self) -> tuple[ProfileShift, ...]:

@@ -17,13 +17,12 @@ from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.packing import CHANNELS, HISTOGRAM, Packed, check_packed, unpacked
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
-from pt2qa._report.base import Block, Report, data_read
-from pt2qa._report.columns import Count, column
+from pt2qa._report.base import Block, DataReport, Report, data_read
+from pt2qa._report.columns import column
 from pt2qa._report.events import Event, Runs, Scalar
 from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
-from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
+from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -38,14 +37,14 @@ BUCKETS: Final = 128
 """Buckets of a histogram that TensorBoard shows, equally wide."""
 
 
-@register("profile", schema=4, oldest=1)
+@register("profile", schema=4, oldest=1, since={"set_apart": 4, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
-class Profile(Report):
+class Profile(DataReport):
     """What every op of a graph reads and produces.
 
     Tables and texts show each value once, at the op that produces it; ``to_pandas`` and ``csv`` have every row.
 
-    What :func:`pt2qa.profile` returns.
+    What :func:`pt2qa.profile` returns.  Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: one for each value at each op, in graph order: inputs, weights, bias, output.
@@ -53,14 +52,8 @@ class Profile(Report):
         channels: numbers by channel, packed; empty where none were made.  :meth:`channel` reads them.
         side: which graph it was: ``reference``, ``quantized``, ``deployed`` (what the backend's kernels write),
             ``float`` (a capture) or ``graph``.
-        quantizer: the pair's; empty for other graphs.
-        batches, samples: how much was run.
-        notes: what else the reader must know.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
         sums: what :func:`pt2qa.merge` needs besides histograms and channels.
         set_apart: batches that are empty, or with NaN in an input, which the rows count; their other values count.
-        input_ranges: of a pair, how many values of the inputs lie outside the calibrated ranges.
 
     Raises:
         ReportError: the arrays do not fit each other or the rows, or there is no such side.
@@ -74,15 +67,7 @@ class Profile(Report):
     histograms: dict[str, npt.NDArray[Any]] = field(compare=False)
     channels: dict[str, npt.NDArray[Any]] = field(compare=False)
     side: str
-    quantizer: str
-    batches: Count
-    samples: Count
-    notes: tuple[str, ...]
-    model: str
-    environment: Environment
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
-    set_apart: Annotated[tuple[SetApart, ...], column(since=4)] = ()
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     if not TYPE_CHECKING:
         __getattr__ = no_attribute
@@ -97,11 +82,10 @@ class Profile(Report):
             _check_counted(*(self.histograms[name] for name in HISTOGRAM))
 
     @classmethod
-    def merged(cls, reports: Sequence[Profile], metrics: Mapping[str, Any]) -> Profile:
+    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
         from pt2qa._profile.merging import merged
 
-        found: Profile = merged(reports)
-        return found
+        return merged(reports)
 
     @property
     def health(self) -> DataHealth:

@@ -9,12 +9,12 @@ from math import isfinite, isnan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pt2qa._report.atomic import write_atomic
-from pt2qa._report.base import Block, Grade, Report, Table
+from pt2qa._report.base import Block, DataReport, Grade, Report, Table
 from pt2qa._report.columns import Count, column
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
-from pt2qa._report.rows import Environment, Row
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
+from pt2qa._report.rows import Row
+from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
@@ -91,12 +91,13 @@ _CURVE_POINTS: Final = 12
 """Number of curve points that a text shows."""
 
 
-@register("reconfiguration", schema=3, oldest=1)
+@register("reconfiguration", schema=3, oldest=1, since={"batches": 3, "samples": 3, "set_apart": 3, "input_ranges": 3})
 @dataclass(frozen=True, repr=False)
-class Reconfiguration(Report):
+class Reconfiguration(DataReport):
     """A quantizer configuration that was searched, applied and measured.
 
     What :func:`pt2qa.reconfigure` and :func:`pt2qa.repair` return.
+    Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: the edits of the plan, in search order.
@@ -108,15 +109,8 @@ class Reconfiguration(Report):
         evaluations: configurations that were scored.
         plan_json: the override plan.
         code: a Python module that quantizes the model so, ``quantizer.py``.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
         code_verified: what came of executing ``code`` and comparing its outputs with the new pair's: ``equal``;
             ``equal, with ...`` and why that is needed; ``differs: ...``; ``not run: ...``.  Empty in files of schema 1.
-        batches, samples: the data on which quality was measured; 0 in files of schema 1 and 2.
-        set_apart: batches of it excluded from all numbers.
-        input_ranges: how many values of the inputs lie outside the ranges that the original pair calibrated.
     """
 
     heading: ClassVar[str] = "Reconfiguration"
@@ -135,15 +129,7 @@ class Reconfiguration(Report):
     evaluations: Count
     plan_json: str
     code: str
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
     code_verified: Annotated[str, column(since=2)] = ""
-    batches: Annotated[int, column(since=3)] = 0
-    samples: Annotated[int, column(since=3)] = 0
-    set_apart: Annotated[tuple[SetApart, ...], column(since=3)] = ()
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=3)] = ()
 
     @property
     def health(self) -> DataHealth:

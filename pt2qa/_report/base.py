@@ -14,6 +14,7 @@ from pt2qa._printable import clean, clean_lines
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.columns import (
     Column,
+    Count,
     column_called,
     columns_of,
     custom_column,
@@ -27,8 +28,8 @@ from pt2qa._report.events import Runs
 from pt2qa._report.export import csv_text, frame
 from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
 from pt2qa._report.ranking import check_column, ranked
-from pt2qa._report.rows import Unpaired
-from pt2qa._report.set_apart import DataHealth, SetApart, about_data, apart_entries, failures
+from pt2qa._report.rows import Environment, Unpaired
+from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_data, apart_entries, failures
 from pt2qa._report.storage import save
 from pt2qa._report.table import screen_width, table, with_column
 from pt2qa.errors import ReportError
@@ -129,6 +130,7 @@ class Report:
         next_command: what to type next, if the kind has a field for it.
         served: tables that a page does not show as tables: they are internal, or shown as a list.
         titles: what pages write above tables, in their order, where the fields' own names and order would not do.
+        inherited_since: the schemas that introduced fields of a base.
         one_run: the fields in which reports must agree to be merged.
         instead_of_merging: for kinds that do not add up, what to do instead.
     """
@@ -141,6 +143,7 @@ class Report:
     ties: ClassVar[str] = "sqnr"
     served: ClassVar[frozenset[str]] = frozenset({"unpaired"})
     titles: ClassVar[Mapping[str, str]] = {}
+    inherited_since: ClassVar[Mapping[str, int]] = {}
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer")
     instead_of_merging: ClassVar[str] = ""
     rows: tuple[Any, ...]
@@ -491,6 +494,52 @@ class Report:
     def _unpaired(self) -> Iterator[Listing]:
         unpaired: Sequence[Unpaired] = getattr(self, "unpaired", ())
         yield Listing(f"Unpaired ({len(unpaired)})", unpaired_entries(unpaired))
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class ModelReport(Report):
+    """What every kind of report in pt2qa says besides its rows.
+
+    A kind without a quantizer or a model makes that an empty class variable: its files have no such field.
+
+    Args:
+        notes: what else the reader must know.
+        quantizer: the plug-in's name, or the class of a quantizer without one; empty without a quantizer.
+        model: the model's class name.
+        environment: versions, and the model's fingerprint.
+    """
+
+    notes: tuple[str, ...]
+    quantizer: str = ""
+    model: str = ""
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class DataReport(ModelReport):
+    """What every kind says that ran a model on data.
+
+    Attributes:
+        counts_set_apart: whether ``batches`` and ``samples`` include what is set apart.
+
+    Args:
+        batches, samples: how much was run; 0 where no data were given, or a file of an earlier version does not say.
+        set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities.
+        input_ranges: how many values of the inputs lie outside the calibrated ranges.
+    """
+
+    counts_set_apart: ClassVar[bool] = True
+
+    batches: Count = 0
+    samples: Count = 0
+    set_apart: tuple[SetApart, ...] = ()
+    input_ranges: tuple[InputRange, ...] = ()
+
+    @property
+    def health(self) -> DataHealth:
+        if self.counts_set_apart:
+            return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
+        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
 
 
 def write_text(path: str | os.PathLike[str], reports: Iterable[Report]) -> None:

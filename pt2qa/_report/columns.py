@@ -198,6 +198,18 @@ def derived_of(owner: type[Any]) -> tuple[Column, ...]:
 
 
 @cached
+def fields_of(report_type: type[Any]) -> tuple[Field[Any], ...]:
+    """The fields of a report class: its own before those that it inherits.
+
+    >>> from pt2qa.report import Findings
+    >>> [each.name for each in fields_of(Findings)][:5]
+    ['rows', 'rules', 'checked', 'batches', 'samples']
+    """
+    owners = [{each.name for each in fields(owner)} for owner in report_type.__mro__ if is_dataclass(owner)]
+    return tuple(sorted(fields(report_type), key=lambda each: sum(each.name in owner for owner in owners)))
+
+
+@cached
 def numbers_of(report_type: type[Any]) -> tuple[Column, ...]:
     """The numbers of a whole report: fields first, then derived ones.
 
@@ -206,7 +218,7 @@ def numbers_of(report_type: type[Any]) -> tuple[Column, ...]:
     ['batches', 'samples', 'sqnr', 'batches_apart']
     """
     plain, hints = get_type_hints(report_type), get_type_hints(report_type, include_extras=True)
-    own = [f for f in fields(report_type) if plain[f.name] in (int, float)]
+    own = [f for f in fields_of(report_type) if plain[f.name] in (int, float)]
     return (*(_column(report_type, f, hints[f.name]) for f in own), *derived_of(report_type))
 
 
@@ -219,7 +231,7 @@ def tables_of(report_type: type[Any]) -> dict[str, type[Any]]:
     'Ranking'
     """
     hints = get_type_hints(report_type)
-    own = {f.name: get_args(hints[f.name]) for f in fields(report_type) if get_origin(hints[f.name]) is tuple}
+    own = {f.name: get_args(hints[f.name]) for f in fields_of(report_type) if get_origin(hints[f.name]) is tuple}
     return {name: types[0] for name, types in own.items() if isinstance(types[0], type) and is_dataclass(types[0])}
 
 

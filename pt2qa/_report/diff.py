@@ -8,7 +8,7 @@ from math import inf, isnan, nan
 from typing import Any, Final, Literal, get_type_hints
 
 from pt2qa._report.base import Report
-from pt2qa._report.columns import columns_of, tables_of
+from pt2qa._report.columns import columns_of, fields_of, tables_of
 from pt2qa._report.diff_report import Change, DiffRow, ReportDiff, Status
 from pt2qa._report.formats import shorten
 from pt2qa._report.measures import (
@@ -55,7 +55,7 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
             has no usual one and ``by`` is not given; or the tolerance is negative or nan.
 
     >>> from pt2qa.report import Environment, WeightReport
-    >>> nothing = WeightReport((), (), (), "xnnpack", "Net", Environment.here(""))
+    >>> nothing = WeightReport((), (), notes=(), quantizer="xnnpack", model="Net", environment=Environment.here(""))
     >>> diff(nothing, nothing)
     <ReportDiff of weights, Net, xnnpack: 0 worse, 0 better of 0 rows>
     """
@@ -183,7 +183,7 @@ def _changes(old: Report, new: Report) -> Iterator[Change]:
         before, after = getattr(old, name), getattr(new, name)
         if name not in hints and not column.judged and isinstance(after, int) and before != after:
             yield Change(name, _shown(before), _shown(after))
-    for name in (each.name for each in fields(new)):  # type: ignore[arg-type]
+    for name in (each.name for each in fields_of(type(new))):
         before, after = getattr(old, name), getattr(new, name)
         judged = name in numbers and numbers[name].judged
         if hints[name] in (str, int) and not judged and before != after:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from math import isnan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pt2qa._report.base import Block, Report
+from pt2qa._report.base import Block, ModelReport, Report
 from pt2qa._report.columns import Column, column
 from pt2qa._report.formats import decibel, exact, number
 from pt2qa._report.prose import counted, few
-from pt2qa._report.rows import Environment, Row
+from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
 
 Status = Literal["worse", "changed", "gone", "new", "better", "unchanged"]
@@ -72,13 +72,13 @@ _ORDER: Final = ("worse", "changed", "gone", "new", "better")
 
 @register("diff", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class ReportDiff(Report):
+class ReportDiff(ModelReport):
     """What changed from an old report to a new one of the same kind, row by row.
 
     Tables and texts show ``worst``: what changed, largest loss first; ``graph``: all rows, in the order of the new
     report, with removed rows where they were; or all by ``name`` or a column.
 
-    What :func:`pt2qa.diff` returns.
+    What :func:`pt2qa.diff` returns.  Its other fields are those of :class:`pt2qa.report.ModelReport`.
 
     Args:
         rows: one for each row of either report, in that order.
@@ -90,8 +90,6 @@ class ReportDiff(Report):
             ``unknown`` for a user's metric that does not say; empty for texts, and for yes and no.
         unit: of the measure: ``dB`` or empty.
         tolerance: change up to which a number counts as unchanged, in that unit.
-        notes: what else the reader must know.
-        quantizer, model, environment: of the new report.
     """
 
     heading: ClassVar[str] = "Diff"
@@ -105,10 +103,6 @@ class ReportDiff(Report):
     worst_is: str
     unit: str
     tolerance: float
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
 
     def having(self, status: Status) -> tuple[DiffRow, ...]:
         """The rows of one status, in order."""

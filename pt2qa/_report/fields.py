@@ -37,6 +37,7 @@ from pt2qa._report.columns import (
     cached,
     columns_of,
     custom_names,
+    fields_of,
     from_columns,
     history_of,
     numbers_of,
@@ -154,11 +155,12 @@ def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
     """
     plain, hints = get_type_hints(report_type), get_type_hints(report_type, include_extras=True)
     numbers = {each.name: each for each in numbers_of(report_type)}
+    inherited_since = getattr(report_type, "inherited_since", {})
     found = {}
-    for f in fields(report_type):
+    for f in fields_of(report_type):
         codec = _codec_of(f"{report_type.__name__}.{f.name}", plain[f.name], numbers.get(f.name))
         since, was = history_of(f, hints[f.name])
-        found[f.name] = replace(codec, since=since, was=was)
+        found[f.name] = replace(codec, since=inherited_since.get(f.name, since), was=was)
     return found
 
 

@@ -49,7 +49,9 @@ _KINDS: dict[str, Kind] = {}
 _FORMER: dict[str, str] = {}
 
 
-def register(name: str, *, schema: int, oldest: int | None = None, was: str = "") -> Callable[[ReportType], ReportType]:
+def register(
+    name: str, *, schema: int, oldest: int | None = None, was: str = "", since: Mapping[str, int] | None = None
+) -> Callable[[ReportType], ReportType]:
     """Class decorator: lets reports of this class be saved under this kind and schema version.
 
     A field added later is ``column(default=..., since=schema)``; with ``oldest``, older files still load and take the
@@ -60,6 +62,7 @@ def register(name: str, *, schema: int, oldest: int | None = None, was: str = ""
         schema: the version of the fields that is written.
         oldest: the oldest version that is read; None for ``schema`` only.
         was: the kind's former name in files, if any.
+        since: the schemas that introduced fields which the class inherits; None if its base says so.
 
     Raises:
         TypeError: a field of the class cannot be stored.
@@ -67,6 +70,8 @@ def register(name: str, *, schema: int, oldest: int | None = None, was: str = ""
     """
 
     def enter(report_type: ReportType) -> ReportType:
+        if since is not None:
+            report_type.inherited_since = since
         codecs_of(report_type)
         taken = _KINDS.get(name)
         # The same class is registered again when a notebook reloads its module.
@@ -96,8 +101,9 @@ def save(report: Any, path: str | os.PathLike[str]) -> None:
 
     >>> import tempfile
     >>> from pt2qa.report import Environment, WeightReport, load
+    >>> report = WeightReport((), (), notes=(), quantizer="xnnpack", model="Net", environment=Environment.here(""))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(WeightReport((), (), (), "xnnpack", "Net", Environment.here("")), f"{folder}/weights.safetensors")
+    ...     save(report, f"{folder}/weights.safetensors")
     ...     load(f"{folder}/weights.safetensors").model
     'Net'
     """

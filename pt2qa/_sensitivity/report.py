@@ -10,14 +10,12 @@ from typing import Annotated, Any, ClassVar, Final
 import numpy.typing as npt
 
 from pt2qa._decibels import decibels
-from pt2qa._report.base import Report, data_read
+from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.columns import Column, Count, Worse, column, derived
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, few
 from pt2qa._report.ranking import without_number
-from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 
@@ -34,14 +32,14 @@ BARS: Final = 25
 """Sites that the chart shows."""
 
 
-@register("sensitivity", schema=4, oldest=1)
+@register("sensitivity", schema=4, oldest=1, since={"set_apart": 2, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
-class SensitivityReport(Report):
+class SensitivityReport(DataReport):
     """How quantizing each site alone affects the model's output.
 
     ``to_pandas(extended=True)`` adds the site, its place in the model, its noise and its rank.
 
-    What :func:`pt2qa.sensitivity` returns.
+    What :func:`pt2qa.sensitivity` returns.  Its other fields are those of :class:`pt2qa.report.DataReport`.
 
     Args:
         rows: one per site, region or module, in graph order; a value that is quantized twice alike is one site.
@@ -55,18 +53,12 @@ class SensitivityReport(Report):
         signal: sum of the squared reference outputs over the data.
         noise: sum of the squared output errors of the fully quantized model, measured.
         value: the metric of the fully quantized model, measured.
-        batches, samples: how much the rows cover; batches that are set apart do not count.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
         data: the batches, including the unfinished one and those that are set apart.
         parts: the sums of each row on each batch.
-        set_apart: batches excluded from all numbers: empty ones, and those with NaN or infinities in an output.
         sums: what :func:`pt2qa.merge` needs besides ``data`` and ``parts``.
-        input_ranges: how many values of the inputs lie outside the calibrated ranges.
     """
 
+    counts_set_apart: ClassVar[bool] = False
     heading: ClassVar[str] = "Sensitivity"
     usual_measures: ClassVar[tuple[str, ...]] = ("value",)
     ties: ClassVar[str] = "rank"
@@ -93,24 +85,15 @@ class SensitivityReport(Report):
     signal: float
     noise: float
     value: float
-    batches: Count
-    samples: Count
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
     data: tuple[SensitivityBatch, ...]
     parts: tuple[SensitivityPart, ...]
-    set_apart: Annotated[tuple[SetApart, ...], column(since=2)] = ()
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
-    input_ranges: Annotated[tuple[InputRange, ...], column(since=4)] = ()
 
     @classmethod
-    def merged(cls, reports: Sequence[SensitivityReport], metrics: Mapping[str, Any]) -> SensitivityReport:
+    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
         from pt2qa._sensitivity.merging import merged
 
-        found: SensitivityReport = merged(reports)
-        return found
+        return merged(reports)
 
     @derived(unit="dB", judged=True)
     def predicted_sqnr(self) -> float:
@@ -121,10 +104,6 @@ class SensitivityReport(Report):
     def measured_sqnr(self) -> float:
         """Output SQNR in dB of the fully quantized model."""
         return self._sqnr(self.noise)
-
-    @property
-    def health(self) -> DataHealth:
-        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
 
     def worst(self, k: int) -> tuple[SensitivityRow, ...]:
         """The k rows that cost most, worst first; rows without a number come last."""

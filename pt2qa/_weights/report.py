@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
-from pt2qa._report.base import Block, Listing, Report
+from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.columns import column
 from pt2qa._report.drawing import of_rows
 from pt2qa._report.events import Runs, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.ranking import without_number
-from pt2qa._report.rows import Environment, Unpaired
+from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 from pt2qa.errors import ReportError
@@ -35,20 +35,16 @@ Array = npt.NDArray[Any]
 
 @register("weights", schema=3, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
-class WeightReport(Report):
+class WeightReport(ModelReport):
     """How far each dequantized weight is from the float one, overall and in its worst channel.
 
     Tables show the quantized weights; ``to_pandas`` and ``csv`` have every weight.
 
-    What :func:`pt2qa.compare_weights` returns.
+    What :func:`pt2qa.compare_weights` returns.  Its other fields are those of :class:`pt2qa.report.ModelReport`.
 
     Args:
         rows: one per parameter in graph order, including those that stay in float (``WeightRow.quantized``).
         unpaired: parameters of one graph without a counterpart in the other, with the reason.
-        notes: what else the reader must know.
-        quantizer: the plug-in's name, or the class of a quantizer without one.
-        model: the model's class name.
-        environment: versions, and the model's fingerprint.
         histograms: counts of the finite values of each quantized weight in :data:`BINS` equal bins, two arrays
             ``float`` and ``dequantized`` with one line for each; empty in files of older versions.
     """
@@ -59,10 +55,6 @@ class WeightReport(Report):
 
     rows: tuple[WeightRow, ...]
     unpaired: tuple[Unpaired, ...]
-    notes: tuple[str, ...]
-    quantizer: str
-    model: str
-    environment: Environment
     histograms: Annotated[dict[str, npt.NDArray[Any]], column(since=2)] = field(default_factory=dict, compare=False)
 
     def histogram(self, row: WeightRow) -> tuple[Array, Array, Array]:

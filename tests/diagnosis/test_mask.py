@@ -84,6 +84,8 @@ def test_the_worst_sample_is_one_of_those_that_count(pair: pt2qa.QuantizedPair) 
 
 
 def test_a_report_of_kernels_does_not_say_its_mask(pair: pt2qa.QuantizedPair) -> None:
-    report = pt2qa.DeployedReport((), (), (), (), (), (), 0, 0, "none", "xnnpack", "Running", pair.environment)
+    report = pt2qa.DeployedReport(
+        (), (), (), (), (), "none", notes=(), quantizer="xnnpack", model="Running", environment=pair.environment
+    )
     with pytest.raises(pt2qa.SelectionError, match="a report does not say which positions count in it"):
         diagnosed(pair, [padded(prompts())], mask="attention_mask", deployed=report)

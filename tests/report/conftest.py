@@ -152,10 +152,12 @@ def weights(weight: Callable[..., WeightRow]) -> WeightReport:
     bias = replace(plain, attr="bias", note=UNQUANTIZED)
     norm = replace(plain, name="norm/layer_norm", note=f"{UNQUANTIZED}: an op that xnnpack has no kernel for")
     rows = (weight(), dead, linear, bias, norm)
-    return WeightReport(rows, (), ("per channel for conv2d alone",), "xnnpack", "MobileNetV2", HERE)
+    return WeightReport(
+        rows, (), notes=("per channel for conv2d alone",), quantizer="xnnpack", model="MobileNetV2", environment=HERE
+    )
 
 
 @pytest.fixture
 def empty() -> LayerReport:
     """A report of nothing."""
-    return LayerReport((), (), (), (), (), 0, 0, "xnnpack", "Net", HERE)
+    return LayerReport((), (), (), (), notes=(), quantizer="xnnpack", model="Net", environment=HERE)

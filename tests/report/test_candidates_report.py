@@ -30,7 +30,9 @@ def report() -> CandidateReport:
         Candidate("x86", "x86:reduce_range=true", 21.5, 52, 53, 55, 52, 3_800_000),
         Candidate("broken", "x86:modules=nothing", nan, 0, 0, 0, 0, 0, "modules: got 'nothing', expected a mapping"),
     )
-    return CandidateReport(tuple(rows), candidates, ("x86: 2 ops fell back",), 2, 16, "Net", HERE)
+    return CandidateReport(
+        tuple(rows), candidates, notes=("x86: 2 ops fell back",), batches=2, samples=16, model="Net", environment=HERE
+    )
 
 
 @pytest.mark.parametrize("width", [100, 60])

@@ -47,7 +47,13 @@ def findings() -> Findings:
         RuleOutcome("unused-range", "integers that no value uses", "not applied", 0, 0, "without data: give batches="),
     )
     return Findings(
-        (error, *alike, *notes), outcomes, ("pair", "annotations"), ("2 ops fell back",), "xnnpack", "Net", HERE
+        (error, *alike, *notes),
+        outcomes,
+        ("pair", "annotations"),
+        notes=("2 ops fell back",),
+        quantizer="xnnpack",
+        model="Net",
+        environment=HERE,
     )
 
 

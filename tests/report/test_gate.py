@@ -157,7 +157,15 @@ def test_nothing_to_compare_is_a_miss(layers, empty, layer):
         assert check.outcome == "no number, no row has a number in both reports"
 
 
-FINDINGS = Findings((Finding("dead-code", "warning", "a/relu", "", "w", "f"),), (), (), (), "xnnpack", "Net", HERE)
+FINDINGS = Findings(
+    (Finding("dead-code", "warning", "a/relu", "", "w", "f"),),
+    (),
+    (),
+    notes=(),
+    quantizer="xnnpack",
+    model="Net",
+    environment=HERE,
+)
 
 
 def test_findings_are_gated_by_their_counts():
@@ -178,7 +186,7 @@ def test_a_gate_without_a_check_is_no_pass():
 
 def test_conformance_is_gated_by_the_number_of_failures():
     row = ConformanceRow("q", "prepare", "linear", "failed", "", 0.0)
-    old = ConformanceReport((row,), (), (), "q", HERE)
+    old = ConformanceReport((row,), (), notes=(), quantizer="q", environment=HERE)
     new = replace(old, rows=(row, replace(row, model="conv")))
     assert gate(old, baseline=old, max_drop=0).passed
     assert [check.what for check in gate(new, baseline=old, max_drop=0).missed] == ["drop of failure_count"]

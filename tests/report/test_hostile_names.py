@@ -7,7 +7,7 @@ import io
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def renamed(report: Any) -> Any:
             made.append(replace(row, **cells | {key: said[key] for key in said if key == "custom"}))
         # Those of bad cases and profiles belong to the arrays of the report.
         changes[table] = tuple(made[: len(rows)] if table in ("cases", "rankings") else made)
-    known = {name: value for name, value in changes.items() if hasattr(report, name)}
+    known = {name: value for name, value in changes.items() if name in {f.name for f in fields(report)}}
     if report.kind == "bad-cases":
         known["rows"] = tuple(map(replace_case, known["rows"], report.rows * len(NAMES)))
     if report.kind in ("diff", "annotation-diff", "profile-diff", "conformance"):

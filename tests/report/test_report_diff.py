@@ -195,7 +195,13 @@ def test_weights_are_told_apart_by_their_parameter(weights):
 SITE = SensitivityRow("a", "weight", "conv2d", 30.0, "int8", 10, 0.1, 0, 0, "", 0, 1.0, 0.1, 0.0, 1, False)
 SENSITIVITY = SensitivityReport(
     *((SITE, replace(SITE, name="b", value=40.0)), ("output",), "exact", "sqnr", "smallest", "site", 0, 2, 1e4, 10.0),
-    *(30.0, 2, 16, (), "xnnpack", "Net", HERE, (), ()),
+    *(30.0, (), ()),
+    batches=2,
+    samples=16,
+    notes=(),
+    quantizer="xnnpack",
+    model="Net",
+    environment=HERE,
 )
 
 
@@ -271,7 +277,7 @@ def test_reconfigurations_are_compared_by_what_was_measured_with_edits_and_verdi
 
 def test_findings_are_compared_by_severity(golden):
     def findings(*rows: Finding) -> Findings:
-        return Findings(rows, (), (), (), "xnnpack", "Net", HERE)
+        return Findings(rows, (), (), notes=(), quantizer="xnnpack", model="Net", environment=HERE)
 
     one = Finding("unfused-pair", "warning", "a/conv2d", "", "why", "fix")
     other = Finding("dead-code", "note", "b/relu", "", "why", "fix")
@@ -407,7 +413,7 @@ def test_the_worst_by_a_metric_are_those_that_it_says(layers):
 
 def test_the_sqnr_of_a_candidate_is_worse_when_smaller():
     row = CandidateRow(0, "fc/linear", "fc", "linear", custom={"a": 30.0})
-    report = CandidateReport((row,), (), (), 1, 1, "Net", HERE)
+    report = CandidateReport((row,), (), notes=(), batches=1, samples=1, model="Net", environment=HERE)
     assert diff(report, replace(report, rows=(replace(row, custom={"a": 20.0}),)), by="a").having("worse")
 
 

@@ -179,7 +179,7 @@ def test_columns_and_rows_are_two_forms_of_one_thing(layers, layer):
 
 
 def test_a_row_class_with_a_field_that_no_column_holds_is_refused():
-    with pytest.raises(TypeError, match=r"LayerReport\.rows: a column cannot hold"):
+    with pytest.raises(TypeError, match=r"LayerReport\.notes: a column cannot hold"):
         columns_of(LayerReport)
 
 

@@ -67,7 +67,13 @@ def layer_reports(draw):
 
 
 weight_reports = st.builds(
-    WeightReport, rows_of(WeightRow), rows_of(Unpaired), texts, st.text(), st.text(), environments
+    WeightReport,
+    rows_of(WeightRow),
+    rows_of(Unpaired),
+    notes=texts,
+    quantizer=st.text(),
+    model=st.text(),
+    environment=environments,
 )
 reports = layer_reports() | weight_reports
 
@@ -137,7 +143,16 @@ def test_a_file_with_flipped_bytes_loads_or_gives_the_one_error(data):
     }
     row["zero_point"] = 3.0
     report = LayerReport(
-        (LayerRow(**row),), (), (), (Unpaired(1, "a", "reference", "b"),), ("n",), 1, 1, "q", "m", Environment.here("")
+        (LayerRow(**row),),
+        (),
+        (),
+        (Unpaired(1, "a", "reference", "b"),),
+        notes=("n",),
+        batches=1,
+        samples=1,
+        quantizer="q",
+        model="m",
+        environment=Environment.here(""),
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.safetensors"

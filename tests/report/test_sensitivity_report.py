@@ -117,7 +117,23 @@ def test_numbers_come_back_whatever_they_are(tmp_path_factory, signal, value, ne
     path = tmp_path_factory.mktemp("report") / "r.safetensors"
     only = row(1, 1.0, 1, value=value, near_tie=near_tie, flops=flops)
     made = SensitivityReport(
-        (only,), (), "exact", "kl", "largest", "site", 0, 1, signal, 1.0, value, 1, 1, (), "q", "m", HERE, (), ()
+        (only,),
+        (),
+        "exact",
+        "kl",
+        "largest",
+        "site",
+        0,
+        1,
+        signal,
+        1.0,
+        value,
+        (),
+        (),
+        batches=1,
+        samples=1,
+        notes=(),
+        environment=HERE,
     )
     made.save(path)
     assert repr(load(path).rows) == repr(made.rows)

@@ -29,7 +29,8 @@ def sample(report_type: type[Report]) -> Report:
     """A report that any renderer takes: five rows in each table, one note, numbers that differ from row to row."""
     hints = get_type_hints(report_type)
     given = _special(report_type.__name__)
-    needed = [f.name for f in fields(report_type) if f.default is MISSING]  # type: ignore[arg-type]
+    all_ = fields(report_type)  # type: ignore[arg-type]
+    needed = [f.name for f in all_ if f.default is MISSING or f.name in ("quantizer", "model", "batches", "samples")]
     return report_type(**{name: _value(name, hints[name]) for name in needed} | given)
 
 

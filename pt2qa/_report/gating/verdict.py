@@ -56,7 +56,7 @@ def gate(
             the metric of ``by`` does not say which values are worse; or the baseline is of another kind.
 
     >>> from pt2qa.report import Environment, Findings
-    >>> findings = Findings((), (), (), (), "xnnpack", "Net", Environment.here(""))
+    >>> findings = Findings((), (), (), notes=(), quantizer="xnnpack", model="Net", environment=Environment.here(""))
     >>> print(gate(findings, require="error_count == 0"))
     Passed: 1 check (Net, xnnpack, findings).
     <BLANKLINE>

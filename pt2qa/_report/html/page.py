@@ -36,7 +36,8 @@ def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str])
         ReportError: there is no report, one is of an unregistered kind, or the file cannot be written.
 
     >>> from pt2qa.report import Environment, WeightReport
-    >>> write_html(WeightReport((), (), (), "xnnpack", "Net", Environment.here("")), "/nowhere/report.html")
+    >>> report = WeightReport((), (), notes=(), quantizer="xnnpack", model="Net", environment=Environment.here(""))
+    >>> write_html(report, "/nowhere/report.html")
     Traceback (most recent call last):
     pt2qa.errors.ReportError: cannot write /nowhere/report.html: the folder /nowhere does not exist; create it first
     """

@@ -70,7 +70,16 @@ def layers(count: int = 12, model: str = "Net") -> LayerReport:
     output = replace(rows[1], handle=-1, name="output", op="output", sqnr=15.5)
     unpaired = (Unpaired(3, EVIL, "reference", "folded <away>"),)
     return LayerReport(
-        tuple(rows), (output,), (), unpaired, ("2 ops & 1 more <fell> back",), 2, 16, "xnnpack", model, HERE
+        tuple(rows),
+        (output,),
+        (),
+        unpaired,
+        notes=("2 ops & 1 more <fell> back",),
+        batches=2,
+        samples=16,
+        quantizer="xnnpack",
+        model=model,
+        environment=HERE,
     )
 
 
@@ -140,7 +149,18 @@ def _profile(side: str, values: np.ndarray[Any, Any], **changes: Any) -> Profile
     )
     counted = Histogram.of(values)
     histograms = packed(HISTOGRAM, [(counted.bins, counted.counts)])
-    return Profile((replace(row, **changes),), histograms, {}, side, "xnnpack", 2, 16, (), "Net", HERE)
+    return Profile(
+        (replace(row, **changes),),
+        histograms,
+        {},
+        side,
+        quantizer="xnnpack",
+        batches=2,
+        samples=16,
+        notes=(),
+        model="Net",
+        environment=HERE,
+    )
 
 
 def sensitivity() -> SensitivityReport:
@@ -178,14 +198,14 @@ def sensitivity() -> SensitivityReport:
         100.0,
         1.0,
         20.0,
-        2,
-        16,
-        (),
-        "xnnpack",
-        "Net",
-        HERE,
         (),
         (),
+        batches=2,
+        samples=16,
+        notes=(),
+        quantizer="xnnpack",
+        model="Net",
+        environment=HERE,
     )
 
 
@@ -197,7 +217,7 @@ def candidates() -> CandidateReport:
         Candidate("b", "x86", 24.5, 5, 5, 6, 5, 1000),
         Candidate("broken", "x86:oops", nan, 0, 0, 0, 0, 0, "why <not>"),
     )
-    return CandidateReport(rows, each, (), 2, 16, "Net", HERE)
+    return CandidateReport(rows, each, notes=(), batches=2, samples=16, model="Net", environment=HERE)
 
 
 def reconfiguration() -> Reconfiguration:
@@ -219,10 +239,10 @@ def reconfiguration() -> Reconfiguration:
         7,
         "[]",
         "quantizer.set(<x>)",
-        (),
-        "xnnpack",
-        "Net",
-        HERE,
+        notes=(),
+        quantizer="xnnpack",
+        model="Net",
+        environment=HERE,
     )
 
 
@@ -237,7 +257,7 @@ def findings() -> Findings:
         RuleOutcome("quantizer-fails", "the quantizer fails", "found", 1, 0, ""),
         RuleOutcome("unfused-pair", "pairs rounded in between", "found", 2, 0, ""),
     )
-    return Findings(rows, outcomes, ("model",), (), "xnnpack", "Net", HERE)
+    return Findings(rows, outcomes, ("model",), notes=(), quantizer="xnnpack", model="Net", environment=HERE)
 
 
 def deployed() -> DeployedReport:
@@ -264,13 +284,13 @@ def deployed() -> DeployedReport:
         tuple(StageRow(*stage) for stage in (*stages, ("deployed", 3.0, 2.5))),
         (),
         ("1 <delegate>",),
-        (),
-        2,
-        16,
         "ExecuTorch with XNNPACK",
-        "xnnpack",
-        "Net",
-        HERE,
+        notes=(),
+        batches=2,
+        samples=16,
+        quantizer="xnnpack",
+        model="Net",
+        environment=HERE,
     )
 
 
@@ -312,7 +332,20 @@ def budget(modules: int = 3) -> ErrorBudget:
         for i in range(modules)
         for mechanism, noise in (("activation rounding", 0.25 * (i + 1)), ("activation clamping", 0.125))
     )
-    return ErrorBudget(rows, ("output",), "exact", 0, 100.0, 1.0, 2, 16, (), "xnnpack", "Net", HERE)
+    return ErrorBudget(
+        rows,
+        ("output",),
+        "exact",
+        0,
+        100.0,
+        1.0,
+        batches=2,
+        samples=16,
+        notes=(),
+        quantizer="xnnpack",
+        model="Net",
+        environment=HERE,
+    )
 
 
 def every() -> list[Report]:

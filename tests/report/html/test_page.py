@@ -353,7 +353,9 @@ def test_two_thousand_ops_with_both_profiles_stay_small(tmp_path: Path) -> None:
 
 
 def test_empty_reports_make_a_page(empty: LayerReport) -> None:
-    page = Page(html_page([empty, WeightReport((), (), (), "xnnpack", "Net", samples.HERE)]))
+    page = Page(
+        html_page([empty, WeightReport((), (), notes=(), quantizer="xnnpack", model="Net", environment=samples.HERE)])
+    )
     assert page.data == [{"tables": [], "charts": [], "graph": None}] * 2
     assert "No model output was compared." in page.prose
 
