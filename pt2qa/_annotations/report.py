@@ -67,7 +67,6 @@ class AnnotationReport(ModelReport):
         ReportError: ``basis`` is none of these.
     """
 
-    heading: ClassVar[str] = "Annotations"
     instead_of_merging: ClassVar[str] = "Annotations do not depend on batches: run it once."
     usual_measures: ClassVar[tuple[str, ...]] = ("spec",)
     ties: ClassVar[str] = "name"
@@ -87,10 +86,8 @@ class AnnotationReport(ModelReport):
 
     def _headline(self) -> str:
         rounded = sum(row.quantized for row in self.rows)
-        return (
-            f"<AnnotationReport of {self.model}, {self.quantizer}: {len(self.rows)} places, {rounded} quantized, "
-            f"{self.basis}>"
-        )
+        what = f"{len(self.rows)} places, {rounded} quantized, {self.basis}"
+        return f"<AnnotationReport of {self.model}, {self.quantizer}: {what}>"
 
     def _title(self, sort: str) -> str:
         how = {

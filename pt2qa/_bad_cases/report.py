@@ -54,7 +54,6 @@ class BadCases(ModelReport):
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
     """
 
-    heading: ClassVar[str] = "Bad cases"
     usual_measures: ClassVar[tuple[str, ...]] = ("value",)
     served: ClassVar[frozenset[str]] = frozenset({"cases"})
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "batch_axis")

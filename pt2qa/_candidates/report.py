@@ -15,7 +15,6 @@ from pt2qa._report.columns import Column, check_custom, column, custom_names, de
 from pt2qa._report.formats import decibel
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, sections, wrap
-from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
 
@@ -41,7 +40,6 @@ class CandidateReport(DataReport):
         ReportError: the rows do not have the same candidates.
     """
 
-    heading: ClassVar[str] = "Candidates"
     usual_measures: ClassVar[tuple[str, ...]] = ("candidates.sqnr",)
     ties: ClassVar[str] = "handle"
     one_run: ClassVar[tuple[str, ...]] = ("model",)
@@ -65,12 +63,6 @@ class CandidateReport(DataReport):
         """The candidate with the largest output SQNR, the first one if there are ties; None if all failed."""
         able = [candidate for candidate in self.candidates if not isnan(candidate.sqnr)]
         return max(able, key=lambda candidate: candidate.sqnr, default=None)
-
-    @property
-    def health(self) -> DataHealth:
-        """The same; a batch on which single candidates fail counts for the others."""
-        shared = [each for each in self.set_apart if not each.candidate]
-        return DataHealth.of_read(self.batches, self.samples, shared, self.input_ranges)
 
     @derived()
     def batches_apart(self) -> int:

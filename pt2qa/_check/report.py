@@ -83,7 +83,6 @@ class Findings(DataReport):
         checked: what was looked at, such as ``model``, ``annotations``, ``numbers``.
     """
 
-    heading: ClassVar[str] = "Findings"
     instead_of_merging: ClassVar[str] = "Run check once, with all batches if rules are to read any."
     usual_measures: ClassVar[tuple[str, ...]] = ("severity",)
     ties: ClassVar[str] = "rule"

@@ -44,7 +44,6 @@ class ConformanceReport(ModelReport):
         properties: ditto.
     """
 
-    heading: ClassVar[str] = "Conformance"
     usual_measures: ClassVar[tuple[str, ...]] = ("outcome",)
     ties: ClassVar[str] = "model"
     model: ClassVar[str] = ""  # type: ignore[misc]  # there are several

@@ -47,7 +47,6 @@ class DeployedReport(DataReport):
     ''
     """
 
-    heading: ClassVar[str] = "Deployed"
     instead_of_merging: ClassVar[str] = "Run compare_deployed once, in one process with all batches."
     usual_measures: ClassVar[tuple[str, ...]] = ("isolated_sqnr", "outputs.deployed_sqnr")
     ties: ClassVar[str] = "isolated_max_lsb"
@@ -89,10 +88,8 @@ class DeployedReport(DataReport):
         return "bad" if self.sqnr < LOW_SQNR else "warning" if self.set_apart else "good"
 
     def _headline(self) -> str:
-        return (
-            f"<DeployedReport of {self.model}, {self.quantizer}, on {self.backend}: {len(self.rows)} rows, "
-            f"output SQNR {self.sqnr:.4g} dB>"
-        )
+        what = f"{len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB"
+        return f"<DeployedReport of {self.model}, {self.quantizer}, on {self.backend}: {what}>"
 
     def _title(self, sort: str) -> str:
         read = data_read(self.batches, self.samples)

@@ -14,7 +14,7 @@ from pt2qa._decibels import decibels, summed
 from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.columns import Column, Count, column, derived
-from pt2qa._report.formats import decibel, share
+from pt2qa._report.formats import absent, decibel, share
 from pt2qa._report.html.charts import stacked
 from pt2qa._report.prose import counted, few
 from pt2qa._report.storage import register
@@ -53,7 +53,6 @@ class ErrorBudget(DataReport):
     """
 
     counts_set_apart: ClassVar[bool] = False
-    heading: ClassVar[str] = "Error budget"
     usual_measures: ClassVar[tuple[str, ...]] = ("noise",)
     ties: ClassVar[str] = "noise_share"
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "method", "outputs")
@@ -146,7 +145,7 @@ class ErrorBudget(DataReport):
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
         """The error is shown if something was sampled."""
-        return replace(column, show=_absent) if column.name == "error" and not self.projections else column
+        return replace(column, show=absent) if column.name == "error" and not self.projections else column
 
     def _headline(self) -> str:
         return f"<ErrorBudget of {self.subject()}: output SQNR {self.sqnr:.4g} dB>"
@@ -194,8 +193,3 @@ class ErrorBudget(DataReport):
 
 def _percent(part: float) -> str:
     return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
-
-
-def _absent(sigma: float) -> str:
-    """Left out of a table: nothing was sampled."""
-    return "nan"

@@ -45,7 +45,6 @@ class Diagnosis(DataReport):
     """
 
     counts_set_apart: ClassVar[bool] = False
-    heading: ClassVar[str] = "Diagnosis"
     usual_measures: ClassVar[tuple[str, ...]] = ("figures.sqnr",)
     ties: ClassVar[str] = "rank"
     instead_of_merging: ClassVar[str] = (
@@ -84,10 +83,6 @@ class Diagnosis(DataReport):
     def sqnr_after(self) -> float:
         """The same with all remedies."""
         return self._figure("after", "sqnr") if self.rows else self.sqnr
-
-    def _data(self) -> list[str]:
-        # What is wrong with the data is said in the verdict, which comes first.
-        return Report._data(self) if self.health.is_sound else []
 
     @property
     def plan(self) -> OverridePlan:

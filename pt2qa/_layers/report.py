@@ -57,7 +57,6 @@ class LayerReport(DataReport):
     '(no rows)'
     """
 
-    heading: ClassVar[str] = "Layers"
     usual_measures: ClassVar[tuple[str, ...]] = ("isolated_sqnr", "sqnr")
 
     rows: tuple[LayerRow, ...]
@@ -161,7 +160,8 @@ class LayerReport(DataReport):
         return {"layers": own, **sides(rows, ("min", "max", "mean"), step)}
 
     def _headline(self) -> str:
-        return f"<LayerReport of {self.model}, {self.quantizer}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
+        of = ", ".join(filter(None, (self.model, self.quantizer)))
+        return f"<{type(self).__name__} of {of}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
 
     def _title(self, sort: str) -> str:
         worst = "smallest isolated SQNR" if self._worst_by() == "isolated_sqnr" else "smallest SQNR"

@@ -59,7 +59,6 @@ class Profile(DataReport):
         ReportError: the arrays do not fit each other or the rows, or there is no such side.
     """
 
-    heading: ClassVar[str] = "Profile"
     ties: ClassVar[str] = "name"
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "side")
 

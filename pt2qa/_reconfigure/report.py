@@ -113,7 +113,6 @@ class Reconfiguration(DataReport):
             ``equal, with ...`` and why that is needed; ``differs: ...``; ``not run: ...``.  Empty in files of schema 1.
     """
 
-    heading: ClassVar[str] = "Reconfiguration"
     usual_measures: ClassVar[tuple[str, ...]] = ("stages.quality",)
     ties: ClassVar[str] = "gain"
     instead_of_merging: ClassVar[str] = (
@@ -134,10 +133,6 @@ class Reconfiguration(DataReport):
     @property
     def health(self) -> DataHealth:
         return DataHealth(self.batches, self.samples, self.set_apart, self.input_ranges)
-
-    def _data(self) -> list[str]:
-        # What is wrong with the data is said in the verdict.
-        return Report._data(self) if self.health.is_sound else []
 
     @property
     def plan(self) -> OverridePlan:

@@ -126,6 +126,7 @@ class Report:
         usual_measures: the columns that say how good a row is; the first one measured is used. A column of another
             table is written ``table.column``.
         ties: the column that decides between rows that are equally bad.
+        verdict: one sentence, after what is wrong with the data, if the kind has a field for it.
         code: text to paste, if the kind has a field for it.
         next_command: what to type next, if the kind has a field for it.
         served: tables that a page does not show as tables: they are internal, or shown as a list.
@@ -162,10 +163,11 @@ class Report:
             ReportError: there is no such column, or the limit is negative.
         """
         sort, columns = self.order(sort), screen_width(width)
+        head = [self._title(sort), "\n".join(self._data()), *self._lead(), *self._before()]
         return clean_lines(
             sections(
                 [
-                    *(_laid_out(part, columns) for part in self._head(sort)),
+                    *(_laid_out(part, columns) for part in head),
                     self._body(sort, limit, columns),
                     *(_laid_out(part, columns) for part in (*self._after(limit), "\n".join(self._summary()))),
                 ]
@@ -335,17 +337,6 @@ class Report:
         rows: Sequence[Any] = getattr(self, part)
         return rows
 
-    def worst_first(self, part: str) -> tuple[Sequence[Any], str | None]:
-        """The rows of a table in the order of a page, and the column that ranks them, or None.
-
-        A table of the same rows as ``rows``, such as those of modules, is ranked by the same column.
-        """
-        if part == "rows":
-            return self._ordered("worst")
-        by = self._worst_by() if self.row_type(part) is self.row_type() else None
-        rows = self.on_page(part)
-        return (rows, None) if by is None else (self.ranked(rows, by, part), by)
-
     def with_rows(self, rows: Sequence[Any]) -> Report:
         """The same report with some of its rows alone, to be shown."""
         return replace(self, rows=tuple(rows))  # type: ignore[type-var]
@@ -384,18 +375,6 @@ class Report:
         None for reports that ran on none.
         """
         return None
-
-    def _data(self) -> list[str]:
-        """The health of the data, in sentences."""
-        return [] if self.health is None or not self.health.batches else about_data(self.health)
-
-    def _faults(self) -> list[str]:
-        """The same where something is wrong with it; sound data stand in texts and on pages, and in no verdict."""
-        return [] if self.health is None or self.health.is_sound else self._data()
-
-    def _head(self, sort: str) -> list[Block]:
-        """What a text has before the table of rows."""
-        return [self._title(sort), "\n".join(self._data()), *self._lead(), *self._before()]
 
     def _title(self, sort: str) -> str:
         """The first lines of the text."""
@@ -456,6 +435,28 @@ class Report:
 
     # -- shared by kinds -----------------------------------------------------------------------------------------------
 
+    def _data(self) -> list[str]:
+        """The health of the data, in sentences; what is wrong with it is not said again where a verdict has said it."""
+        health = self.health
+        if health is None or not health.batches or (hasattr(self, "verdict") and not health.is_sound):
+            return []
+        return about_data(health)
+
+    def _faults(self) -> list[str]:
+        """The same where something is wrong with it; sound data stand in texts and on pages, and in no verdict."""
+        return [] if self.health is None or self.health.is_sound else self._data()
+
+    def worst_first(self, part: str) -> tuple[Sequence[Any], str | None]:
+        """The rows of a table in the order of a page, and the column that ranks them, or None.
+
+        A table of the same rows as ``rows``, such as those of modules, is ranked by the same column.
+        """
+        if part == "rows":
+            return self._ordered("worst")
+        by = self._worst_by() if self.row_type(part) is self.row_type() else None
+        rows = self.on_page(part)
+        return (rows, None) if by is None else (self.ranked(rows, by, part), by)
+
     def ranked(self, rows: Sequence[Any], by: str, part: str = "rows") -> tuple[Any, ...]:
         """Rows of a table, worst by a column first; those without a number last.
 
@@ -496,7 +497,8 @@ class Report:
         yield Listing(f"Unpaired ({len(unpaired)})", unpaired_entries(unpaired))
 
 
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+# Without slots, so that a kind can hold what files do not store, such as a pair, and its copies do, too.
+@dataclass(frozen=True, repr=False, kw_only=True)
 class ModelReport(Report):
     """What every kind of report in pt2qa says besides its rows.
 
@@ -515,7 +517,7 @@ class ModelReport(Report):
     environment: Environment
 
 
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class DataReport(ModelReport):
     """What every kind says that ran a model on data.
 
@@ -537,9 +539,11 @@ class DataReport(ModelReport):
 
     @property
     def health(self) -> DataHealth:
-        if self.counts_set_apart:
-            return DataHealth.of_read(self.batches, self.samples, self.set_apart, self.input_ranges)
-        return DataHealth(self.batches + len(self.set_apart), self.samples, self.set_apart, self.input_ranges)
+        # A batch on which one of several candidates fails counts for the others.
+        apart = tuple(each for each in self.set_apart if not each.candidate)
+        batches = self.batches + (0 if self.counts_set_apart else len(apart))
+        left_out = {each.batch: each.samples for each in apart} if self.counts_set_apart else {}
+        return DataHealth(batches, self.samples - sum(left_out.values()), apart, self.input_ranges)
 
 
 def write_text(path: str | os.PathLike[str], reports: Iterable[Report]) -> None:

@@ -92,7 +92,6 @@ class ReportDiff(ModelReport):
         tolerance: change up to which a number counts as unchanged, in that unit.
     """
 
-    heading: ClassVar[str] = "Diff"
     ties: ClassVar[str] = "loss"
 
     rows: tuple[DiffRow, ...]

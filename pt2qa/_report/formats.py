@@ -56,6 +56,11 @@ def exact(value: float, unit: str = "") -> str:
     return f"{value:.6g} {unit}".rstrip()
 
 
+def absent(_: float) -> str:
+    """Of a column without a number in any row: tables leave it out."""
+    return "nan"
+
+
 def shorten(text: str, width: int) -> str:
     """Text shortened in the middle to a width, since names differ at both ends.
 

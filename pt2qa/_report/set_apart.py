@@ -138,14 +138,6 @@ class DataHealth:
     input_ranges: tuple[InputRange, ...] = ()
     in_part: bool = False
 
-    @classmethod
-    def of_read(
-        cls, batches: int, samples: int, set_apart: Sequence[SetApart], input_ranges: Sequence[InputRange]
-    ) -> DataHealth:
-        """The same from the number of all samples, those of batches set apart included."""
-        left_out = {each.batch: each.samples for each in set_apart}
-        return cls(batches, samples - sum(left_out.values()), tuple(set_apart), tuple(input_ranges))
-
     def and_also(self, other: DataHealth) -> DataHealth:
         """With the data of another rank, whose batches are numbered on."""
         return DataHealth(

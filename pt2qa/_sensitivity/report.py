@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pt2qa._decibels import decibels
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.columns import Column, Count, Worse, column, derived
-from pt2qa._report.formats import decibel, number, share
+from pt2qa._report.formats import absent, decibel, number, share
 from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, few
 from pt2qa._report.ranking import without_number
@@ -59,19 +59,11 @@ class SensitivityReport(DataReport):
     """
 
     counts_set_apart: ClassVar[bool] = False
-    heading: ClassVar[str] = "Sensitivity"
     usual_measures: ClassVar[tuple[str, ...]] = ("value",)
     ties: ClassVar[str] = "rank"
     served: ClassVar[frozenset[str]] = frozenset({"parts", "data"})
     one_run: ClassVar[tuple[str, ...]] = (
-        "model",
-        "quantizer",
-        "method",
-        "metric",
-        "worst_is",
-        "group",
-        "planned",
-        "outputs",
+        *("model", "quantizer", "method", "metric", "worst_is", "group", "planned", "outputs"),
     )
 
     rows: tuple[SensitivityRow, ...]
@@ -128,7 +120,7 @@ class SensitivityReport(DataReport):
         """The value has the unit of the metric, and so does its error, which is present if something was sampled."""
         in_decibels = self.metric == "sqnr"
         if column.name == "error":
-            show = column.show if self.projections else _absent
+            show = column.show if self.projections else absent
             return replace(column, header="± dB" if in_decibels else "±", show=show)
         if column.name != "value":
             return column
@@ -231,8 +223,3 @@ class SensitivityReport(DataReport):
             f"Counts: {silent} without effect on the output, {counted(missing, 'row')} without a number, "
             f"{counted(len(self.notes), 'note')}."
         )
-
-
-def _absent(sigma: float) -> str:
-    """Left out of a table: nothing was sampled."""
-    return "nan"

@@ -48,9 +48,6 @@ class GraphReport(LayerReport):
         names = ("name", "op", "observed_at", "dtype", "sqnr", "max_lsb", "atol", "cosine")
         return tuple(self.column(name, part) for name in names)
 
-    def _headline(self) -> str:
-        return f"<GraphReport of {self.model}: {len(self.rows)} rows, output SQNR {self.sqnr:.4g} dB>"
-
     def _title(self, sort: str) -> str:
         read, rows = data_read(self.batches, self.samples), counted(len(self.rows), "value")
         return f"{self.model}, graph b against graph a: {rows}, {read}, {self._how(sort, 'smallest SQNR first')}"

@@ -49,7 +49,6 @@ class WeightReport(ModelReport):
             ``float`` and ``dequantized`` with one line for each; empty in files of older versions.
     """
 
-    heading: ClassVar[str] = "Weights"
     instead_of_merging: ClassVar[str] = "Weights do not depend on batches: run it once."
     usual_measures: ClassVar[tuple[str, ...]] = (BY,)
 

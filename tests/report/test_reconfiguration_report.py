@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import fields, replace
 from math import nan
 from pathlib import Path
@@ -82,6 +83,10 @@ def test_round_trip(report: Reconfiguration, tmp_path: Path) -> None:
     assert str(again) == str(report)
     with pytest.raises(ReportError, match="holds no pair: it was loaded from a file"):
         again.pair  # noqa: B018
+
+
+def test_a_copy_has_the_pair_too(report: Reconfiguration) -> None:
+    assert copy(report.with_pair("the new pair")).pair == "the new pair"
 
 
 def test_the_code_can_be_saved_and_what_came_of_it_is_said(report: Reconfiguration, tmp_path: Path) -> None:

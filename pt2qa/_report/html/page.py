@@ -58,10 +58,11 @@ def html_page(reports: Report | Sequence[Report]) -> str:
     if not given:
         raise ReportError("a page needs one report or more, got none")
     sections = sections_of(given)
+    models = [getattr(each.report, "model", "") for each in sections]
     templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = templates.from_string(_packaged("page.html.jinja"))
     page = template.render(
-        title=", ".join(dict.fromkeys(section.model for section in sections if section.model)) or "Reports",
+        title=", ".join(dict.fromkeys(filter(None, models))) or "Reports",
         sections=sections,
         environments=_environments(sections),
         facts=[f.name for f in fields(Environment)],
@@ -100,6 +101,6 @@ def _environments(sections: Sequence[Section]) -> list[tuple[Environment, list[S
     """Each environment once, with the reports that were made in it."""
     found: dict[Environment, list[Section]] = {}
     for section in sections:
-        if section.environment is not None:
-            found.setdefault(section.environment, []).append(section)
+        if made_in := getattr(section.report, "environment", None):
+            found.setdefault(made_in, []).append(section)
     return list(found.items())

@@ -11,7 +11,6 @@ from pt2qa._report.columns import tables_of
 from pt2qa._report.html.graph import graph_data
 from pt2qa._report.html.tables import table_data
 from pt2qa._report.prose import unpaired_entries
-from pt2qa._report.rows import Environment
 from pt2qa._report.storage import kind_of
 
 SEVERITY: Final[tuple[Grade, ...]] = ("bad", "warning", "good", "plain")
@@ -24,39 +23,27 @@ class Section:
 
     Args:
         id: of the element, to link to.
-        title: what kind of report it is.
-        model: the model's class name.
-        subject: the model, and the quantizer.
+        report: the report, of which the page shows kind, subject, notes and code as they are.
         verdict: whether it is good, bad, in between, or neutral.
         lines: what to look at, in sentences; the first is the verdict in words.
         advice: what to do; None if the report gives no advice.
-        next_command: what to type next; empty if there is nothing.
         charts: for the scripts.
         graph: of the rows, as :mod:`pt2qa._report.html.graph` makes it; None if they are not ops of modules.
         tables: for the scripts, as :mod:`pt2qa._report.html.tables` makes them.
         rules: findings by rule.
-        notes: what else the reader must know.
         unpaired: nodes without a partner, in words.
-        code: text to paste.
-        environment: versions and fingerprint; None if the report has none.
     """
 
     id: str
-    title: str
-    model: str
-    subject: str
+    report: Report
     verdict: Grade
     lines: tuple[str, ...]
     advice: tuple[Step, ...] | None
-    next_command: str
     charts: tuple[dict[str, Any], ...]
     graph: dict[str, Any] | None
     tables: tuple[dict[str, Any], ...]
     rules: tuple[Group, ...]
-    notes: tuple[str, ...]
     unpaired: tuple[str, ...]
-    code: str
-    environment: Environment | None
 
 
 def sections_of(reports: Sequence[Report]) -> list[Section]:
@@ -74,21 +61,15 @@ def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
     shown = [] if groups is not None else shown
     return Section(
         id=ident,
-        title=report.heading,
-        model=getattr(report, "model", ""),
-        subject=report.subject(),
+        report=report,
         verdict=report.grade(),
         lines=tuple(report.lines()),
         advice=report.advice(),
-        next_command=getattr(report, "next_command", ""),
         charts=tuple(report.charts(others)),
         graph=graph_data(report, others) if "rows" in shown else None,
         tables=tuple(table_data(report, name, report.titles.get(name) or _title(name, len(shown))) for name in shown),
         rules=groups or (),
-        notes=tuple(getattr(report, "notes", ())),
         unpaired=tuple(unpaired_entries(getattr(report, "unpaired", ()))),
-        code=getattr(report, "code", ""),
-        environment=getattr(report, "environment", None),
     )
 
 
