@@ -26,13 +26,13 @@ from pt2qa._printable import clean
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._reconfigure.analysis import reconfigure
 from pt2qa._reconfigure.report import Reconfiguration
-from pt2qa._reconfigure.target import Target
 from pt2qa._report.atomic import locked, remove_abandoned, write_atomic
 from pt2qa._report.base import Report, write_text
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
+from pt2qa._trials.target import Target
 from pt2qa._weights.analysis import compare_weights
 from pt2qa._weights.report import WeightReport
 from pt2qa.errors import BatchError, ReportError

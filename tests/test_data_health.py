@@ -7,17 +7,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa import Edit
 from pt2qa._diagnosis.report import _tried
-from pt2qa._reconfigure.figures import Figures
 from pt2qa._reconfigure.repairing import _verdict
+from pt2qa._trials.outcome import Outcome
 from pt2qa.report import InputRange, TriedRow
 from tests.flows import quantized_pair
 
@@ -207,8 +207,8 @@ def test_reports_of_0_2_say_what_they_know() -> None:
 
 def test_a_hundredth_of_a_decibel_is_no_repair() -> None:
     def said(after: float) -> str:
-        figures = (Figures(value, (("output", value),)) for value in (40.0, after))
-        return _verdict(*figures, cast(Any, SimpleNamespace(edits=("an edit",))))
+        figures = (Outcome(value, (("output", value),)) for value in (40.0, after))
+        return _verdict(*figures, [Edit("float", ("an/op",))])
 
     assert said(40.03).startswith("Hardly any gain: SQNR 40 dB before, 40.03 dB converted and measured.")
     assert said(40.2).startswith("Repaired at no cost at run time: SQNR 40 dB before, 40.2 dB")

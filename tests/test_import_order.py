@@ -39,7 +39,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "quantization": ("pt2qa._quantize",),
     "analyses": (
         *("pt2qa._layers", "pt2qa._weights", "pt2qa._sensitivity", "pt2qa._bad_cases", "pt2qa._annotations"),
-        *("pt2qa._candidates", "pt2qa._profile", "pt2qa._repair", "pt2qa._reconfigure", "pt2qa._check"),
+        *("pt2qa._candidates", "pt2qa._profile", "pt2qa._trials", "pt2qa._repair", "pt2qa._reconfigure"),
+        "pt2qa._check",
         *("pt2qa._conformance", "pt2qa._overlays", "pt2qa._two_graphs", "pt2qa._deployed", "pt2qa._diagnosis"),
     ),
     "public names": ("pt2qa.report", "pt2qa.testing", "pt2qa._quant_analysis", FRONT_DOOR),

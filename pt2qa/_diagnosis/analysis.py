@@ -18,17 +18,18 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow
 from pt2qa._diagnosis.search import Search
-from pt2qa._diagnosis.trials import Data, Treatment, Trials
 from pt2qa._diagnosis.verdict import next_command, search_target, verdict_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
-from pt2qa._reconfigure.target import Target, read_target
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.base import Report
 from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.target import Target, read_target
+from pt2qa._trials.treatment import Data, Treatment
 from pt2qa.errors import SelectionError
 from pt2qa.plugins import Backend, rules_of
 
@@ -104,19 +105,17 @@ def diagnose(
         )
     _refuse_reports_of_others(pair, findings, deployed)
     aim, methods = _aim(metric, target), methods_named(repairs, "repairs")
-    data = Data("batches", batches, inputs_of, mask)
-    measured = Data("evaluation", batches if evaluation is None else evaluation, inputs_of, mask)
-    trials = Trials(pair, measured, aim, progress)
-    reference = trials.reference
-    if (aim is None or aim.metric is None) and not reference.names:
-        raise SelectionError(
-            "no output is a floating-point tensor, so there is no SQNR. Pass metric=a function of a model."
-        )
-    trials.outputs(reference.first.values)
-    notes = reference.notes
-    now = trials.quality(Treatment())
-    case = Case(pair, trials, data, now, progress)
-    search = Search(case, _needed(aim, trials), methods)
+    data = Data("batches", batches, inputs_of, mask, progress)
+    measured = Data("evaluation", batches if evaluation is None else evaluation, inputs_of, mask, progress)
+    # Measured on MobileNetV2 and EfficientNet-Lite0; what is needed depends on what is found.
+    title = "diagnose: about 40 runs of the model, a quantization for each free remedy"
+    judge = Judge(pair, measured, aim, title)
+    reference = judge.reference
+    judge.outputs(reference.first.values)
+    notes: list[str] = []
+    now = judge.outcome(Treatment())
+    case = Case(pair, judge, data, now)
+    search = Search(case, _needed(aim, judge), methods)
     reports: dict[str, Report] = {}
     interrupted, structure = False, findings
     try:
@@ -130,7 +129,7 @@ def diagnose(
         notes.append(Note("interrupted: remedies that were not tried yet are missing", "interrupted"))
         interrupted = True
         final, after = search.so_far()
-    trials.bar.close()
+    judge.bar.close()
     if evaluation is None and search.state.data is not None:
         notes.append("new calibration data were measured on themselves; pass evaluation= for data of their own")
     if structure is not None:
@@ -138,7 +137,7 @@ def diagnose(
     budget = case.budget
     if budget is not None:
         reports["budget"] = budget
-    plan = trials.plan(search.state)
+    plan = judge.plan(search.state) if search.state.all_edits else None
     about = f"{pair.model}, quantized by {pair.quantizer} with the remedies of a diagnosis."
     flow = None
     if final is not None:
@@ -161,11 +160,11 @@ def diagnose(
         plan_json="" if plan is None else plan.to_json(),
         code="" if flow is None else flow.code,
         code_verified="" if flow is None else flow.verified,
-        forwards=sum(everywhere(trials.forwards)),
-        quantizations=trials.quantizations,
+        forwards=sum(everywhere(judge.forwards)),
+        quantizations=judge.quantizations,
         batches=sum(everywhere(sum(1 for _ in reference))),
         samples=now.samples,
-        notes=tuple(dict.fromkeys((*pair.notes, *trials.notes, *notes, *case.notes, *search.notes()))),
+        notes=tuple(dict.fromkeys((*pair.notes, *judge.notes, *notes, *case.notes, *search.notes()))),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
@@ -209,16 +208,16 @@ LOSS = 0.01
 """The share of the float model's metric that 8 bits may cost where nobody gave a target, as in MLPerf's rules."""
 
 
-def _needed(aim: Target | None, trials: Trials) -> float | None:
+def _needed(aim: Target | None, judge: Judge) -> float | None:
     """What is enough; None without a target.  A metric without one must keep nearly what the float model has."""
     if aim is None:
         return None
     if aim.metric is None:
         return aim.at_least
     if math.isinf(aim.at_least):
-        value = trials.of_float()
+        value = judge.of_float()
         return value - LOSS * abs(value)
-    return aim.at_least * (trials.of_float() if aim.of_float else 1.0)
+    return aim.at_least * (judge.of_float() if aim.of_float else 1.0)
 
 
 def _errors_of(pair: QuantizedPair) -> list[str]:

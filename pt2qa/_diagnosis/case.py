@@ -15,11 +15,9 @@ from pt2qa._diagnosis.budget import budget_of, mechanisms_in
 from pt2qa._diagnosis.budget_report import ErrorBudget
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import SiteNoises, site_noises
-from pt2qa._diagnosis.trials import Data, Place, Played, Ranges, Treatment, Trials, places_of, with_params
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.costs import Costs, costs_from, costs_of
-from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
@@ -30,6 +28,9 @@ from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Constant, Site
 from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.treatment import Data, Place, Ranges, Substitute, Treatment, places_of, with_params
 from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit
 
@@ -87,7 +88,7 @@ class Case:
 
     Attributes:
         pair: the pair as given.
-        trials: measures treatments on the evaluation data.
+        judge: measures treatments on the evaluation data.
         data: the batches that the instruments read, and that remedies may calibrate on.
         now: the figures of the pair.
         state: the remedies that the pair has already.
@@ -95,10 +96,9 @@ class Case:
     """
 
     pair: QuantizedPair
-    trials: Trials
+    judge: Judge
     data: Data
-    now: Figures
-    progress: bool | None = None
+    now: Outcome
     state: Treatment = field(default_factory=Treatment)
     notes: list[str] = field(default_factory=list)
     instead: frozenset[Ranges] = frozenset()
@@ -109,7 +109,7 @@ class Case:
         for batch in read_batches(data.batches, data.inputs_of):
             values = self.pair.values(batch)
             if count_samples(values):
-                self.trials.forwards += 1
+                self.judge.forwards += 1
                 yield values, self.counted(data, batch, values)
 
     def counted(self, data: Data, batch: Batch, values: list[Any]) -> Counted | None:
@@ -154,7 +154,7 @@ class Case:
     @functools.cached_property
     def seen(self) -> dict[int, Observed]:
         """The ranges that calibration showed each activation site; empty if its data is the same, or not known."""
-        recipe = self.trials.recipe
+        recipe = self.judge.recipe
         if recipe is None or recipe.calibration is None or self.state.data is not None:
             return {}
         own = Data("calibration", recipe.calibration, recipe.inputs_of)
@@ -169,7 +169,7 @@ class Case:
         """The share of the arithmetic of each op."""
         if "noises" in self.__dict__ and self.noises.flops:
             return costs_from(self.pair, self.noises.flops)
-        self.trials.forwards += 1
+        self.judge.forwards += 1
         return costs_of(self.pair, self.pair.values(self.first))
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class Case:
     @functools.cached_property
     def annotations(self) -> Annotations | None:
         """The quantizer's annotations; None for graphs that were made elsewhere."""
-        return self.trials.annotations(self.state)
+        return self.judge.annotations(self.state)
 
     @functools.cached_property
     def fusions(self) -> tuple[Edit, ...]:
@@ -195,10 +195,10 @@ class Case:
             self.data.batches,
             self._variants,
             sampled=("fitted", "by channel"),
-            quantized=self.trials.outputs if self.pair is self.trials.pair else None,
+            quantized=self.judge.outputs if self.pair is self.judge.pair else None,
             inputs_of=self.data.inputs_of,
             mask=self.data.mask,
-            progress=self.progress,
+            progress=self.data.progress,
         )
         stop_if_interrupted(found.notes)
         return found
@@ -249,7 +249,7 @@ class Case:
         return (low, high) if high - low >= FEWEST_STEPS else INTEGERS.get(site.params.dtype, (low, high))
 
     @functools.cached_property
-    def fitted(self) -> dict[int, Played]:
+    def fitted(self) -> dict[int, Substitute]:
         """For each static activation site, the range of the data in its place."""
         found = {}
         for site in self.static_sites:
@@ -259,7 +259,7 @@ class Case:
         return found
 
     @functools.cached_property
-    def by_channel(self) -> dict[int, Played]:
+    def by_channel(self) -> dict[int, Substitute]:
         """The same with a range for each channel."""
         found = dict(self.fitted)
         for site in self.static_sites:
@@ -272,7 +272,7 @@ class Case:
         return found
 
     @functools.cached_property
-    def fitted_weights(self) -> dict[int, Played]:
+    def fitted_weights(self) -> dict[int, Substitute]:
         """For each weight, its float value rounded as kernels take it: int8, symmetric, per output channel."""
         found = {}
         for site in self.pair.sites:
@@ -334,7 +334,7 @@ class Case:
         usable = found is not None and isinstance(found.reference, Tensor) and found.reference.is_floating_point()
         return found if usable else None
 
-    def played(self, instead: dict[int, Played], sites: Iterable[int] | None = None) -> Treatment:
+    def played(self, instead: dict[int, Substitute], sites: Iterable[int] | None = None) -> Treatment:
         """A treatment that plays other roundings at some sites, or at all that have one."""
         chosen = instead if sites is None else {site: instead[site] for site in sites if site in instead}
         return Treatment(played=tuple((self.places[site], each) for site, each in chosen.items()))
@@ -355,7 +355,7 @@ class Case:
         return tuple(dict.fromkeys(self.pair.sites[site].name for site in sites))
 
 
-def is_alike(site: Site, played: Played) -> bool:
+def is_alike(site: Site, played: Substitute) -> bool:
     """Whether a site's parameters are those that would be played, but for a step at the ends."""
     own, other = site.params, played.params
     if other is None or own.scale is None or own.zero_point is None or own.axis != other.axis:

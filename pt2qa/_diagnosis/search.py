@@ -12,14 +12,14 @@ from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
 from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow
-from pt2qa._diagnosis.trials import Played, Ranges, Treatment
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._reconfigure.figures import Figures
 from pt2qa._repair.guard import Method
 from pt2qa._report.base import Report
 from pt2qa._report.formats import decibel, share
 from pt2qa._report.prose import few
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.treatment import Ranges, Substitute, Treatment
 from pt2qa.errors import Pt2qaError
 
 FREE_GAIN: Final = 2.0
@@ -85,8 +85,8 @@ class Search:
         self.untried: dict[str, dict[str, None]] = {}
         """By error, the remedies that cannot be tried because of it."""
         self.state = Treatment()
-        self.quality: Figures = self.case.now
-        self.bounds: dict[Ranges, Figures] = {}
+        self.quality: Outcome = self.case.now
+        self.bounds: dict[Ranges, Outcome] = {}
         self.deployed: list[FigureRow] = []
         self._left: list[tuple[Hypothesis, float]] = []
 
@@ -120,7 +120,7 @@ class Search:
             cause = repairs.CAUSE_OF[method.name]
             data, reason = repairs.calibration_of(self.case, self.state)
             if data is not None and not self._enough(self.quality):
-                found = repairs.fitted(self.case, self.case.trials.applied(self.state), data, method)
+                found = repairs.fitted(self.case, self.state, data, method)
                 if isinstance(found, Hypothesis):
                     self._take([found])
                     continue
@@ -128,26 +128,26 @@ class Search:
             remedy = f"the {method.name} of pt2qa.repair"
             self.tried.append(TriedRow(cause, "", remedy, math.nan, reason or "the target is met without it"))
 
-    def final(self) -> tuple[QuantizedPair | None, Figures]:
+    def final(self) -> tuple[QuantizedPair | None, Outcome]:
         """The pair with all remedies that can be applied by quantizing again, and the figures with all of them."""
         state = self.state
         if not (state.requantizes or state.floats):
             return None, self.quality
         try:
-            pair = self.case.trials.applied(state)
+            pair = self.case.judge.applied(state)
         except Pt2qaError as error:
             self.case.notes.append(f"all remedies together cannot be applied: {error}")
             return None, self.quality
         if not state.made_of_edits:
             return pair, self.quality
-        trials = self.case.trials
-        return pair, trials.converted(pair) if state.floats else trials.confirmed(state)
+        judge = self.case.judge
+        return pair, judge.converted(pair) if state.floats else self.quality
 
     def notes(self) -> list[str]:
         """What could not be tried, each reason once."""
         return [f"cannot be tried: {few(list(each))}: {error}" for error, each in self.untried.items()]
 
-    def so_far(self) -> tuple[QuantizedPair | None, Figures]:
+    def so_far(self) -> tuple[QuantizedPair | None, Outcome]:
         """The same after Ctrl-C, with the best of the remedies that were measured and not yet taken; runs no model."""
         if self._left and not self.rows:
             best = _best(self._left)
@@ -157,9 +157,9 @@ class Search:
             self._reject(each, gain, "interrupted before it was tried after those above")
         state = self.state
         requantized = state.requantizes and state.made_of_edits and not state.floats
-        return self.case.trials.pair_with(state) if requantized else None, self.quality
+        return self.case.judge.pair_with(state) if requantized else None, self.quality
 
-    def figures(self, after: Figures) -> Iterator[Any]:
+    def figures(self, after: Outcome) -> Iterator[Any]:
         """The rows of the table of figures."""
         yield _figure_row("now", self.case.now)
         if self.rows:
@@ -175,14 +175,14 @@ class Search:
         self._take(hypotheses)
         found = [("deployed", report.sqnr)]
         found += [("deployed, after", report.sqnr + row.gain) for row in self.rows[rows:]]
-        aim = self.case.trials.target
+        aim = self.case.judge.target
         of_metric = aim is not None and aim.metric is not None
         self.deployed = [
             FigureRow(name, math.nan if of_metric else sqnr, "", sqnr, -1, math.nan) for name, sqnr in found
         ]
         return report
 
-    def _enough(self, found: Figures) -> bool:
+    def _enough(self, found: Outcome) -> bool:
         return self.needed is not None and found.value >= self.needed
 
     def _bound(self) -> None:
@@ -190,14 +190,14 @@ class Search:
         case = self.case
         own = case.pair.sites
         weights = {index: each for index, each in case.fitted_weights.items() if not is_alike(own[index], each)}
-        tried: tuple[tuple[Ranges, float, dict[int, Played]], ...] = (
+        tried: tuple[tuple[Ranges, float, dict[int, Substitute]], ...] = (
             ("fitted", FITS, case.fitted),
             ("by channel", SPREAD, case.by_channel),
         )
         for name, least, params in tried:
             instead = {**params, **weights}
             if instead:
-                self.bounds[name] = case.trials.quality(case.played(instead))
+                self.bounds[name] = case.judge.outcome(case.played(instead))
                 if self._gain_of(name) >= least:
                     case.instead |= {"fitted", name}  # a channel may hide a range that does not fit
 
@@ -228,10 +228,10 @@ class Search:
 
     def _treated(self) -> Case:
         """The case after the remedies so far."""
-        pair = self.case.trials.pair_with(self.state)
+        pair = self.case.judge.pair_with(self.state)
         if pair is self.case.pair:
             return self.case
-        treated = Case(pair, self.case.trials, self.case.data, self.quality, self.case.progress, self.state)
+        treated = Case(pair, self.case.judge, self.case.data, self.quality, self.state)
         fitted = any(edit.kind in FITTED for edit in self.state.edits)
         if not (fitted or self.state.data or self.state.options):
             # Edits leave the parameters of all other sites as they were, so what these make was measured before.
@@ -309,7 +309,7 @@ class Search:
             self._reject(each, alone, "it adds nothing to the remedies above")
             return
         self.state = self.state.then(each.treatment)
-        self.quality = self.case.trials.quality(self.state)
+        self.quality = self.case.judge.outcome(self.state)
         self.rows.append(
             CauseRow(
                 rank=len(self.rows) + 1,
@@ -329,19 +329,19 @@ class Search:
             )
         )
 
-    def _gain(self, each: Hypothesis, state: Treatment, quality: Figures) -> float:
+    def _gain(self, each: Hypothesis, state: Treatment, quality: Outcome) -> float:
         """What a remedy gives a treated model; nan if it cannot be tried there."""
         if each.gain is not None:
             return each.gain
         try:
-            return self.case.trials.quality(state.then(each.treatment)).gain_over(quality)
+            return self.case.judge.outcome(state.then(each.treatment)).gain_over(quality)
         except Pt2qaError as error:
             self.untried.setdefault(str(error), {})[f"{each.cause} ({each.remedy})"] = None
             return math.nan
 
     def _least(self, each: Hypothesis) -> float:
         """The smallest gain over the model with the remedies so far for which another one is a row."""
-        aim = self.case.trials.target
+        aim = self.case.judge.target
         if aim is not None and aim.metric is not None:
             return 1e-9
         if self.needed is not None:
@@ -362,12 +362,12 @@ class Search:
         least = FREE_GAIN if free else (GAIN_OF_FAIR if paid else ADVICE_OF_FAIR) + costly
         return least + SLOPE * (now - POOR)
 
-    def _by_chance(self, each: Hypothesis, state: Treatment, quality: Figures) -> bool:
+    def _by_chance(self, each: Hypothesis, state: Treatment, quality: Outcome) -> bool:
         """Whether a metric without a target gains what the outputs do not: a few labels may be chance."""
-        aim = self.case.trials.target
+        aim = self.case.judge.target
         if aim is None or aim.metric is None or not math.isinf(aim.at_least) or each.gain is not None:
             return False
-        before, after = quality.worst[1], self.case.trials.quality(state.then(each.treatment)).worst[1]
+        before, after = quality.worst[1], self.case.judge.outcome(state.then(each.treatment)).worst[1]
         # Where the outputs had no number only the metric can tell; one that is nan now is no gain.
         return not (math.isnan(before) or after - before >= self._least_without_target(each))
 
@@ -396,7 +396,7 @@ def _is_free(each: Hypothesis) -> bool:
     return each.treatment.made_of_edits and not each.treatment.floats
 
 
-def _figure_row(name: str, found: Figures) -> FigureRow:
+def _figure_row(name: str, found: Outcome) -> FigureRow:
     output, sqnr = found.worst
     return FigureRow(
         name, found.value, output, sqnr, found.worst_sample, found.worst_sample_sqnr, found.labels, found.samples

@@ -14,10 +14,10 @@ from pt2qa.plugins.options import with_options
 
 if TYPE_CHECKING:
     from pt2qa._diagnosis.case import Case
-    from pt2qa._diagnosis.trials import Ranges, Treatment
-    from pt2qa._reconfigure.figures import Figures
-    from pt2qa._reconfigure.target import Target
     from pt2qa._simulator.program import Site
+    from pt2qa._trials.outcome import Outcome
+    from pt2qa._trials.target import Target
+    from pt2qa._trials.treatment import Ranges, Treatment
 
 MOST_NOISE = 0.9
 """The share of the noise that "spread over N sites" stands for."""
@@ -26,8 +26,8 @@ MOST_NOISE = 0.9
 def verdict_of(
     case: Case,
     rows: Sequence[CauseRow],
-    bounds: Mapping[Ranges, Figures],
-    after: Figures,
+    bounds: Mapping[Ranges, Outcome],
+    after: Outcome,
     needed: float | None,
     aim: Target | None,
     *,
@@ -84,7 +84,7 @@ def next_command(
     case: Case,
     rows: Sequence[CauseRow],
     state: Treatment,
-    after: Figures,
+    after: Outcome,
     needed: float | None,
     *,
     interrupted: bool,
@@ -97,7 +97,7 @@ def next_command(
         return f"pt2qa.reconfigure(pair, batches, target={target:g})"
     if not rows:
         return ""
-    recipe = case.trials.recipe
+    recipe = case.judge.recipe
     if recipe is None or not state.made_of_edits or not (state.requantizes or state.floats):
         return rows[0].remedy
     plugin = with_options(recipe.plugin, dict(state.options))
@@ -107,7 +107,7 @@ def next_command(
     return f"pt2qa.quantize(capture, {quantizer}, {data}{overrides})"
 
 
-def search_target(case: Case, rows: Sequence[CauseRow], after: Figures, needed: float | None) -> float | None:
+def search_target(case: Case, rows: Sequence[CauseRow], after: Outcome, needed: float | None) -> float | None:
     """What a search for another configuration should reach; None if there is nothing to search for."""
     poor = case.now.worst[1]
     if not rows and needed is None and poor < LOW:
@@ -115,11 +115,11 @@ def search_target(case: Case, rows: Sequence[CauseRow], after: Figures, needed: 
     return None if needed is None or after.value >= needed else needed
 
 
-def _value(found: Figures, unit: str) -> str:
+def _value(found: Outcome, unit: str) -> str:
     return f"{decibel(found.value) if unit == 'dB' else number(found.value)} {unit}"
 
 
-def _quality(found: Figures, unit: str) -> str:
+def _quality(found: Outcome, unit: str) -> str:
     """``12.3 dB, worst sample 3 at 8.1 dB, 85 % of labels kept``."""
     output, sqnr = found.worst
     if sqnr == math.inf == found.value:

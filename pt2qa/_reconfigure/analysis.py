@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
-from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import in_step
 from pt2qa._reconfigure.baseline import Baseline, with_free_edits
 from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
@@ -18,17 +16,17 @@ from pt2qa._reconfigure.costs import costs_of
 from pt2qa._reconfigure.final import Converted, aimed_until_met
 from pt2qa._reconfigure.noises import check_given, noises_of
 from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, stages, target_text, verdict
-from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.report import Reconfiguration, Stage
-from pt2qa._reconfigure.scoring import Scorer, Tally
 from pt2qa._reconfigure.search import Search, Selection
-from pt2qa._reconfigure.target import Budget, Target, read_target
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.target import Budget, Target, read_target
+from pt2qa._trials.treatment import Data, Treatment
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.plan import OBSERVERS, Edit
@@ -117,23 +115,28 @@ def reconfigure(
             "the batches that the pair was calibrated on were an iterator, which is used up. "
             "Pass calibration=, a list or a loader that starts over."
         )
-    read_inputs = recipe.inputs_of if calibration is None else inputs_of
-    requantize = functools.partial(quantize_again, pair, calibrate_on, read_inputs, progress=progress)
-    reference = Reference(pair, batches, inputs_of, mask)
-    tally = Tally(progress)
-    scorer = Scorer(pair, reference, aim, tally)
-    first = reference.first
-    notes = [*reference.notes, *pair.verify(first.batch)]
-    needed = None if target is None else aim.at_least * (scorer.of_float() if aim.of_float else 1.0)
-    before = scorer.quality(scorer.every)
-    base = Baseline(pair, scorer, recipe.annotations, (), before, calibration is None)
+    again = Data("calibration", calibrate_on, recipe.inputs_of if calibration is None else inputs_of, mask, progress)
+    data = Data("batches", batches, inputs_of, mask, progress)
+    judge = Judge(
+        pair,
+        data,
+        aim,
+        "reconfigure",
+        unit="evaluation",
+        calibration=None if calibration is None else again,
+        sqnr=aim.metric is None,
+    )
+    reference, first = judge.reference, judge.reference.first
+    notes = [*judge.notes, *pair.verify(first.batch)]
+    needed = None if target is None else aim.at_least * (judge.of_float() if aim.of_float else 1.0)
+    before = judge.outcome(Treatment())
+    base = Baseline(judge)
     if needed is None or not before.value >= needed:
-        halves = Halves.of(pair, calibrate_on, read_inputs, mask)
-        base = with_free_edits(base, requantize, fuse, observers, methods, halves, needed)
+        base = with_free_edits(base, fuse, observers, methods, Folds.of(pair, again), needed)
     notes += [*base.notes, *base.pair.verify(first.batch)]
-    if base.edits and sensitivity is not None:
+    if base.state.edits and sensitivity is not None:
         notes.append("sensitivity= is of the pair before its free edits: it was measured anew after them")
-    noises = noises_of(base.scorer, None if base.edits else sensitivity, progress)
+    noises = noises_of(base, None if base.state.edits else sensitivity, progress)
     costs = costs_of(base.pair, first.values)
     candidates = tuple(candidates_of(base.pair, base.annotations, costs, fallback))
     edges_of = edges_by_site(base.pair, base.annotations)
@@ -147,12 +150,12 @@ def reconfigure(
     def searched(aimed: float | None) -> Search:
         # Ops at levels other than float keep their sites; the simulator runs without them.
         exact = sites_on if fallback == "float" else None
-        return Search(base.scorer, candidates, edges_of, noises.of_site, costs, aimed, limits, exact)
+        return Search(base, candidates, edges_of, noises.of_site, costs, aimed, limits, exact)
 
     def converted(chosen: Selection) -> Converted:
-        plan = base.plan(recipe, edits_of(chosen)[0])
-        new = requantize(overrides=plan) if chosen else base.pair
-        return Converted(chosen, plan, new, base.scorer.of(new).converted())
+        treatment = base.edited(edits_of(chosen)[0])
+        new = judge.applied(treatment)
+        return Converted(chosen, judge.plan(treatment), new, judge.converted(new))
 
     search = searched(needed)
     found = search.run()
@@ -172,28 +175,28 @@ def reconfigure(
         float_macs=search.float_macs(final.chosen),
         float_bytes=search.float_bytes(final.chosen),
         edits=len(final.plan.edits),
-        scored=tally.count,
+        scored=judge.measured,
         proof=found.proof,
         apart=apart,
     )
-    tally.bar.close()
-    stay, names = search.on(final.chosen), reference.names
-    simulated = base.scorer.quality(stay)
-    said = reference.health.before(verdict(aim, needed, limits, result, pair.quantizer, names))
+    judge.bar.close()
+    stay = search.on(final.chosen)
+    simulated = base.quality(stay)
+    said = reference.health.before(verdict(aim, needed, limits, result, pair.quantizer))
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(result.edits, 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     return Reconfiguration(
         rows=(*free_rows(pair, base, edits_of(final.chosen)[0]), *edit_rows(final.chosen, search)),
         curve=tuple(curve(base, found, search)),
         stages=(
-            *stages("before", before, costs.float_macs, len(pair.sites), names),
+            *stages("before", before, costs.float_macs, len(pair.sites)),
             Stage("simulated", simulated.value, result.float_macs, len(stay)),
-            *stages("converted", final.quality, result.float_macs, len(final.pair.sites), names),
+            *stages("converted", final.quality, result.float_macs, len(final.pair.sites)),
         ),
         target=target_text(aim, needed, limits),
         met=int(result.met),
         verdict=said,
-        evaluations=tally.count,
+        evaluations=judge.measured,
         plan_json=final.plan.to_json(),
         code=flow.code,
         notes=tuple(dict.fromkeys([*notes, *interrupted])),

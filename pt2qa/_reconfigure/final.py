@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._reconfigure.scoring import Quality
 from pt2qa._reconfigure.search import Search, Selection, pruned
+from pt2qa._trials.outcome import Outcome
 from pt2qa.overrides.plan import OverridePlan
 
 ATTEMPTS = 3
@@ -25,12 +25,12 @@ class Converted:
     chosen: Selection
     plan: OverridePlan
     pair: QuantizedPair
-    quality: Quality
+    quality: Outcome
 
 
 def aimed_until_met(
     first: Converted,
-    simulated: Quality,
+    simulated: Outcome,
     needed: float,
     searched: Callable[[float], Search],
     converted: Callable[[Selection], Converted],

@@ -12,11 +12,12 @@ from typing import Any
 from pt2qa._decibels import power
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.ordering import Noise
-from pt2qa._reconfigure.scoring import Scorer
-from pt2qa._reconfigure.target import Target
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._trials.judge import SimulatedModel
+from pt2qa._trials.outcome import outcome_of
 from pt2qa.errors import BatchError, SelectionError
 
 
@@ -28,12 +29,12 @@ class Noises:
     notes: tuple[str, ...]
 
 
-def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | None) -> Noises:
+def noises_of(base: Baseline, given: SensitivityReport | None, progress: bool | None) -> Noises:
     """The noise of each site in each output, measured separately per output unless ``given`` holds it.
 
     It is a finished report of the pair by site; with several outputs it holds only the sum, and is not used.
     """
-    pair, reference = scorer.pair, scorer.reference
+    pair, reference = base.pair, base.judge.reference
     single = len(reference.names) == 1
     if single and given is not None and len(given.rows) == given.planned:
         return _together([given])
@@ -44,24 +45,24 @@ def noises_of(scorer: Scorer, given: SensitivityReport | None, progress: bool | 
                 pair,
                 reference,
                 inputs_of=operator.attrgetter("batch"),
-                mask=reference.mask,
+                mask=reference.data.mask,
                 post_process=None if position is None else functools.partial(_leaf, position),
                 progress=progress,
             )
             for position in positions
         ]
     except BatchError:  # quantized, the model is finite on no batch, which is what the search is to repair
-        return _alone(scorer)
+        return _alone(base)
     return _together(reports)
 
 
-def _alone(scorer: Scorer) -> Noises:
+def _alone(base: Baseline) -> Noises:
     """The noise of each site with nothing else quantized, measured on the whole model."""
-    alone = Scorer(scorer.pair, scorer.reference, Target(0.0), scorer.tally)
-    of_site = {
-        site: tuple(_share(power(-sqnr), 1.0) for sqnr in alone.quality({site}).outputs)
-        for site in sorted(scorer.every)
-    }
+    of_site = {}
+    for site in range(len(base.pair.sites)):
+        run = SimulatedModel(base.pair, frozenset({site})).of_item
+        found = outcome_of(base.judge.reference.of(base.pair), run)
+        of_site[site] = tuple(_share(power(-sqnr), 1.0) for _, sqnr in found.outputs)
     return Noises(of_site, ("quantized, the model is finite on no batch, so each site was measured by itself",))
 
 

@@ -11,19 +11,20 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.ordering import Noise
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Stage
-from pt2qa._reconfigure.scoring import Quality
 from pt2qa._reconfigure.search import Search, SearchResult, Selection
-from pt2qa._reconfigure.target import Budget, Target
 from pt2qa._report.prose import counted
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.target import Budget, Target
+from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
 
 
 def free_rows(pair: QuantizedPair, base: Baseline, more: Sequence[Edit] = ()) -> Iterator[EditRow]:
     """The free edits that hold after some more, with the measured gain of all of them together on the worst output."""
-    known = base.scorer.target.metric is None
-    before, after = (power(-quality.value) for quality in (base.before, base.quality))
+    known = base.judge.metric is None
+    before, after = (power(-found.value) for found in (base.judge.outcome(Treatment()), base.outcome))
     gain = 1 - after / before if known and before > 0 else math.nan
-    for edit in base.kept_with(more):
+    for edit in base.edited(more).kept_edits:
         yield EditRow(edit.ops[0], edit.kind, 0.0, gain, len(pair.sites) - len(base.pair.sites), ", ".join(edit.ops))
 
 
@@ -54,17 +55,18 @@ def _gain(before: Noise, after: Noise, whole: Noise) -> float:
 
 def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[CurvePoint]:
     """The quality of the worst output against cost: initially, with the free edits, and bundle by bundle."""
-    if base.edits:
+    edits = base.state.edits
+    if edits:
         free = search.float_macs(()), search.float_bytes(())
-        yield CurvePoint("none", 0, *free, math.nan, base.before.value)
-    last = base.edits[-1].ops[0] if base.edits else "none"
+        yield CurvePoint("none", 0, *free, math.nan, base.judge.outcome(Treatment()).value)
+    last = edits[-1].ops[0] if edits else "none"
     taken: list[int] = []
     for count in range(len(found.bundles) + 1):
         taken += found.bundles[count - 1].members if count else ()
-        predicted = search.predicted(taken) if base.scorer.target.metric is None else math.inf
+        predicted = search.predicted(taken) if base.judge.metric is None else math.inf
         yield CurvePoint(
             name=search.candidates[taken[-1]].edit.ops[0] if taken else last,
-            edits=len(base.kept_with(search.candidates[number].edit for number in taken)) + len(taken),
+            edits=len(base.edited([search.candidates[number].edit for number in taken]).all_edits),
             macs=search.float_macs(taken),
             bytes=search.float_bytes(taken),
             predicted=predicted if math.isfinite(predicted) else math.nan,
@@ -72,11 +74,11 @@ def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[Curve
         )
 
 
-def stages(name: str, quality: Quality, macs: float, sites: int, outputs: Sequence[str]) -> Iterator[Stage]:
+def stages(name: str, found: Outcome, macs: float, sites: int) -> Iterator[Stage]:
     """Measurements of a stage: the quality, and with several outputs the SQNR of each."""
-    yield Stage(name, quality.value, macs, sites)
-    if len(quality.outputs) > 1:
-        for output, sqnr in zip(outputs, quality.outputs, strict=True):
+    yield Stage(name, found.value, macs, sites)
+    if len(found.outputs) > 1:
+        for output, sqnr in found.outputs:
             yield Stage(f"{name}: {output}", sqnr, macs, sites)
 
 
@@ -97,8 +99,8 @@ class Result:
     empty if there may be more to try; ``apart`` is how many batches the float model itself gives no number on.
     """
 
-    before: Quality
-    after: Quality
+    before: Outcome
+    after: Outcome
     met: bool
     float_macs: float
     float_bytes: float
@@ -108,12 +110,10 @@ class Result:
     apart: int
 
 
-def verdict(
-    aim: Target, needed: float | None, budget: Budget, result: Result, quantizer: str, names: Sequence[str]
-) -> str:
+def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, quantizer: str) -> str:
     """Met or not, quality before and after, and the cost; results that are not a number come first."""
     unit = " dB" if aim.metric is None else ""
-    before, after = (f"{quality.value:.4g}{unit}{_worst(quality, names)}" for quality in (result.before, result.after))
+    before, after = (f"{found.value:.4g}{unit}{_worst(found)}" for found in (result.before, result.after))
     change = f"{aim.name} {before} before, {after} converted and measured"
     cost = f"{100 * result.float_macs:.3g} % of the MACs in float"
     exceeded = _exceeded(budget, result)
@@ -143,11 +143,9 @@ def verdict(
     return f"The target is not met by any of {tried} that were tried. The best found: {change}, {cost}."
 
 
-def _worst(quality: Quality, names: Sequence[str]) -> str:
+def _worst(found: Outcome) -> str:
     """Which output is the worst, if there are several."""
-    if len(quality.outputs) < 2 or quality.missing:
-        return ""
-    return f" ({names[quality.outputs.index(quality.value)]})"
+    return "" if len(found.outputs) < 2 or found.missing else f" ({found.worst[0]})"
 
 
 def _exceeded(budget: Budget, result: Result) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,23 +9,24 @@ from typing import Any
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
-from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import in_step, same_everywhere
 from pt2qa._reconfigure.analysis import recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
-from pt2qa._reconfigure.figures import Figures, figures_of
 from pt2qa._reconfigure.outcome import free_rows, stages
-from pt2qa._reconfigure.reference import Reference
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
-from pt2qa._reconfigure.scoring import Scorer, SimulatedModel, Tally, verified_run
-from pt2qa._reconfigure.target import Target
 from pt2qa._repair.guard import LEAST_GAIN
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.judge import Judge, SimulatedModel, verified_run
+from pt2qa._trials.outcome import Outcome, outcome_of
+from pt2qa._trials.reference import Reference
+from pt2qa._trials.target import Target
+from pt2qa._trials.treatment import Data
 from pt2qa.errors import SelectionError
+from pt2qa.overrides.plan import Edit
 
 
 @torch_defaults
@@ -101,41 +101,40 @@ def repair(
             "the batches that the pair was calibrated on were an iterator, which is used up. "
             "Pass calibration=, a list or a loader that starts over."
         )
-    fit_inputs = recipe.inputs_of if calibration is None else inputs_of
-    requantize = functools.partial(quantize_again, pair, fit_on, fit_inputs, progress=progress)
-    reference, tally = Reference(pair, batches, inputs_of, mask), Tally(progress)
-    notes = [*reference.notes, *pair.verify(reference.first.batch)]
-    scorer = Scorer(pair, reference, Target(-math.inf), tally)
-    base = Baseline(pair, scorer, recipe.annotations, (), scorer.quality(scorer.every), calibration is None)
-    data = Halves.of(pair, fit_on, fit_inputs, mask)
-    steps = [base]
+    fit_to = Data("calibration", fit_on, recipe.inputs_of if calibration is None else inputs_of, mask, progress)
+    data = Data("batches", batches, inputs_of, mask, progress)
+    judge = Judge(pair, data, None, "repair", unit="evaluation", calibration=None if calibration is None else fit_to)
+    reference = judge.reference
+    notes = [*judge.notes, *pair.verify(reference.first.batch)]
+    folds = Folds.of(pair, fit_to)
+    steps = [Baseline(judge)]
     for method in chosen:
-        steps.append(repaired(steps[-1], requantize, method, data))
+        steps.append(repaired(steps[-1], method, folds))
     final = steps[-1]
-    tally.bar.close()
+    judge.bar.close()
     if final.pair is not pair:
         notes += final.pair.verify(reference.first.batch)
-    plan = final.plan(recipe)
-    before, after = base.figures, final.figures
-    said = reference.health.before(_verdict(before, after, final))
+    plan = judge.plan(final.state)
+    before, after = steps[0].outcome, final.outcome
+    said = reference.health.before(_verdict(before, after, final.state.edits))
     about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
     flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
-    fitted_to = Reference(pair, fit_on, fit_inputs, mask, data.returned)
-    sites, on, names = len(pair.sites), len(final.pair.sites), reference.names
+    fitted_to = Reference(pair, fit_to, folds.returned)
+    sites, on = len(pair.sites), len(final.pair.sites)
     return Reconfiguration(
         rows=tuple(free_rows(pair, final)),
         curve=tuple(_curve(["none", *(method.name for method in chosen)], steps)),
         stages=(
-            *stages("before", base.quality, 0.0, sites, names),
-            *stages("converted", final.quality, 0.0, on, names),
-            Stage("before, calibration", figures_of(fitted_to, verified_run(pair)).value, 0.0, sites),
-            Stage("converted, calibration", figures_of(fitted_to, verified_run(final.pair)).value, 0.0, on),
+            *stages("before", before, 0.0, sites),
+            *stages("converted", after, 0.0, on),
+            Stage("before, calibration", outcome_of(fitted_to, verified_run(pair)).value, 0.0, sites),
+            Stage("converted, calibration", outcome_of(fitted_to, verified_run(final.pair)).value, 0.0, on),
             *_metric_stages(metric, pair, final.pair),
         ),
         target="accuracy at no cost at run time",
-        met=int(bool(final.edits) and after.gain_over(before) >= LEAST_GAIN),
+        met=int(bool(final.state.edits) and after.gain_over(before) >= LEAST_GAIN),
         verdict=said,
-        evaluations=tally.count,
+        evaluations=judge.measured,
         plan_json=plan.to_json(),
         code=flow.code,
         notes=tuple(dict.fromkeys([*notes, *final.notes, *interrupted])),
@@ -169,12 +168,12 @@ def _metric_stages(
 
 def _curve(names: Sequence[str], steps: Sequence[Baseline]) -> Iterator[CurvePoint]:
     for name, step in zip(names, steps, strict=True):
-        yield CurvePoint(name, len(step.edits), 0.0, 0.0, math.nan, step.quality.value)
+        yield CurvePoint(name, len(step.state.edits), 0.0, 0.0, math.nan, step.outcome.value)
 
 
-def _verdict(before: Figures, after: Figures, final: Baseline) -> str:
+def _verdict(before: Outcome, after: Outcome, edits: Sequence[Edit]) -> str:
     """What was gained, and what of the labels."""
-    if not final.edits:
+    if not edits:
         return f"Nothing to repair: no method gains on data that it was not fitted to; SQNR {before.value:.4g} dB."
     gain = f"SQNR {before.value:.4g} dB before, {after.value:.4g} dB converted and measured"
     if not after.gain_over(before) >= LEAST_GAIN:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pt2qa._decibels import decibels, power
+from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.costs import Costs
 from pt2qa._reconfigure.ordering import Bundle, EditCandidate, Noise, order_bundles, sites_off, total_noise
-from pt2qa._reconfigure.scoring import Quality, Scorer
-from pt2qa._reconfigure.target import Budget
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.target import Budget
 from pt2qa.overrides.annotations import Edge
 
 COST_STEPS = 2000
@@ -41,7 +42,7 @@ class SearchResult:
     """
 
     chosen: Selection
-    quality: Quality
+    quality: Outcome
     met: bool
     bundles: tuple[Bundle, ...]
     measured: Mapping[frozenset[int], float]
@@ -57,7 +58,7 @@ class Search:
 
     def __init__(
         self,
-        scorer: Scorer,
+        base: Baseline,
         candidates: Sequence[EditCandidate],
         edges_of: Mapping[int, frozenset[Edge]],
         noise: Mapping[int, Noise],
@@ -66,9 +67,9 @@ class Search:
         budget: Budget,
         sites_on: Callable[[Collection[int]], frozenset[int]] | None = None,
     ) -> None:
-        self.scorer, self.candidates, self.edges_of, self.noise = scorer, candidates, edges_of, noise
+        self.base, self.candidates, self.edges_of, self.noise = base, candidates, edges_of, noise
         self.costs, self.needed, self.budget = costs, needed, budget
-        self.every = frozenset(site.index for site in scorer.pair.sites)
+        self.every = frozenset(site.index for site in base.pair.sites)
         self.outputs = range(len(next(iter(noise.values()), ())))
         self.bundles = order_bundles(candidates, edges_of, noise)
         self.on = self.predicted_on if sites_on is None else sites_on
@@ -123,8 +124,8 @@ class Search:
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    def _quality(self, chosen: Collection[int]) -> Quality:
-        quality = self.scorer.quality(self.on(chosen))
+    def _quality(self, chosen: Collection[int]) -> Outcome:
+        quality = self.base.quality(self.on(chosen))
         self.measured[frozenset(chosen)] = quality.value
         return quality
 
@@ -162,7 +163,7 @@ class Search:
             # Scale each output's prediction to its measurement.
             allowed = [
                 noise * power(db - self.needed - margin) if noise else power(-self.needed)
-                for noise, db in zip(predicted, quality.outputs, strict=True)
+                for noise, (_, db) in zip(predicted, quality.outputs, strict=True)
             ]
             for worth in self._worths():
                 other = self._knapsack(worth, allowed)

@@ -30,7 +30,6 @@ from pt2qa._metrics import float64
 from pt2qa._quantize.biases import BIAS
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
 from pt2qa._sensitivity.outputs import finished, float_leaves
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
@@ -38,6 +37,7 @@ from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.program import Constant, Slot, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
@@ -57,7 +57,7 @@ CHANNELS = {"conv1d": 1, "conv2d": 1, "conv3d": 1, "linear": -1}
 """The axis of the output channels."""
 
 PARTS = ((0,), (1,), (0, 1))
-"""The halves of the data that are fitted to."""
+"""The folds of the data that are fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Biases:
     rights: Mapping[tuple[int, ...], Tensor]
 
     @classmethod
-    def look(cls, pair: QuantizedPair, data: Halves) -> Biases:
+    def look(cls, pair: QuantizedPair, data: Folds) -> Biases:
         """Runs the float model on the data, and again forward and backward.
 
         Raises:
@@ -137,8 +137,8 @@ class Biases:
         rights = {part: torch.zeros(len(ops), dtype=torch.float64) for part in PARTS}
         reason = ""
         try:
-            for half, values in data:
-                parts = [part for part in PARTS if half in part]
+            for fold, values in data:
+                parts = [part for part in PARTS if fold in part]
                 for part, columns in zip(
                     parts, _project(pair, values, ops, [means[part] for part in parts]), strict=True
                 ):
@@ -155,9 +155,9 @@ class Biases:
             {part: torch.stack([own[part] for _, own in every]).sum(0) for part in PARTS},
         )
 
-    def fit(self, halves: Collection[int]) -> FittedBiases:
-        """What to add, by what fits some halves of the data best."""
-        part = tuple(sorted(halves))
+    def fit(self, folds: Collection[int]) -> FittedBiases:
+        """What to add, by what fits some folds of the data best."""
+        part = tuple(sorted(folds))
         shares = _shares(self.grams[part], self.rights[part])
         return FittedBiases(
             {
@@ -213,21 +213,21 @@ def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant | None]]:
 
 
 def _means(
-    pair: QuantizedPair, ops: Sequence[tuple[Step, Constant | None]], data: Halves
+    pair: QuantizedPair, ops: Sequence[tuple[Step, Constant | None]], data: Folds
 ) -> dict[tuple[int, ...], list[Tensor]]:
     """For each part of the data, the mean change of each op's output, less where it varies from sample to sample."""
     sums: dict[tuple[int, int], list[Tensor]] = {}
     reason = ""
     try:
-        for half, values in data:
+        for fold, values in data:
             run = GradientRun(pair.simulator, values)
             samples = count_samples(list(values))
             with torch.no_grad():
                 for number, (step, _) in enumerate(ops):
                     error = _by_sample(step, _isolated(pair.simulator, run, step), samples, torch.mean)
                     found = [torch.tensor(float(len(error))), error.sum(0), error.square().sum(0)]
-                    known = sums.get((half, number))
-                    sums[half, number] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
+                    known = sums.get((fold, number))
+                    sums[fold, number] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
     except WithoutGradient as error:
         reason = error.reason
     parts = [each for each, _ in _agreed((sums, reason))]
@@ -235,7 +235,7 @@ def _means(
     for part in PARTS:
         means[part] = []
         for number in range(len(ops)):
-            own = [each[half, number] for each in parts for half in part if (half, number) in each]
+            own = [each[fold, number] for each in parts for fold in part if (fold, number) in each]
             count, total, squares = (torch.stack([each[place] for each in own]).sum(0) for place in range(3))
             mean = total / count
             deviation = (squares / count - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)

@@ -12,15 +12,15 @@ from torch import Tensor
 from pt2qa._metrics import ErrorSums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.outputs import finished, float_leaves
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 
 LEAST_GAIN = 0.1
-"""dB that a repair must gain on both halves together; on neither may it lose."""
+"""dB that a repair must gain on both folds together; on neither may it lose."""
 
 
 class Fit(Protocol):
@@ -44,15 +44,15 @@ class Fit(Protocol):
 
 
 class Look(Protocol):
-    """What a method learned about a pair from both halves of the data."""
+    """What a method learned about a pair from both folds of the data."""
 
     @property
     def left_out(self) -> str:
         """What it cannot change, for a note; empty if there is nothing."""
         ...
 
-    def fit(self, halves: Collection[int]) -> Fit:
-        """The repair that fits some halves of the data best."""
+    def fit(self, folds: Collection[int]) -> Fit:
+        """The repair that fits some folds of the data best."""
         ...
 
 
@@ -62,7 +62,7 @@ class Method(Protocol):
     name: ClassVar[str]
 
     @classmethod
-    def look(cls, pair: QuantizedPair, data: Halves) -> Look:
+    def look(cls, pair: QuantizedPair, data: Folds) -> Look:
         """Runs the model on the data.
 
         Raises:
@@ -75,7 +75,7 @@ class Method(Protocol):
 class Guarded:
     """The fit of a method to all data, if it is to be applied; else ``refused`` says why not.
 
-    ``gain`` is that of the worst output in dB, on each half of the data with what was fitted to the other; nan if it
+    ``gain`` is that of the worst output in dB, on each fold of the data with what was fitted to the other; nan if it
     was not measured.  ``left_out`` is what the method cannot change.
     """
 
@@ -86,8 +86,8 @@ class Guarded:
     left_out: str = ""
 
 
-def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
-    """Fits to each half of the data and measures on the other; the fit to all of it, or a weaker one, if that gains."""
+def guarded(method: type[Method], pair: QuantizedPair, data: Folds) -> Guarded:
+    """Fits to each fold of the data and measures on the other; the fit to all of it, or a weaker one, if that gains."""
     if data.distinct < 2:
         return Guarded(
             method.name,
@@ -102,13 +102,13 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
     fit = look.fit((0, 1))
     if not fit:
         return Guarded(method.name, None, math.nan, "nothing that it changes would help")
-    halves = [(other, *other.weaker) for other in (look.fit([1]), look.fit([0]))]
-    tried = list(zip((fit, *fit.weaker), _gains(pair, data, list(zip(*halves, strict=True))), strict=True))
+    folds = [(other, *other.weaker) for other in (look.fit([1]), look.fit([0]))]
+    tried = list(zip((fit, *fit.weaker), _gains(pair, data, list(zip(*folds, strict=True))), strict=True))
     helpful = [each for each in tried if each[1][0] >= LEAST_GAIN and each[1][1] >= 0]
     if not helpful:
         gain, least = max(found for _, found in tried)
         change = f"on data that it was not fitted to, it would change {gain:+.2g} dB"
-        also = f", and {least:+.2g} dB on one half" if gain >= LEAST_GAIN else ""
+        also = f", and {least:+.2g} dB on one fold" if gain >= LEAST_GAIN else ""
         return Guarded(method.name, None, gain, change + also)
     best, (gain, _) = helpful[0]
     for weaker, (own, _) in helpful[1:]:
@@ -117,27 +117,27 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Halves) -> Guarded:
     return Guarded(method.name, best, gain, left_out=look.left_out)
 
 
-def _gains(pair: QuantizedPair, data: Halves, fits: Sequence[Sequence[Fit]]) -> list[tuple[float, float]]:
-    """The gain of the worst output on both halves together, and the smaller of those on each, in dB.
+def _gains(pair: QuantizedPair, data: Folds, fits: Sequence[Sequence[Fit]]) -> list[tuple[float, float]]:
+    """The gain of the worst output on both folds together, and the smaller of those on each, in dB.
 
-    Each of ``fits`` is a pair: what is played on the first half of the data, and on the second.
+    Each of ``fits`` is a pair: what is played on the first fold of the data, and on the second.
     """
     simulators = [[pair.simulator] * 2, *([fit.simulator(pair) for fit in each] for each in fits)]
     own: dict[tuple[int, int], list[ErrorSums]] = {}
-    for half, values, counted, returned in data.with_outputs():
+    for fold, values, counted, returned in data.with_outputs():
         reference = _outputs(pair, returned, counted)
-        for number, by_half in enumerate(simulators):
-            outputs = _outputs(pair, by_half[half].run(values, on=True), counted)
+        for number, by_fold in enumerate(simulators):
+            outputs = _outputs(pair, by_fold[fold].run(values, on=True), counted)
             found = [_error(ref, quant) for ref, quant in zip(reference, outputs, strict=True)]
-            known = own.get((half, number))
-            own[half, number] = found if known is None else _merged(known, found)
+            known = own.get((fold, number))
+            own[fold, number] = found if known is None else _merged(known, found)
     parts = everywhere(own)
     every = []
     for number in range(1, len(simulators)):
         gains = []
-        for halves in ((0, 1), (0,), (1,)):
+        for folds in ((0, 1), (0,), (1,)):
             before, after = (
-                _worst([part[half, which] for part in parts for half in halves if (half, which) in part])
+                _worst([part[fold, which] for part in parts for fold in folds if (fold, which) in part])
                 for which in (0, number)
             )
             gains.append(after - before if after != before else 0.0)

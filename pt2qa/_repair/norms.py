@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.played import fitted
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
 from pt2qa._simulator.program import Site, Step
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
@@ -28,7 +28,7 @@ class FittedNorms:
     weaker: ClassVar[tuple[()]] = ()
 
     kind: Literal["shift", "smooth"]
-    data: Halves
+    data: Folds
     values: Mapping[tuple[str, ...], Tensor]
 
     @property
@@ -45,16 +45,16 @@ class FittedNorms:
 
 
 class Meter(Protocol):
-    """Adds up what candidates cost, by half of the data."""
+    """Adds up what candidates cost, by fold of the data."""
 
-    def add(self, half: int, values: Sequence[Any]) -> None:
+    def add(self, fold: int, values: Sequence[Any]) -> None:
         """Adds a batch."""
 
     def costs(self) -> tuple[Sequence[Tensor], ...]:
-        """By half, as many tensors, each of shape (candidates,)."""
+        """By fold, as many tensors, each of shape (candidates,)."""
 
 
-def measured(meter: Meter, data: Halves) -> tuple[tuple[Tensor, ...], ...]:
+def measured(meter: Meter, data: Folds) -> tuple[tuple[Tensor, ...], ...]:
     """The costs on all data, of all ranks.
 
     Raises:
@@ -62,8 +62,8 @@ def measured(meter: Meter, data: Halves) -> tuple[tuple[Tensor, ...], ...]:
     """
     reason = ""
     try:
-        for half, values in data:
-            meter.add(half, values)
+        for fold, values in data:
+            meter.add(fold, values)
     except WithoutGradient as error:
         reason = error.reason
     parts = everywhere((meter.costs(), reason))
@@ -71,12 +71,12 @@ def measured(meter: Meter, data: Halves) -> tuple[tuple[Tensor, ...], ...]:
         if why:
             raise SelectionError(why)
     return tuple(
-        tuple(torch.stack(each).sum(0) for each in zip(*(found[half] for found, _ in parts), strict=True))
-        for half in (0, 1)
+        tuple(torch.stack(each).sum(0) for each in zip(*(found[fold] for found, _ in parts), strict=True))
+        for fold in (0, 1)
     )
 
 
-def ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Halves) -> dict[int, tuple[Tensor, Tensor]]:
+def ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Folds) -> dict[int, tuple[Tensor, Tensor]]:
     """The lowest and highest value of some steps' outputs by channel, the last axis, over all data."""
     own: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -33,7 +33,6 @@ from torch import Tensor
 from pt2qa._metrics import chunks, float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._repair.halves import Halves
 from pt2qa._sensitivity.gradients import Gradients, WithoutGradient, float_tensors
 from pt2qa._sensitivity.played import fitted, fitted_by_channel, with_roundings
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
@@ -42,6 +41,7 @@ from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import QuantParams, Site, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Point
@@ -149,7 +149,7 @@ class FittedRanges:
 class Ranges:
     """What one look at the data tells about groups of values that share a range.
 
-    ``histograms`` has for each half of the data those of the groups with values that are not all alike, on a grid over
+    ``histograms`` has for each fold of the data those of the groups with values that are not all alike, on a grid over
     ``spans``, the ranges of all data.
     """
 
@@ -161,7 +161,7 @@ class Ranges:
     histograms: tuple[Mapping[int, Tensor], ...]
 
     @classmethod
-    def look(cls, pair: QuantizedPair, data: Halves) -> Ranges:
+    def look(cls, pair: QuantizedPair, data: Folds) -> Ranges:
         """Runs the float model on the data, and again forward and backward.
 
         Raises:
@@ -181,9 +181,9 @@ class Ranges:
         own: tuple[dict[int, Tensor], ...] = ({}, {})
         reason = ""
         try:
-            for half, values in data:
+            for fold, values in data:
                 for number, weights in _weigh(pair, values, group_of, spans):
-                    own[half][number] = own[half].get(number, 0.0) + weights
+                    own[fold][number] = own[fold].get(number, 0.0) + weights
         except WithoutGradient as error:
             reason = error.reason
         parts = everywhere((own, reason))
@@ -191,16 +191,16 @@ class Ranges:
             if why:
                 raise SelectionError(why)
         together = tuple(
-            {number: sum(found[half][number] for found, _ in parts if number in found[half]) for number in spans}
-            for half in (0, 1)
+            {number: sum(found[fold][number] for found, _ in parts if number in found[fold]) for number in spans}
+            for fold in (0, 1)
         )
         return cls(groups, spans, together)  # type: ignore[arg-type]  # a sum of tensors
 
-    def fit(self, halves: Collection[int]) -> FittedRanges:
-        """Of some halves of the data, the ranges of those groups for which another one is better than their own."""
+    def fit(self, folds: Collection[int]) -> FittedRanges:
+        """Of some folds of the data, the ranges of those groups for which another one is better than their own."""
         found = {}
         for number, (low, high) in self.spans.items():
-            weights = [self.histograms[half][number] for half in halves]
+            weights = [self.histograms[fold][number] for fold in folds]
             known = [each for each in weights if isinstance(each, Tensor)]
             if known:
                 start, width = _grid(low, high)

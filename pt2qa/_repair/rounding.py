@@ -7,7 +7,7 @@ its mean diagonal added, and U the upper Cholesky factor of its inverse::
     column j:   q = round(w[:, j]),   w[:, j + 1:] -= (w[:, j] - q) / U[j, j] * U[j, j + 1:]
 
 columns with large inputs first.  A grouped convolution has an H for each group.  One forward of each batch, and
-groups * (inputs of a group)**2 numbers for each half of the data.
+groups * (inputs of a group)**2 numbers for each fold of the data.
 
 Source:
     "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (Frantar et al., 2022).
@@ -27,12 +27,12 @@ from torch import Tensor
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.rounding import in_float
 from pt2qa._ranks import everywhere
-from pt2qa._repair.halves import Halves
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import GradientRun, WithoutGradient
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._simulator.program import Constant, QuantParams, Slot, Step
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
@@ -76,7 +76,7 @@ class FittedIntegers:
 class Rounding:
     """What one look at the data tells about ops with int8 weights.
 
-    ``grams`` are ``x.T @ x`` by half and op, of shape (groups, inputs of a group, inputs of a group).
+    ``grams`` are ``x.T @ x`` by fold and op, of shape (groups, inputs of a group, inputs of a group).
     """
 
     name: ClassVar[str] = "rounding"
@@ -88,7 +88,7 @@ class Rounding:
     grams: tuple[Mapping[int, Tensor], ...]
 
     @classmethod
-    def look(cls, pair: QuantizedPair, data: Halves) -> Rounding:
+    def look(cls, pair: QuantizedPair, data: Folds) -> Rounding:
         """Runs the float model on the data.
 
         Raises:
@@ -100,12 +100,12 @@ class Rounding:
         own: tuple[dict[int, Tensor], ...] = ({}, {})
         reason = ""
         try:
-            for half, values in data:
+            for fold, values in data:
                 run = GradientRun(pair.simulator, values)
                 for number, (step, _) in enumerate(ops):
                     rows = _rows(step, _input(pair, run, step), pair)
                     found = rows.mT @ rows
-                    own[half][number] = found if number not in own[half] else own[half][number].add_(found)
+                    own[fold][number] = found if number not in own[fold] else own[fold][number].add_(found)
         except WithoutGradient as error:
             reason = error.reason
         parts = everywhere((own, reason))
@@ -114,22 +114,22 @@ class Rounding:
                 raise SelectionError(why)
         grams = tuple(
             {
-                number: torch.stack([found[half][number] for found, _ in parts if number in found[half]]).sum(0)
+                number: torch.stack([found[fold][number] for found, _ in parts if number in found[fold]]).sum(0)
                 for number in range(len(ops))
-                if any(number in found[half] for found, _ in parts)
+                if any(number in found[fold] for found, _ in parts)
             }
-            for half in (0, 1)
+            for fold in (0, 1)
         )
         weights = sum(site.kind == "weight" for site in pair.sites)
         left_out = f"{weights - len(ops)} of {counted(weights, 'rounded weight')} left as they are: "
         left_out += "shared, very large, or not int8"
         return cls(left_out if weights > len(ops) else "", pair, ops, grams)
 
-    def fit(self, halves: Collection[int]) -> FittedIntegers:
-        """The weights that serve some halves of the data best."""
+    def fit(self, folds: Collection[int]) -> FittedIntegers:
+        """The weights that serve some folds of the data best."""
         found = {}
         for number, (step, weight) in enumerate(self.ops):
-            known = [self.grams[half][number] for half in halves if number in self.grams[half]]
+            known = [self.grams[fold][number] for fold in folds if number in self.grams[fold]]
             if known:
                 assert weight.site is not None
                 params = self.pair.sites[weight.site].params

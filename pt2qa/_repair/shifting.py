@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import Gradients
@@ -40,6 +39,7 @@ from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import KEEPS_CHANNELS, ReadNorm, norms_in
 
@@ -68,21 +68,21 @@ class Place:
 class Shifting:
     """What one look at the data tells about norms: their candidates, no shift first, and what they cost at each place.
 
-    ``costs`` are by half, and of shape (candidates,).
+    ``costs`` are by fold, and of shape (candidates,).
     """
 
     name: ClassVar[str] = "shifting"
 
     left_out: str
 
-    data: Halves
+    data: Folds
     norms: tuple[ReadNorm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
     places: tuple[Place, ...]
     costs: tuple[tuple[Tensor, ...], ...]
 
     @classmethod
-    def look(cls, pair: QuantizedPair, data: Halves) -> Shifting:
+    def look(cls, pair: QuantizedPair, data: Folds) -> Shifting:
         """Runs the float model on the data, and again forward and backward.
 
         Raises:
@@ -101,13 +101,13 @@ class Shifting:
         left_out += "or the biases around them cannot take a shift back"
         return cls(left_out if left > 0 else "", data, norms, candidates, places, costs)
 
-    def fit(self, halves: Collection[int]) -> FittedNorms:
-        """Of some halves of the data, the shifts of those norms for which any are better than none."""
+    def fit(self, folds: Collection[int]) -> FittedNorms:
+        """Of some folds of the data, the shifts of those norms for which any are better than none."""
         found = {}
         before = saved = 0.0
         for number, norm in enumerate(self.norms):
             own = [place for place, each in enumerate(self.places) if each.norm == number]
-            costs = torch.stack([self.costs[half][place] for half in halves for place in own]).sum(0).tolist()
+            costs = torch.stack([self.costs[fold][place] for fold in folds for place in own]).sum(0).tolist()
             best = 0
             for candidate, cost in enumerate(costs):
                 if cost < costs[best] * (1 - LEAST):
@@ -163,7 +163,7 @@ def _candidates(low: Tensor, high: Tensor) -> Iterator[Tensor]:
 
 
 class _Meter:
-    """The costs of candidates, by half and place."""
+    """The costs of candidates, by fold and place."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _Meter:
         ]
         self.sums = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
 
-    def add(self, half: int, values: Sequence[Any]) -> None:
+    def add(self, fold: int, values: Sequence[Any]) -> None:
         """Adds a batch."""
         started = ProjectedBatch(
             Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
@@ -191,13 +191,13 @@ class _Meter:
             number = self.by_step.get(step.index)
             if number is not None and gradients[0] is not None:
                 weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-                self.sums[half][number] += self._costs(number, started.run.env[step.reads[0]], weights)
+                self.sums[fold][number] += self._costs(number, started.run.env[step.reads[0]], weights)
 
         with torch.no_grad():
             started.backward(started.signs(VECTORS, relative=True), visit)
 
     def costs(self) -> tuple[list[Tensor], ...]:
-        """By half and place: float64 of shape (candidates,)."""
+        """By fold and place: float64 of shape (candidates,)."""
         return self.sums
 
     def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:

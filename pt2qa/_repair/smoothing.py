@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import Gradients
@@ -37,6 +36,7 @@ from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import Constant, Site, Slot, Step
 from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import norms_in
 
@@ -65,19 +65,19 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Smoothing:
-    """What one look at the data tells about norms: their candidates, no change first, and what these cost by half."""
+    """What one look at the data tells about norms: their candidates, no change first, and what these cost by fold."""
 
     name: ClassVar[str] = "smoothing"
 
     left_out: str
 
-    data: Halves
+    data: Folds
     norms: tuple[Norm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
     costs: tuple[tuple[Tensor, ...], ...]
 
     @classmethod
-    def look(cls, pair: QuantizedPair, data: Halves) -> Smoothing:
+    def look(cls, pair: QuantizedPair, data: Folds) -> Smoothing:
         """Runs the float model on the data, and again forward and backward.
 
         Raises:
@@ -96,11 +96,11 @@ class Smoothing:
         left_out += ": ops other than quantized linears read them"
         return cls(left_out if all_norms > own else "", data, norms, candidates, costs)
 
-    def fit(self, halves: Collection[int]) -> FittedNorms:
-        """Of some halves of the data, the factors of those norms for which any are better than none."""
+    def fit(self, folds: Collection[int]) -> FittedNorms:
+        """Of some folds of the data, the factors of those norms for which any are better than none."""
         found = {}
         for number, norm in enumerate(self.norms):
-            costs = torch.stack([self.costs[half][number] for half in halves]).sum(0)
+            costs = torch.stack([self.costs[fold][number] for fold in folds]).sum(0)
             best = int(costs.argmin())
             if float(costs[best]) < float(costs[0]) * (1 - LEAST):
                 found[norm.ops] = self.candidates[number][best]
@@ -173,7 +173,7 @@ class _Meter:
         self.activations = tuple([torch.zeros(len(own), dtype=torch.float64) for own in candidates] for _ in (0, 1))
         self.products: tuple[dict[int, Tensor], ...] = ({}, {})
 
-    def add(self, half: int, values: Sequence[Any]) -> None:
+    def add(self, fold: int, values: Sequence[Any]) -> None:
         """Adds a batch."""
         started = ProjectedBatch(
             Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
@@ -186,14 +186,14 @@ class _Meter:
             number = self.by_step.get(step.index)
             if number is not None and self.norms[number].site is not None:
                 weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-                self.activations[half][number] += self._costs(number, env[step.out], weights)
+                self.activations[fold][number] += self._costs(number, env[step.out], weights)
             elif step.index in self.linears:
                 [slot] = _slots(step.args[:1])
                 rows = env[slot].reshape(-1, env[slot].shape[-1])
                 for gradient in gradients[0]:
                     product = (gradient.reshape(-1, gradient.shape[-1]).T @ rows).square()
-                    known = self.products[half].get(step.index)
-                    self.products[half][step.index] = product if known is None else known.add_(product)
+                    known = self.products[fold].get(step.index)
+                    self.products[fold][step.index] = product if known is None else known.add_(product)
 
         with torch.no_grad():
             started.backward(started.signs(VECTORS, relative=True), visit)
@@ -206,7 +206,7 @@ class _Meter:
         return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
 
     def costs(self) -> tuple[tuple[Tensor, ...], ...]:
-        """By half and norm: float64 of shape (candidates,)."""
+        """By fold and norm: float64 of shape (candidates,)."""
         found = tuple([each.clone() for each in own] for own in self.activations)
         for number, norm in enumerate(self.norms):
             for step, weight in norm.linears.items():
@@ -214,10 +214,10 @@ class _Meter:
                     continue
                 for place, factors in enumerate(self.candidates[number]):
                     error = self._weight_error(weight, factors).square()
-                    for half in (0, 1):
-                        if step in self.products[half]:
-                            cost = (error * self.products[half][step]).sum(dtype=torch.float64)
-                            found[half][number][place] += cost.nan_to_num(0.0, 0.0, 0.0).cpu()
+                    for fold in (0, 1):
+                        if step in self.products[fold]:
+                            cost = (error * self.products[fold][step]).sum(dtype=torch.float64)
+                            found[fold][number][place] += cost.nan_to_num(0.0, 0.0, 0.0).cpu()
         return tuple(map(tuple, found))
 
     def _weight_error(self, weight: Constant, factors: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ def _number(text: str) -> float | str:
 
 def _target(wanted: Any, metric: Callable[[Any], float] | None) -> Any:
     # Imported here, because other commands of the command line do not need torch.
-    from pt2qa._reconfigure.target import read_target
+    from pt2qa._trials.target import read_target
 
     target = read_target(wanted)
     if metric is None or target.metric is not None or isinstance(wanted, str):

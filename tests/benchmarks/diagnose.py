@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import pt2qa
-from pt2qa._diagnosis import trials
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize_again
+from pt2qa._trials import judge
 from tests.benchmarks.bars import Result, best_of
 from tests.benchmarks.sensitivity import FORWARDS, PACKAGES, SAMPLES, make_pair
 
@@ -67,7 +67,7 @@ def _measured(rounds: int) -> dict[str, float]:
         count = pt2qa.diagnose(fresh.pop(), batches, verify_code=False, progress=False).quantizations
         rests.append(time.perf_counter() - start - spent[-1])
 
-    trials.quantize_again = timed
+    judge.quantize_again = timed
     functions: dict[str, Any] = {
         "float": forwards,
         "diagnose": diagnose,

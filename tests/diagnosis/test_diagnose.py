@@ -19,8 +19,8 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec
 import pt2qa
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import site_noises
-from pt2qa._diagnosis.trials import Trials
 from pt2qa._report.notes import Note, kind_of
+from pt2qa._trials.judge import Judge
 from pt2qa.report import Diagnosis
 from tests.check.quantizers import every
 
@@ -141,16 +141,16 @@ def test_a_report_says_all_of_it(net: nn.Module, data: Any, tmp_path: Any) -> No
 @pytest.mark.parametrize("runs", [2, 4, 6])
 def test_ctrl_c_keeps_what_was_found(net: nn.Module, data: Any, monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
     measured: list[Any] = []
-    quality = Trials.quality
+    outcome = Judge.outcome
 
-    def counted(trials: Trials, treatment: Any) -> Any:
+    def counted(judge: Judge, treatment: Any) -> Any:
         if treatment not in measured:
             if len(measured) == runs:
                 raise KeyboardInterrupt
             measured.append(treatment)
-        return quality(trials, treatment)
+        return outcome(judge, treatment)
 
-    monkeypatch.setattr(Trials, "quality", counted)
+    monkeypatch.setattr(Judge, "outcome", counted)
     found = diagnosed(net, [batch * 0.3 for batch in data[0]], data[1])
     assert "interrupted" in map(kind_of, found.notes)
     assert " Interrupted" in found.verdict

@@ -11,8 +11,10 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses.calibration import bad_sample
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import _steps_apart
-from pt2qa._diagnosis.trials import Data, Figures, Treatment, Trials
 from pt2qa._simulator.program import QuantParams, Site
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.treatment import Data, Treatment
 from tests.flows import quantized_pair
 
 
@@ -24,15 +26,15 @@ def case() -> Case:
     batches = list(torch.randn(4, 8, 8))
     pair = quantized_pair(net, batches[0], batches=[0.1 * batch for batch in batches])
     data = Data("batches", batches)
-    trials = Trials(pair, data, None, False)
-    return Case(pair, trials, data, trials.quality(Treatment()))
+    judge = Judge(pair, data, None, "diagnose")
+    return Case(pair, judge, data, judge.outcome(Treatment()))
 
 
 def test_a_remedy_ends_with_the_call_that_applies_it(case: Case) -> None:
     narrow = pt2qa.diagnose(case.pair, case.data.batches, verify_code=False, progress=False).rows[0]
     assert narrow.cause == "narrow-calibration"
     assert narrow.remedy.endswith(": pt2qa.quantize(capture, 'xnnpack', batches)")
-    figures = Figures(
+    figures = Outcome(
         10.0,
         (("output", 10.0),),
         samples=100,

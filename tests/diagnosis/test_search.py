@@ -11,8 +11,9 @@ from torch import nn
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.search import Search, _best
-from pt2qa._diagnosis.trials import Data, Treatment, Trials
-from pt2qa._reconfigure.target import Target
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.target import Target
+from pt2qa._trials.treatment import Data, Treatment
 from tests.flows import quantized_pair
 
 
@@ -24,8 +25,8 @@ def search() -> Search:
     batch = torch.randn(8, 8)
     pair = quantized_pair(net, (0.1 * batch,))
     data = Data("batches", [batch])
-    trials = Trials(pair, data, None, False)
-    return Search(Case(pair, trials, data, trials.quality(Treatment())), None)
+    judge = Judge(pair, data, None, "diagnose")
+    return Search(Case(pair, judge, data, judge.outcome(Treatment())), None)
 
 
 def in_float(search: Search, cause: str, share: float, sites: int) -> Hypothesis:
@@ -56,7 +57,7 @@ def test_what_makes_little_noise_is_not_tried(search: Search, cause: str, share:
 
 def test_it_is_tried_after_a_larger_fault(search: Search) -> None:
     large, small = in_float(search, "site-range", 1.0, 2), in_float(search, "precision", 0.01, 0)
-    search.bounds = {name: search.case.trials.quality(small.treatment) for name in ("fitted", "by channel")}
+    search.bounds = {name: search.case.judge.outcome(small.treatment) for name in ("fitted", "by channel")}
     search._take([small, large])
     assert [row.name for row in search.rows] == ["of 1.0", "of 0.01"]
 
@@ -72,8 +73,8 @@ def test_a_metric_that_gains_while_the_outputs_lose_their_number_is_chance(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = replace(search.quality, outputs=(("output", math.nan),))
-    monkeypatch.setattr(search.case.trials, "target", Target(math.inf, metric=lambda model: 0.0))
-    monkeypatch.setattr(search.case.trials, "quality", lambda treatment: unknown)
+    monkeypatch.setattr(search.case.judge, "target", Target(math.inf, metric=lambda model: 0.0))
+    monkeypatch.setattr(search.case.judge, "outcome", lambda treatment: unknown)
     each = in_float(search, "site-range", 1.0, 0)
     assert search._by_chance(each, Treatment(), search.quality)
     assert not search._by_chance(each, Treatment(), unknown)

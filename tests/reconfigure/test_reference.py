@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import pt2qa
-from pt2qa._reconfigure import reference, scoring
-from pt2qa._reconfigure.reference import Reference
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._trials import judge, reference
+from pt2qa._trials.reference import Reference
+from pt2qa._trials.treatment import Data
 from tests.reconfigure.detector import data, detector_pair, measured
 
 
@@ -41,9 +42,11 @@ def test_the_float_model_is_not_run_again_for_each_configuration(float_runs: lis
 def test_what_does_not_fit_into_the_memory_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = detector_pair("x86")
     batch = data()[0]
-    size = sum(leaf.numel() * 4 for leaf in Reference(pair, [batch], None)._outputs("", batch, pair.values(batch)))
+    size = sum(
+        leaf.numel() * 4 for leaf in Reference(pair, Data("batches", [batch]))._outputs("", batch, pair.values(batch))
+    )
     monkeypatch.setattr(reference, "KEPT_BYTES", size)  # one of the two batches
-    kept = Reference(pair, data(), None)
+    kept = Reference(pair, Data("batches", data()))
     assert kept.runs == 2
     first, second = list(kept), list(kept)
     assert kept.runs == 4
@@ -65,14 +68,14 @@ def test_batches_in_another_order_each_time_are_compared_with_their_own_outputs(
 
 
 def test_the_last_number_is_measured_on_the_converted_graph_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    run: Callable[..., Any] = scoring.graph_outputs
+    run: Callable[..., Any] = judge.graph_outputs
     graphs: list[Any] = []
 
     def watched(graph_module: Any, values: Any) -> Any:
         graphs.append(graph_module)
         return [2 * leaf if leaf.is_floating_point() else leaf for leaf in run(graph_module, values)]
 
-    monkeypatch.setattr(scoring, "graph_outputs", watched)
+    monkeypatch.setattr(judge, "graph_outputs", watched)
     pair = detector_pair("x86")
     fixed = pt2qa.reconfigure(pair, data(), target=5.0, verify_code=False, progress=False)
     assert fixed.pair.quantized in graphs

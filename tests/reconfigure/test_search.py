@@ -12,9 +12,9 @@ import pytest
 
 from pt2qa._reconfigure.costs import Costs
 from pt2qa._reconfigure.ordering import EditCandidate
-from pt2qa._reconfigure.scoring import Quality
 from pt2qa._reconfigure.search import Search
-from pt2qa._reconfigure.target import Budget, Target
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.target import Budget, Target
 from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
 
@@ -39,11 +39,11 @@ class AdditiveScorer:
     def evaluations(self) -> int:
         return len(self.seen)
 
-    def quality(self, on: Any) -> Quality:
+    def quality(self, on: Any) -> Outcome:
         self.seen.add(frozenset(on))
         noise = sum(NOISE[site] for site in on)
         sqnr = 10 * math.log10(SIGNAL / noise) if noise else math.inf
-        return Quality(sqnr, (sqnr,))
+        return Outcome(sqnr, (("output", sqnr),))
 
 
 def search(needed: float | None, budget: Budget | None = None) -> tuple[Any, AdditiveScorer]:
@@ -119,11 +119,11 @@ class SeveralOutputs(AdditiveScorer):
             for site, each in self.noise.items()
         }
 
-    def quality(self, on: Any) -> Quality:
+    def quality(self, on: Any) -> Outcome:
         self.seen.add(frozenset(on))
         sums = [sum(self.noise[site][output] for site in on) for output in (0, 1)]
         outputs = tuple(10 * math.log10(1 / noise) if noise else math.inf for noise in sums)
-        return Quality(min(outputs), outputs)
+        return Outcome(min(outputs), tuple(("output", each) for each in outputs))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -165,9 +165,9 @@ def test_a_search_with_many_edits_says_whether_something_was_left_to_try() -> No
     costs = Costs({f"op{site}": 1 / 12 for site in range(12)}, {f"op{site}": 1 / 12 for site in range(12)}, 0.0)
 
     class Many(AdditiveScorer):
-        def quality(self, on: Any) -> Quality:
+        def quality(self, on: Any) -> Outcome:
             self.seen.add(frozenset(on))
-            return Quality(-float(len(set(on))), (-float(len(set(on))),))
+            return Outcome(-float(len(set(on))), (("output", -float(len(set(on)))),))
 
     scorer = Many(Target(0.0))
     scorer.pair = SimpleNamespace(sites=[SimpleNamespace(index=site) for site in edges_of])

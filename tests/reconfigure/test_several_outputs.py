@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.noises import noises_of
-from pt2qa._reconfigure.reference import Reference
-from pt2qa._reconfigure.scoring import Scorer, Tally
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.treatment import Data
 from tests.flows import quantized_pair
 from tests.reconfigure.detector import data, detector_pair, measured, subsets
 
@@ -43,8 +44,8 @@ def test_each_output_is_reported_as_the_graphs_give_it(quantizer: str) -> None:
 
 def test_noise_is_known_for_each_output_apart() -> None:
     pair = detector_pair()
-    scorer = Scorer(pair, Reference(pair, data(), None), pt2qa.Target(30.0), Tally(False))
-    noises = noises_of(scorer, None, False)
+    judge = Judge(pair, Data("batches", data()), None, "noises")
+    noises = noises_of(Baseline(judge), None, False)
     names = {site.index: (site.kind, site.name) for site in pair.sites}
     of = {names[site]: noise for site, noise in noises.of_site.items()}
     assert of["weight", "boxes/linear"][0] > 0

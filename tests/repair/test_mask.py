@@ -7,8 +7,9 @@ import torch
 
 import pt2qa
 from pt2qa._repair.guard import guarded
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import METHODS
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.treatment import Data
 from tests.padded_prompts import Running, padded, prompts, quantized
 
 
@@ -37,7 +38,7 @@ def test_a_fit_is_measured_where_positions_count() -> None:
         return batch["attention_mask"].bool()
 
     gains = [
-        guarded(METHODS["biases"], pair, Halves.of(pair, prompted, None, mask)).gain
+        guarded(METHODS["biases"], pair, Folds.of(pair, Data("calibration", prompted, mask=mask))).gain
         for mask in (None, "attention_mask", counting)
     ]
     assert gains[1] == gains[2] != gains[0]

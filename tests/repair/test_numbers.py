@@ -12,8 +12,9 @@ import pt2qa
 from pt2qa import Edit, OverridePlan
 from pt2qa._quantize.numbers import with_numbers
 from pt2qa._repair.biases import Biases
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.ranges import Ranges, groups_in
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.treatment import Data
 from tests.repair.nets import batches, clipped_pair, encoder_pair, sequences
 
 
@@ -45,8 +46,8 @@ PAIRS = {"clipped": clipped_pair, "joined": joined_pair, "encoder": encoder_pair
 @pytest.mark.parametrize("quantizer", ["xnnpack", "xnnpack:per_channel=false", "x86"])
 def test_it_is_what_quantizing_gives(name: str, quantizer: str) -> None:
     pair, data = PAIRS[name](quantizer), sequences if name == "encoder" else batches
-    halves = Halves.of(pair, data(), None)
-    biases = Biases.look(pair, halves).fit((0, 1)).edits
+    folds = Folds.of(pair, Data("calibration", data()))
+    biases = Biases.look(pair, folds).fit((0, 1)).edits
     # Every range that can be fixed, drawn in; what is fitted may leave some as they are.
     ranges = tuple(
         Edit("range", (group.name,), scale=float(group.params.scale) / 2, zero_point=int(group.params.zero_point))  # type: ignore[arg-type]
@@ -75,13 +76,13 @@ def test_it_is_what_quantizing_gives(name: str, quantizer: str) -> None:
 
 def test_what_is_fitted_needs_no_second_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = clipped_pair()
-    fit = Ranges.look(pair, Halves.of(pair, batches(), None)).fit((0, 1))
+    fit = Ranges.look(pair, Folds.of(pair, Data("calibration", batches()))).fit((0, 1))
     assert fit.edits
 
     def refused(*arguments: object, **keywords: object) -> None:
         raise AssertionError("it was quantized again")
 
-    monkeypatch.setattr("pt2qa._reconfigure.repairing.quantize_again", refused)
+    monkeypatch.setattr("pt2qa._trials.judge.quantize_again", refused)
     repaired = pt2qa.repair(pair, batches(), methods=["ranges", "biases"], verify_code=False, progress=False)
     assert {edit.kind for edit in repaired.plan.edits} >= {"range"}
     # Other data may have other ranges where no edit fixes them.

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.ranges import BINS, FittedRanges, Histogram, RangeGroup, Ranges, _best, _weighted, groups_in
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import QuantParams
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.treatment import Data
 from tests.repair.nets import batches, clipped_pair
 
 
@@ -87,11 +88,11 @@ def test_groups_are_what_shares_a_scale(quantizer: str) -> None:
 
 def test_fits_to_halves_add_up() -> None:
     pair = clipped_pair()
-    data = Halves.of(pair, batches(), None)
+    data = Folds.of(pair, Data("calibration", batches()))
     assert data.distinct == 4
     assert sorted(half for half, _ in data) == [0, 0, 1, 1]
     whole = Ranges.look(pair, data)
-    first = Ranges.look(pair, Halves.of(pair, batches()[::2], None))
+    first = Ranges.look(pair, Folds.of(pair, Data("calibration", batches()[::2])))
     for number in whole.spans:
         assert math.isclose(
             float(whole.histograms[0][number].sum()),

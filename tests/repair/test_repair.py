@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._repair.guard import guarded
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.methods import methods_named
 from pt2qa._repair.ranges import FittedRanges, Ranges, _between
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.treatment import Data
 from pt2qa.cli import main
 from tests.flows import direct_sqnr, quantized_pair
 from tests.models import Linears
@@ -115,14 +116,14 @@ def test_what_loses_on_the_other_half_is_refused() -> None:
     class Overfitted(Ranges):
         """Clamps everything of the half that it was not fitted to."""
 
-        def fit(self, halves: Collection[int]) -> FittedRanges:
-            scale = 1.0 if len(halves) == 2 else 0.01
+        def fit(self, folds: Collection[int]) -> FittedRanges:
+            scale = 1.0 if len(folds) == 2 else 0.01
             return FittedRanges(
                 {each: replace(each.params, scale=float(each.params.scale) * scale) for each in self.groups}  # type: ignore[arg-type]
             )
 
     pair = clipped_pair()
-    found = guarded(Overfitted, pair, Halves.of(pair, batches(), None))
+    found = guarded(Overfitted, pair, Folds.of(pair, Data("calibration", batches())))
     assert found.fit is None
     assert found.gain < 0
     assert "on data that it was not fitted to, it would change -" in found.refused
@@ -132,12 +133,12 @@ def test_a_weaker_repair_is_taken_where_the_whole_goes_too_far() -> None:
     class Overdone(Ranges):
         """Draws every end in twice as far, on a logarithmic scale."""
 
-        def fit(self, halves: Collection[int]) -> FittedRanges:
-            found = super().fit(halves)
+        def fit(self, folds: Collection[int]) -> FittedRanges:
+            found = super().fit(folds)
             return FittedRanges({group: _between(group, each, 2.0) for group, each in found.groups.items()})
 
     pair = clipped_pair()
-    data = Halves.of(pair, batches(), None)
+    data = Folds.of(pair, Data("calibration", batches()))
     found, sound = guarded(Overdone, pair, data), guarded(Ranges, pair, data)
     whole = Overdone.look(pair, data).fit((0, 1))
     assert found.fit == whole.weaker[0]
@@ -184,7 +185,7 @@ def test_outputs_count_relative_to_their_size() -> None:
 
     torch.manual_seed(0)
     pair = quantized_pair(Two(), batches()[0], "xnnpack", batches=batches())
-    data = Halves.of(pair, batches(), None)
+    data = Folds.of(pair, Data("calibration", batches()))
     weights = Ranges.look(pair, data).histograms[0]
     assert all(0 < float(each.sum()) < 1e6 for each in weights.values())
 

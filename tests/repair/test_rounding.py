@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.rounding import Rounding, _rounded
 from pt2qa._simulator.program import QuantParams
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.treatment import Data
 from pt2qa.overrides.plan import in_base64
 from tests.flows import quantized_pair
 
@@ -77,7 +78,7 @@ def test_inputs_that_are_unrelated_change_nothing() -> None:
 @QUANTIZERS
 def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None:
     pair = convs_pair(quantizer)
-    look = Rounding.look(pair, Halves.of(pair, smooth_pictures(), None))
+    look = Rounding.look(pair, Folds.of(pair, Data("calibration", smooth_pictures())))
     fit = look.fit((0, 1))
     assert look.left_out == ""
     assert len(fit.edits) == 5
@@ -95,7 +96,7 @@ def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None
 def test_the_rows_are_those_of_the_product() -> None:
     """``x.T @ x`` of a convolution is that of the patches that its weight meets."""
     pair = convs_pair("x86")
-    look = Rounding.look(pair, Halves.of(pair, smooth_pictures(), None))
+    look = Rounding.look(pair, Folds.of(pair, Data("calibration", smooth_pictures())))
     rounded = {site.name: site for site in pair.sites if site.kind == "weight"}
     for number, (step, weight) in enumerate(look.ops):
         rows = look.grams[0][number]
@@ -124,7 +125,7 @@ def test_the_groups_of_a_convolution_are_rounded_each_for_itself(axis: int | Non
 
 def test_the_rows_of_groups_are_their_patches() -> None:
     pair = convs_pair("x86")
-    look = Rounding.look(pair, Halves.of(pair, smooth_pictures(), None))
+    look = Rounding.look(pair, Folds.of(pair, Data("calibration", smooth_pictures())))
     [number] = [number for number, (step, _) in enumerate(look.ops) if step.name == "grouped/conv2d"]
     read: list[Tensor] = []
     for x in smooth_pictures()[::2]:

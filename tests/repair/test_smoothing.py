@@ -12,8 +12,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._repair.halves import Halves
 from pt2qa._repair.smoothing import Smoothing
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.treatment import Data
 from pt2qa.overrides.norms import norms_in
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair
@@ -55,7 +56,7 @@ def test_the_reference_is_the_users_model(repaired: pt2qa.Reconfiguration) -> No
 
 def test_norms_that_stay_as_they_are_are_counted() -> None:
     pair = encoder_pair("x86", 50.0)
-    look = Smoothing.look(pair, Halves.of(pair, sequences(), None))
+    look = Smoothing.look(pair, Folds.of(pair, Data("calibration", sequences())))
     assert look.left_out == "2 of 5 norms left as they are: ops other than quantized linears read them"
 
 
@@ -78,7 +79,7 @@ def test_any_flow_that_takes_a_quantizer_can_smooth() -> None:
     pair, batches = encoder_pair("xnnpack", 50.0), sequences()
     assert pair.capture is not None
     assert pair.capture.eager is not None
-    fit = Smoothing.look(pair, Halves.of(pair, batches, None)).fit((0, 1))
+    fit = Smoothing.look(pair, Folds.of(pair, Data("calibration", batches))).fit((0, 1))
     plan = OverridePlan(fit.edits)
     expected = pt2qa.quantize(pair.capture, "xnnpack", batches, overrides=plan, progress=False)
     graph = torch.export.export(pair.capture.eager, (batches[0],)).module()
@@ -136,7 +137,7 @@ def test_which_norms_can_be_smoothed(kind: str, possible: bool) -> None:
     assert len(found) == possible
     if not possible:
         with pytest.raises(pt2qa.SelectionError, match="no norm with weights that only quantized linears read"):
-            Smoothing.look(pair, Halves.of(pair, [x], None))
+            Smoothing.look(pair, Folds.of(pair, Data("calibration", [x])))
     for each in found:
         plan = OverridePlan((Edit("smooth", each.ops, values=in_base64([2.0**power for power in range(-4, 4)])),))
         assert pair.capture is not None

@@ -11,7 +11,7 @@ from functools import partial
 from tabulate import tabulate
 
 from tests.soak.declared import declared
-from tests.soak.figures import Figures
+from tests.soak.figures import Outcome
 from tests.soak.fuzz import fuzz
 from tests.soak.interrupt import interrupt
 from tests.soak.kill import kill
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=45, metavar="S", help="time for interrupted analyses")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     # Kills first: they fork, which is safe as long as no campaign has loaded torch.
-    campaigns: dict[str, Callable[[argparse.Namespace], Figures]] = {
+    campaigns: dict[str, Callable[[argparse.Namespace], Outcome]] = {
         "kill": lambda given: kill(given.kills, given.seed),
         "interrupt": lambda given: interrupt(given.seconds, given.seed),
         "race": lambda given: race(given.folders),
@@ -54,7 +54,7 @@ def main() -> int:
     return 1 if violations else 0
 
 
-def _timed(run: Callable[[], Figures]) -> tuple[Figures, float]:
+def _timed(run: Callable[[], Outcome]) -> tuple[Outcome, float]:
     begun = time.monotonic()
     return run(), time.monotonic() - begun
 

@@ -23,7 +23,7 @@ from pt2qa._report.fields import encode
 from pt2qa._report.storage import CHECKSUM, KIND, SCHEMA, VERSION, checksum, kind_of
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load
-from tests.soak.figures import Figures
+from tests.soak.figures import Outcome
 from tests.soak.fuzz import MEASURED, bounded, use, where
 
 WHOLE = (0, 1, -1, 2, 7, 2**31, 2**53 + 1, 2**63 - 1, -(2**63))
@@ -138,9 +138,9 @@ def sealed(report: Report, damage: Damage, path: Path) -> None:
     path.write_bytes(to_bytes(tensors, {**text, CHECKSUM: checksum(tensors, text)}))
 
 
-def declared(count: int, seed: int) -> Figures:
+def declared(count: int, seed: int) -> Outcome:
     """Try so many damages of each kind, or all of them."""
-    figures, chance = Figures("damaged fields"), random.Random(seed)
+    figures, chance = Outcome("damaged fields"), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, bounded():
         path = Path(folder) / "report.safetensors"
         for file in sorted(MEASURED.glob("*.safetensors")):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Outcome:
     """The outcome of a campaign.
 
     Args:

@@ -37,7 +37,7 @@ from pt2qa.cli import reading  # noqa: F401 - adds its commands
 from pt2qa.cli.group import main
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import BadCases, Findings, LayerReport, Profile, Reconfiguration, Report, diff, gate, load
-from tests.soak.figures import Figures
+from tests.soak.figures import Outcome
 from tests.soak.samples import sample, samples
 
 MEMORY = 4 << 30
@@ -76,9 +76,9 @@ TYPES = ["F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "U64", "BOOL", "I8", "F4
 Contents = tuple[dict[str, Any], dict[str, str]]
 
 
-def fuzz(count: int, seed: int, *, seconds: float | None = None) -> Figures:
+def fuzz(count: int, seed: int, *, seconds: float | None = None) -> Outcome:
     """Read so many damaged files, as far as the time goes."""
-    figures = Figures("damaged files")
+    figures = Outcome("damaged files")
     chance = random.Random(seed)
     reports = samples()
     with tempfile.TemporaryDirectory() as folder, bounded():

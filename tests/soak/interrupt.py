@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pt2qa.errors import ReportError
 from pt2qa.report import load
-from tests.soak.figures import Figures
+from tests.soak.figures import Outcome
 
 FLOW = """
 import torch
@@ -33,7 +33,7 @@ LONGEST = 120
 """Seconds that a run may take."""
 
 
-def interrupt(seconds: float, seed: int, *, count: int | None = None) -> Figures:
+def interrupt(seconds: float, seed: int, *, count: int | None = None) -> Outcome:
     """Interrupt runs at moments spread over the time that one takes, until the seconds are over or so many are done."""
     counts: Counter[str] = Counter()
     violations: list[str] = []
@@ -57,7 +57,7 @@ def interrupt(seconds: float, seed: int, *, count: int | None = None) -> Figures
             counts[outcome] += 1
             violations += [f"interrupted after {after:.2f} s of {length:.2f}: {problem}" for problem in problems]
             trial += 1
-    return Figures("interrupted analyses", counts, violations)
+    return Outcome("interrupted analyses", counts, violations)
 
 
 def _run(top: str, name: str, after: float | None) -> subprocess.CompletedProcess[str]:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pt2qa.errors import ReportError
 from pt2qa.report import LayerReport, Report, WeightReport, load
-from tests.soak.figures import Figures
+from tests.soak.figures import Outcome
 from tests.soak.samples import sample
 
 ROWS = 400
 """Of a report that takes some milliseconds to write."""
 
 
-def kill(count: int, seed: int) -> Figures:
+def kill(count: int, seed: int) -> Outcome:
     """Kill so many processes, one after the other, that save reports to one folder."""
     counts: Counter[str] = Counter()
     violations: list[str] = []
@@ -65,7 +65,7 @@ def kill(count: int, seed: int) -> Figures:
             violations.append(f"{counts['whole reports']} whole reports, expected {count * len(reports)}")
         _save(folder, reports)
         violations += [f"{file.name} was left behind" for file in folder.iterdir() if file.suffix == ".tmp"]
-    return Figures("killed while saving", counts, violations)
+    return Outcome("killed while saving", counts, violations)
 
 
 def _save(folder: Path, reports: Mapping[str, Report]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pt2qa.report import Findings, LayerReport, Report, SensitivityReport, WeightReport, load
-from tests.soak.figures import Figures
+from tests.soak.figures import Outcome
 from tests.soak.samples import sample
 
 PROCESSES = 2
@@ -27,7 +27,7 @@ WRITTEN: tuple[dict[str, type[Report]], ...] = (
 """What each of the processes writes."""
 
 
-def race(rounds: int) -> Figures:
+def race(rounds: int) -> Outcome:
     """So many folders, in each of which two processes write at the same moment."""
     counts: Counter[str] = Counter()
     violations: list[str] = []
@@ -43,7 +43,7 @@ def race(rounds: int) -> Figures:
             folder = Path(top) / str(number)
             counts["folders"] += 1
             violations += [f"folder {number}: {problem}" for problem in _problems(folder)]
-    return Figures("two processes in a folder", counts, violations)
+    return Outcome("two processes in a folder", counts, violations)
 
 
 def _problems(folder: Path) -> list[str]:

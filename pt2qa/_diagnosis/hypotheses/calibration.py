@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._diagnosis.trials import Data, Treatment
 from pt2qa._ranks import batches_before, everywhere
-from pt2qa._reconfigure.figures import Figures
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.ranges import Observed, use_of
 from pt2qa._simulator.batches import count_samples, read_batches
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.treatment import Data, Treatment
 
 FEWEST_SAMPLES = 4
 HALF, MOST = 0.5, 0.8
@@ -32,7 +32,7 @@ MOSTLY = 0.6
 
 def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     """Calibration data whose ranges do not fit the data: too narrow, too wide, or with an outlier."""
-    recipe = case.trials.recipe
+    recipe = case.judge.recipe
     seen = case.seen
     if recipe is None or recipe.calibration is None or not seen:
         return
@@ -68,7 +68,7 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     )
 
 
-def bad_sample(now: Figures, least: float = HALF) -> Iterator[Hypothesis]:
+def bad_sample(now: Outcome, least: float = HALF) -> Iterator[Hypothesis]:
     """One sample of the evaluation data that makes most of the error."""
     if now.samples < FEWEST_SAMPLES or not now.worst_sample_share >= least:
         return

@@ -10,10 +10,10 @@ from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._diagnosis.trials import Treatment
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import few
+from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
 from pt2qa.plugins.options import options_of
 
@@ -51,12 +51,12 @@ class _Program:
             backend=self.backend,
             inputs_of=data.inputs_of,
             mask=data.mask,
-            progress=self.case.progress,
+            progress=self.case.data.progress,
         )
 
     def sqnr(self, treatment: Treatment) -> float:
         """What it gives with a remedy, in dB."""
-        return self.compared(self.case.trials.applied(treatment)).sqnr
+        return self.compared(self.case.judge.applied(treatment)).sqnr
 
 
 def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Iterator[Hypothesis]:
@@ -78,7 +78,7 @@ def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Ite
         treatment=Treatment(),
         gain=converted - deployed,
     )
-    recipe = case.trials.recipe
+    recipe = case.judge.recipe
     if program is None or recipe is None:
         yield costly
         return

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.calibration import goes_beyond
 from pt2qa._diagnosis.hypotheses.sites import in_float
-from pt2qa._diagnosis.trials import Treatment
 from pt2qa._reconfigure.candidates import candidates_of, edges_by_site
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
+from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
 
 MOST = 3
@@ -36,7 +36,7 @@ def needed(case: Case) -> Iterator[Hypothesis]:
         if noise > 0 and _cause(case, freed):
             found.append((noise, candidate, freed))
     # With a target, small gains count, too.
-    least = SHARE if case.trials.target is None else 0.0
+    least = SHARE if case.judge.target is None else 0.0
     tried: list[set[str]] = []
     for noise, candidate, freed in sorted(found, key=lambda each: -each[0]):
         if noise < least * case.total_noise or len(tried) == MOST:

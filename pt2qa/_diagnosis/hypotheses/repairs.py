@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._diagnosis.trials import Data, Treatment
-from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import Method, guarded
-from pt2qa._repair.halves import Halves
 from pt2qa._report.prose import counted
+from pt2qa._trials.folds import Folds
+from pt2qa._trials.treatment import Data, Treatment
 
 CAUSE_OF: Final = {
     "shifting": "norm-offsets",
@@ -24,7 +23,7 @@ CAUSE_OF: Final = {
 
 def calibration_of(case: Case, state: Treatment) -> tuple[Data | None, str]:
     """The batches that a repair is fitted to; None, and why, if there are none."""
-    recipe = case.trials.recipe
+    recipe = case.judge.recipe
     if recipe is None:
         return None, "the pair was not made by pt2qa.quantize"
     if recipe.qat:
@@ -38,12 +37,15 @@ def calibration_of(case: Case, state: Treatment) -> tuple[Data | None, str]:
     return Data("calibration", recipe.calibration, recipe.inputs_of, case.data.mask), ""
 
 
-def fitted(case: Case, pair: QuantizedPair, data: Data, method: type[Method]) -> Hypothesis | str:
+def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hypothesis | str:
     """What a method changes in a pair with all remedies so far; why not, if it helps no data that it did not see."""
-    found = guarded(method, pair, Halves.of(pair, data.batches, data.inputs_of, data.mask))
+    pair = case.judge.applied(state)
+    folds = Folds.of(pair, data)
+    found = guarded(method, pair, folds)
     if found.fit is None:
         return found.refused
     edits = found.fit.edits
+    case.judge.adopt(state.then(Treatment(edits=edits)), folds.quantized_with(pair, edits))
     names = _noisiest(case, [op for edit in edits for op in edit.ops])
     return Hypothesis(
         cause=CAUSE_OF[method.name],

@@ -11,11 +11,11 @@ from torch import Tensor
 from pt2qa._check.masks import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
 from pt2qa._diagnosis.case import FEWEST_STEPS, OUTLIER, Case, Hypothesis
-from pt2qa._diagnosis.trials import Treatment
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.ranges import use_of
 from pt2qa._simulator.program import Site
+from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import OUTPUT
 
@@ -175,7 +175,7 @@ def _is_unfit(case: Case, site: Site) -> bool:
 
 def _is_as_calibrated(case: Case, site: Site) -> bool:
     """Whether calibration explains a site's range: data that is known, or other data of the same kind."""
-    if case.trials.recipe is None:
+    if case.judge.recipe is None:
         used, beyond = use_of(site, *case.ranges[site.index].whole)
         return used >= OTHERWISE and beyond <= OTHERWISE
     shown = case.seen.get(site.index)

@@ -14,12 +14,12 @@ from pt2qa._deployed.taps import leaves_of
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights
-from pt2qa._diagnosis.trials import Treatment
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import noise_sums
 from pt2qa._report.formats import decibel, number
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._trials.treatment import Treatment
 
 MARGIN = 10.0
 """How far, in dB, a stage must be above the quantized model not to matter to its error."""
@@ -32,9 +32,9 @@ def changed(case: Case) -> Iterator[Hypothesis]:
     stages = Stages(case.pair)
     values = case.pair.values(case.first)
     outputs = stages.before(case.first, values)
-    case.trials.forwards += len(outputs)
+    case.judge.forwards += len(outputs)
     outputs["prepared"], quantized = (
-        leaves_of(pytree.tree_leaves(case.trials.outputs(values, on))) for on in (False, True)
+        leaves_of(pytree.tree_leaves(case.judge.outputs(values, on))) for on in (False, True)
     )
     counted = case.counted(case.data, case.first, values)
     if counted is not None:
@@ -83,13 +83,13 @@ def constants(case: Case) -> Iterator[Hypothesis]:
     # Only what is rounded is the quantized model's: biases and other constants are as in the float model.
     restored_constants = tuple(replace(each, weight_site=None) for each in program.constants)
     simulator = Simulator(replace(program, constants=restored_constants), fused=case.pair.simulator.fused)
-    case.trials.forwards += 1
+    case.judge.forwards += 1
     counted = case.counted(case.data, case.first, values)
     reference, quantized, restored = (
         leaves_of(pytree.tree_leaves(found)) if counted is None else counted.tensors(leaves_of(found))
         for found in (
-            case.trials.outputs(values, on=False),
-            case.trials.outputs(values),
+            case.judge.outputs(values, on=False),
+            case.judge.outputs(values),
             simulator.run(values, on=every),
         )
     )

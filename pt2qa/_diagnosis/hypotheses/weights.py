@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
-from pt2qa._diagnosis.trials import Played, Treatment
 from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.played import fitted_weight
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import QuantParams, Site
+from pt2qa._trials.treatment import Substitute, Treatment
 from pt2qa._weights.sums import weight_sums
 from pt2qa.plugins.options import options_of
 
@@ -133,7 +133,7 @@ def _silenced(case: Case, site: Site, silent: Tensor, largest: Tensor) -> Hypoth
         evidence=f"weights of {counted(int(silent.sum()), 'input channel')} whose values are always zero reach "
         f"{number(float(largest[silent].max()))}, all others {number(float(largest[~silent].max()))}",
         remedy="set these weights to 0 in the model: weight[:, channels] = 0",
-        treatment=case.played({site.index: Played(functools.partial(_rounded_without, rounded, silent))}),
+        treatment=case.played({site.index: Substitute(functools.partial(_rounded_without, rounded, silent))}),
         sentence="huge weights of channels that are always zero take the range",
     )
 
@@ -170,7 +170,7 @@ def _per_tensor(case: Case, index: int) -> bool:
 
 def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment]:
     """Quantizing again where the plug-in has an option for it; else advice, which is played."""
-    recipe = case.trials.recipe
+    recipe = case.judge.recipe
     options = {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
     if cause == "per-tensor-weights" and options.get("per_channel") is False:
         return "quantize with per_channel=true", Treatment(options=(("per_channel", True),))

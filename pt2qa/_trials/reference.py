@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from pt2qa._simulator.batches import Batch, count_samples, read_batches
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.outputs import output_names, plain
-from pt2qa._simulator.positions import Mask, Positions
+from pt2qa._simulator.positions import Positions
 from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.treatment import Data
 from pt2qa.errors import BatchError
 
 KEPT_BYTES = 1 << 28
@@ -39,7 +40,7 @@ class Item:
 
 
 class Reference:
-    """The batches, which must start over, and the floating-point outputs of a pair's float model on each.
+    """The data, and the floating-point outputs of a pair's float model on each.
 
     Batches on which the float model itself returns NaN say nothing about any configuration: they are set apart, and
     nothing measured without them meets a target.  So are batches without samples.  ``health`` is that of all ranks'
@@ -51,19 +52,16 @@ class Reference:
     def __init__(
         self,
         pair: QuantizedPair,
-        batches: Iterable[Any],
-        inputs_of: Callable[[Any], Batch] | None,
-        mask: Mask | None = None,
+        data: Data,
         run: Callable[[list[Any], str], Any] | None = None,
     ) -> None:
-        self.pair, self.mask = pair, mask
+        self.pair, self.data = pair, data
         self._run = run or (lambda values, key: pair.simulator.run(values, on=False))
-        self._positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
+        self._positions = None if data.mask is None else Positions(pair.quantized, pair.program, data.mask)
         self.names = tuple[str, ...]()
         self.positions = tuple[int, ...]()
         self.uncounted = tuple[str, ...]()
         self.runs = 0
-        self._batches, self._inputs_of = batches, inputs_of
         self._digests: dict[int, str] = {}
         self._kept: dict[str, tuple[Tensor, ...]] = {}
         self._skipped: set[str] = set()
@@ -119,7 +117,7 @@ class Reference:
     def of(self, pair: QuantizedPair) -> Reference:
         """The same for another pair: this one, unless training changed the other pair's float model."""
         trained = pair.recipe is not None and pair.recipe.qat
-        return Reference(pair, self._batches, self._inputs_of, self.mask) if trained and pair is not self.pair else self
+        return Reference(pair, self.data) if trained and pair is not self.pair else self
 
     @property
     def notes(self) -> list[str]:
@@ -148,8 +146,9 @@ class Reference:
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
         """Each batch as the model takes it, flattened, and its digest."""
-        stays = isinstance(self._batches, list | tuple) and self._inputs_of is None
-        for number, batch in enumerate(read_batches(self._batches, self._inputs_of)):
+        batches, inputs_of = self.data.batches, self.data.inputs_of
+        stays = isinstance(batches, list | tuple) and inputs_of is None
+        for number, batch in enumerate(read_batches(batches, inputs_of)):
             values = self.pair.values(batch)
             key = self._digests.get(number) if stays else None
             self._digests[number] = key or digest_of(values)

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._metrics import ErrorSums, float64
-from pt2qa._ranks import everywhere, same_everywhere
-from pt2qa._reconfigure.reference import Item, Reference
+from pt2qa._ranks import everywhere
 from pt2qa._simulator.batches import count_samples
+from pt2qa._trials.reference import Item, Reference
 from pt2qa.errors import SelectionError
 
 
 @dataclass(frozen=True)
-class Figures:
+class Outcome:
     """The quality of one configuration.
 
     Attributes:
@@ -45,11 +45,16 @@ class Figures:
     labels: float = math.nan
 
     @property
+    def rank(self) -> float:
+        """The value for comparisons: nan ranks below any number."""
+        return -math.inf if math.isnan(self.value) else self.value
+
+    @property
     def worst(self) -> tuple[str, float]:
         """The worst output and its SQNR."""
         return min(self.outputs, key=lambda each: -math.inf if math.isnan(each[1]) else each[1], default=("", math.nan))
 
-    def gain_over(self, other: Figures) -> float:
+    def gain_over(self, other: Outcome) -> float:
         """How much better this is; inf if only this one has a number."""
         if math.isnan(self.value):
             return math.nan
@@ -58,7 +63,7 @@ class Figures:
         return 0.0 if self.value == other.value else self.value - other.value
 
 
-def figures_of(reference: Reference, run: Callable[[Item], Any], metric: Callable[[], float] | None = None) -> Figures:
+def outcome_of(reference: Reference, run: Callable[[Item], Any], metric: Callable[[], float] | None = None) -> Outcome:
     """The figures of a configuration.
 
     Args:
@@ -82,9 +87,9 @@ def figures_of(reference: Reference, run: Callable[[Item], Any], metric: Callabl
     least = math.nan if missing else min((value for _, value in found), default=math.nan)
     apart = whole.apart and len(whole.by_sample) > 1
     worst = _worst_sample(whole.by_sample) if apart else (-1, math.nan, math.nan, math.nan)
-    value = least if metric is None else same_everywhere(float(metric()), "metric")
+    value = least if metric is None else metric()
     labels = whole.same / whole.counted if whole.counted else math.nan
-    return Figures(value, found, missing, whole.samples, *worst, labels)
+    return Outcome(value, found, missing, whole.samples, *worst, labels)
 
 
 @dataclass(slots=True)

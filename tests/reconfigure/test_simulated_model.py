@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pt2qa._reconfigure.scoring import SimulatedModel
 from pt2qa._simulator.simulator import tensors_equal
+from pt2qa._trials.judge import SimulatedModel
 from tests.flows import quantized_pair
 from tests.models import NestedOutputs
 

@@ -1,0 +1,1 @@
+"""One engine that judges what changes a quantized model: for diagnosis, reconfiguration and repair."""

@@ -1,0 +1,316 @@
+"""How good the model is with a treatment: quantizes again where needed, and plays on the simulator what it can."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from pt2qa._quantize.numbers import with_numbers
+from pt2qa._quantize.pairing import QuantizedPair, Recipe
+from pt2qa._quantize.quantization import quantize_again
+from pt2qa._ranks import same_everywhere
+from pt2qa._sensitivity.metrics import detached
+from pt2qa._sensitivity.played import with_roundings
+from pt2qa._simulator.batches import as_batch
+from pt2qa._simulator.outputs import nbytes_of, structured
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.verification import Outputs, Verification, digest_of, graph_outputs
+from pt2qa._trials.outcome import Outcome, outcome_of
+from pt2qa._trials.reference import KEPT_BYTES, Item, Reference
+from pt2qa._trials.target import Target
+from pt2qa._trials.treatment import Data, Place, Treatment, places_of
+from pt2qa.errors import Pt2qaError, SelectionError, SimulationError
+from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.edited import annotations_of
+from pt2qa.overrides.plan import Edit, OverridePlan
+from pt2qa.plugins import describe
+from pt2qa.plugins.options import with_options
+
+
+class Judge:
+    """Measures treatments of a pair on the data, each once; SQNR requires a floating-point output.
+
+    What a treatment quantizes is held against its converted graph on the first batch, and measured on that graph itself
+    if the simulator computes something else.
+
+    Attributes:
+        calibration: what the model is quantized again on; None: the pair's own batches.
+        sqnr: whether outputs are measured beside the target's metric.
+        forwards: runs of the model on a batch, ``quantizations`` how often it was quantized again, ``measured`` how
+            many outcomes there are.
+    """
+
+    def __init__(
+        self,
+        pair: QuantizedPair,
+        data: Data,
+        target: Target | None,
+        title: str,
+        *,
+        unit: str = "trial",
+        calibration: Data | None = None,
+        sqnr: bool = True,
+    ) -> None:
+        self.pair, self.data, self.target, self.calibration, self.sqnr = pair, data, target, calibration, sqnr
+        self.forwards = self.quantizations = self.measured = 0
+        self._pairs: dict[Any, QuantizedPair] = {self._key(Treatment(), ()): pair}
+        self._annotations: dict[Any, Annotations] = {}
+        self._known: dict[Treatment, Outcome] = {}
+        self._own: dict[tuple[bool, str], Any] = {}
+        self._places: dict[int, dict[int, Place]] = {}
+        self._free = KEPT_BYTES
+        self.checks = {on: Verification(pair.graphs) for on in (True, False)}
+        self.reference = Reference(pair, data, lambda values, key: self.outputs(values, False, key))
+        if self.metric is None and not self.reference.names:
+            raise SelectionError(
+                "no output is a floating-point tensor, so there is no SQNR. Pass a metric, a function of a model: "
+                "metric=, or target=pt2qa.Target(at_least, metric=...)."
+            )
+        self._batches = sum(1 for _ in self.reference)
+        self.bar = data.bar(title, unit)
+
+    @property
+    def metric(self) -> Callable[..., float] | None:
+        """The user's metric; None: the SQNR of the worst output decides."""
+        return None if self.target is None else self.target.metric
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the pair was made; None if it cannot be made again."""
+        return self.pair.recipe if self.pair.capture is not None else None
+
+    def outcome(self, treatment: Treatment) -> Outcome:
+        """How good the model is with a treatment.
+
+        Raises:
+            Pt2qaError: the model cannot be quantized so.
+        """
+        if treatment not in self._known:
+            self.bar.update()
+            self.measured += 1
+            pair = self.pair_with(treatment)
+            simulator = self._simulator(pair, treatment)
+            model = SimulatedModel(pair, self._sites_on(pair, treatment), simulator)
+            runs = functools.partial(self._outcome, self.reference.of(pair), model)
+            if treatment == Treatment():
+                found = runs(lambda item: self.outputs(item.values, key=item.key))
+            elif treatment.plays:
+                found = runs(self._counted(model.of_item))
+            else:
+                try:
+                    found = runs(self._counted(verified_run(pair)))
+                except SimulationError:
+                    found = runs(self._counted(lambda item: graph_outputs(pair.quantized, item.values)))
+            self._known[treatment] = found
+        return self._known[treatment]
+
+    def outputs(self, values: Sequence[Any], on: bool = True, key: str | None = None) -> Any:
+        """What the simulator returns for the pair or its reference; each is run once, and verified.
+
+        ``key`` is the digest of the values, if it is known.
+
+        Raises:
+            SimulationError: the simulator does not compute what the graph computes.
+        """
+        place = (on, key or digest_of(values))
+        if place in self._own:
+            return self._own[place]
+        simulator = self.pair.simulator
+
+        def engine() -> Outputs:
+            self.forwards += 1
+            found = detached(simulator.run(values, on=on))
+            return Outputs(quantized=found) if on else Outputs(reference=found)
+
+        run = self.checks[on].run(engine, values)
+        found = run.quantized if on else run.reference
+        size = nbytes_of(found)
+        if size <= self._free:
+            self._free -= size
+            self._own[place] = found
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What the data leave out, and what the verification of the pair's own outputs found."""
+        return [*self.reference.notes, *(note for check in self.checks.values() for note in check.notes)]
+
+    def converted(self, pair: QuantizedPair) -> Outcome:
+        """The outcome of a pair's converted graph itself."""
+        graph = pair.quantized
+        return self._outcome(
+            self.reference.of(pair), graph, self._counted(lambda item: graph_outputs(graph, item.values))
+        )
+
+    def of_float(self) -> float:
+        """The user's metric of the float model; it must be a number, so that others can be held against it."""
+        assert self.target is not None
+        self.forwards += self._batches
+        value = self._metric(SimulatedModel(self.pair, frozenset()))
+        if math.isnan(value):
+            raise SelectionError(
+                f"target: {self.target.name} of the float model is nan, so there is no share of it to reach. "
+                "Return a number, or pass of_float=False."
+            )
+        return value
+
+    def pair_with(self, treatment: Treatment) -> QuantizedPair:
+        """The pair that a treatment quantizes; what it plays is not in it."""
+        pair = self._quantized(treatment, treatment.edits)
+        return pair.as_deployed() if treatment.as_deployed else pair
+
+    def applied(self, treatment: Treatment) -> QuantizedPair:
+        """The pair with all edits of a treatment, those that were played by switching too."""
+        return self._quantized(treatment, treatment.all_edits)
+
+    def annotations(self, treatment: Treatment) -> Annotations | None:
+        """The quantizer's annotations with the options and edits of a treatment; None if they are not known."""
+        recipe, capture = self.recipe, self.pair.capture
+        if recipe is None or capture is None:
+            return None
+        plain, edited = (treatment.options, ()), (treatment.options, treatment.edits)
+        if plain not in self._annotations:
+            plugin = with_options(recipe.plugin, dict(treatment.options))
+            self._annotations[plain] = (
+                annotations_of(capture, plugin, recipe.edits, qat=recipe.qat)
+                if treatment.options
+                else recipe.annotations
+            )
+        if edited not in self._annotations:
+            self._annotations[edited] = self._annotations[plain].with_edits(treatment.edits)
+        return self._annotations[edited]
+
+    def plan(self, treatment: Treatment) -> OverridePlan:
+        """The edits of the pair itself and those of a treatment."""
+        assert self.recipe is not None, "edits need a recipe"
+        plugin = with_options(self.recipe.plugin, dict(treatment.options))
+        return OverridePlan((*self.recipe.edits, *treatment.all_edits), describe(plugin), self.pair.model)
+
+    def adopt(self, treatment: Treatment, pair: QuantizedPair | None) -> None:
+        """Takes a pair that was quantized with a treatment elsewhere; None: there is none."""
+        if pair is not None:
+            self._pairs.setdefault(self._key(treatment, treatment.edits), pair)
+
+    def forget(self, but: Treatment) -> None:
+        """Drops the pairs of all treatments but one; what was measured stays known."""
+        kept = [self._key(each, each.edits) for each in (Treatment(), but)]
+        self._pairs = {key: pair for key, pair in self._pairs.items() if key in kept}
+        self._places.clear()
+
+    def _key(self, treatment: Treatment, edits: tuple[Edit, ...]) -> Any:
+        return (treatment.options, edits, treatment.data)
+
+    def _quantized(self, treatment: Treatment, edits: tuple[Edit, ...]) -> QuantizedPair:
+        """The pair with the options and data of a treatment, and some edits; each is quantized once."""
+        key = self._key(treatment, edits)
+        if key not in self._pairs:
+            self._pairs[key] = self._quantized_again(treatment, edits)
+        return self._pairs[key]
+
+    def _quantized_again(self, treatment: Treatment, edits: tuple[Edit, ...]) -> QuantizedPair:
+        recipe = self.recipe
+        assert recipe is not None, "only a pair with a recipe is quantized again"
+        plugin = with_options(recipe.plugin, dict(treatment.options))
+        plan = OverridePlan((*recipe.edits, *edits), describe(plugin), self.pair.model)
+        if not treatment.options:
+            # What was calibrated on the same data, and has all but the last edits, may need other numbers alone.
+            for count in reversed(range(len(edits))):
+                before = self._pairs.get(self._key(treatment, edits[:count]))
+                if before is not None and (before is not self.pair or self.calibration is treatment.data is None):
+                    return with_numbers(before, plan) or self._calibrated(treatment, plugin, plan)
+        return self._calibrated(treatment, plugin, plan)
+
+    def _calibrated(self, treatment: Treatment, plugin: Any, plan: OverridePlan) -> QuantizedPair:
+        data, recipe = treatment.data or self.calibration, self.recipe
+        assert recipe is not None, "only a pair with a recipe is quantized again"
+        batches = recipe.calibration if data is None else data.batches
+        if batches is None:
+            raise Pt2qaError("the batches that the pair was calibrated on were an iterator, which is used up")
+        self.quantizations += 1
+        inputs_of = recipe.inputs_of if data is None else data.inputs_of
+        progress = self.data.progress if data is not None and data is self.calibration else False
+        overrides = plan if plan.edits else None
+        return quantize_again(self.pair, batches, inputs_of, plugin=plugin, overrides=overrides, progress=progress)
+
+    def places(self, pair: QuantizedPair) -> dict[int, Place]:
+        """The place of each site of a pair."""
+        if id(pair) not in self._places:
+            self._places[id(pair)] = places_of(pair)
+        return self._places[id(pair)]
+
+    def without(self, treatment: Treatment, sites: Collection[int]) -> Treatment:
+        """A treatment with some sites of its pair in float besides."""
+        places = self.places(self.pair_with(treatment))
+        return treatment.then(Treatment(exact=frozenset(places[site] for site in sites)))
+
+    def _sites_on(self, pair: QuantizedPair, treatment: Treatment) -> frozenset[int]:
+        on = {site.index for site in pair.sites}
+        if treatment.floats:
+            annotations = self.annotations(treatment)
+            assert annotations is not None, "edits need a recipe"
+            on &= annotations.with_edits(treatment.floats).sites_on(pair.sites)
+        if treatment.exact:
+            on -= {index for index, place in self.places(pair).items() if place in treatment.exact}
+        return frozenset(on)
+
+    def _simulator(self, pair: QuantizedPair, treatment: Treatment) -> Simulator:
+        if not treatment.played:
+            return pair.simulator
+        instead = dict(treatment.played)
+        roundings = {index: instead[place].value for index, place in self.places(pair).items() if place in instead}
+        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+
+    def _counted(self, run: Callable[[Item], Any]) -> Callable[[Item], Any]:
+        """The same function of a batch, whose calls are counted."""
+
+        def counted(item: Item) -> Any:
+            self.forwards += 1
+            return run(item)
+
+        return counted
+
+    def _outcome(self, reference: Reference, model: Callable[..., Any], run: Callable[[Item], Any]) -> Outcome:
+        if self.metric is None:
+            return outcome_of(reference, run)
+        self.forwards += self._batches
+        if not self.sqnr:
+            return Outcome(self._metric(model), ())
+        return outcome_of(reference, run, functools.partial(self._metric, model))
+
+    def _metric(self, model: Callable[..., Any]) -> float:
+        assert self.target is not None
+        assert self.target.metric is not None
+        return same_everywhere(float(self.target.metric(model)), self.target.name)
+
+
+class SimulatedModel:
+    """A callable model: the simulator with some sites on; ``simulator`` is another one than the pair's own."""
+
+    def __init__(self, pair: QuantizedPair, on: frozenset[int], simulator: Simulator | None = None) -> None:
+        self.pair, self.on, self.simulator = pair, on, simulator or pair.simulator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs, in the model's structure."""
+        graph_module = self.pair.quantized
+        return structured(graph_module, self.run(self.pair.values(as_batch(args, kwargs, graph_module))))
+
+    def run(self, values: list[Any]) -> Any:
+        """The outputs as the graph returns them, from flat inputs."""
+        every = len(self.on) == len(self.pair.sites)
+        return self.simulator.run(values, on=True if every else self.on)
+
+    def of_item(self, item: Item) -> Any:
+        """The same of a batch."""
+        return self.run(item.values)
+
+
+def verified_run(pair: QuantizedPair) -> Callable[[Item], Any]:
+    """What a pair's converted graph returns, by the simulator, which is held against it."""
+    check = Verification(pair.graphs)
+
+    def run(item: Item) -> Any:
+        return check.run(lambda: Outputs(quantized=pair.simulator.run(item.values, on=True)), item.values).quantized
+
+    return run

@@ -1,0 +1,130 @@
+"""What changes a quantized model, and the data on which it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._sensitivity.roundings import Rounding, rounding
+from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.program import QuantParams
+from pt2qa.overrides.plan import Edit
+
+Ranges = Literal["fitted", "by channel"]
+"""Parameters for all sites that are tried: those that fit the data, per tensor or by channel."""
+
+Place = tuple[str, str, int]
+"""A site in any pair of the model: its kind, its name, and its number among those of that kind and name."""
+
+
+def places_of(pair: QuantizedPair) -> dict[int, Place]:
+    """The place of each site."""
+    seen: dict[tuple[str, str], int] = {}
+    found: dict[int, Place] = {}
+    for site in pair.sites:
+        key = (site.kind, site.name)
+        found[site.index] = (*key, seen.get(key, 0))
+        seen[key] = seen.get(key, 0) + 1
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Batches that start over, made once at the door of an analysis.
+
+    Attributes:
+        name: what they are called in calls.
+        batches: a list, or a loader.
+        inputs_of: maps an item of these to a batch.
+        mask: which positions count in numbers; None: all do.
+        progress: whether to show progress bars; None: if stderr is a terminal.
+    """
+
+    name: str
+    batches: Iterable[Any] = field(repr=False)
+    inputs_of: Callable[[Any], Batch] | None = None
+    mask: Mask | None = None
+    progress: bool | None = False
+
+    def bar(self, title: str, unit: str) -> tqdm[Any]:
+        """A progress bar of no known length."""
+        return tqdm(desc=title, unit=unit, disable=None if self.progress is None else not self.progress, leave=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Substitute:
+    """What rounds at a place instead, and its parameters if it is quantize-dequantize and nothing else."""
+
+    value: Rounding = field(repr=False)
+    params: QuantParams | None = None
+
+
+def with_params(params: QuantParams) -> Substitute:
+    """Quantize-dequantize with other parameters."""
+    return Substitute(rounding(params), params)
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """All that remedies change; the empty one is the pair as it was given.
+
+    Attributes:
+        options: of the quantizer, by name.
+        edits: of its annotations, for which the model is quantized again.
+        floats: edits that take ops out of int8, played by switching the sites that they remove.
+        data: to calibrate on; None: the pair's own.
+        exact: places that are left in float, where no edit says so.
+        played: by place, what rounds there instead.
+        as_deployed: whether dynamic scales are computed as the kernels do.
+    """
+
+    options: tuple[tuple[str, object], ...] = ()
+    edits: tuple[Edit, ...] = ()
+    floats: tuple[Edit, ...] = ()
+    data: Data | None = None
+    exact: frozenset[Place] = frozenset()
+    played: tuple[tuple[Place, Substitute], ...] = ()
+    as_deployed: bool = False
+
+    def then(self, other: Treatment) -> Treatment:
+        """Both, the other one last."""
+        return Treatment(
+            options=tuple(dict((*self.options, *other.options)).items()),
+            edits=tuple(dict.fromkeys((*self.edits, *other.edits))),
+            floats=tuple(dict.fromkeys((*self.floats, *other.floats))),
+            data=self.data if other.data is None else other.data,
+            exact=self.exact | other.exact,
+            played=tuple(dict((*self.played, *other.played)).items()),
+            as_deployed=self.as_deployed or other.as_deployed,
+        )
+
+    @property
+    def kept_edits(self) -> tuple[Edit, ...]:
+        """Those that hold where ops leave int8: what was fitted to an op in int8 does not fit it in float."""
+        left = {op for edit in self.floats if edit.kind == "float" for op in edit.ops}
+        return tuple(edit for edit in self.edits if edit.kind not in ("bias", "round") or edit.ops[0] not in left)
+
+    @property
+    def all_edits(self) -> tuple[Edit, ...]:
+        """These, and those that were played."""
+        return (*self.kept_edits, *self.floats)
+
+    @property
+    def plays(self) -> bool:
+        """Whether anything of it is not in the pair that is quantized, but played on the simulator."""
+        return bool(self.floats or self.exact or self.played or self.as_deployed)
+
+    @property
+    def requantizes(self) -> bool:
+        """Whether the model is quantized again for it."""
+        return bool(self.options or self.edits or self.data is not None)
+
+    @property
+    def made_of_edits(self) -> bool:
+        """Whether quantizing again applies all of it; what is only played needs a change of the model or quantizer."""
+        return not (self.exact or self.played or self.as_deployed)
