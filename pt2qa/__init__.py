@@ -14,10 +14,11 @@ __all__ = sorted(["__version__", *_names])
 
 def __getattr__(name: str) -> object:
     if name not in _names:
-        from pt2qa._other_tools import NAMES
+        from pt2qa._near_names import question
 
-        meant = f"call {NAMES[name]}" if name in NAMES else f"it has {', '.join(__all__)}"
-        raise AttributeError(f"module 'pt2qa' has no attribute {name!r}; {meant}")
+        near = question(name, __all__) or f"it has {', '.join(__all__)};"
+        others = "docs/numeric_suite.md has the names of other tools"
+        raise AttributeError(f"module 'pt2qa' has no attribute {name!r}; {near} {others}")
     return _imported(name)
 
 

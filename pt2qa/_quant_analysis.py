@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pt2qa._annotations import listing
 from pt2qa._bad_cases.case_metrics import CaseMetric
@@ -21,7 +21,6 @@ from pt2qa._diagnosis.analysis import diagnose
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._layers.report import LayerReport
-from pt2qa._other_tools import explains_arguments, no_attribute
 from pt2qa._printable import clean
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._reconfigure.analysis import reconfigure
@@ -92,10 +91,6 @@ class QuantAnalysis:
     ['weights']
     """
 
-    if not TYPE_CHECKING:
-        __getattr__ = no_attribute
-
-    @explains_arguments
     def __init__(
         self,
         pair: QuantizedPair,
@@ -140,7 +135,6 @@ class QuantAnalysis:
 
     # -- bad cases -----------------------------------------------------------------------------------------------
 
-    @explains_arguments
     def auto_find_bad_case(
         self,
         batches: Iterable[Any] | None = None,
@@ -185,7 +179,6 @@ class QuantAnalysis:
         )
         return self.save_bad_case()
 
-    @explains_arguments
     def set_bad_case(self, batch: Batch) -> BadCases:
         """Sets a batch of model inputs that is known to be bad.  :meth:`save_bad_case` keeps it.
 
@@ -216,7 +209,6 @@ class QuantAnalysis:
         self._write(BAD_CASES, self.bad_case)
         return self.bad_case
 
-    @explains_arguments
     def load_bad_case(self, path: str | os.PathLike[str] | None = None) -> BadCases:
         """Sets the bad cases from a file.
 
@@ -235,7 +227,6 @@ class QuantAnalysis:
 
     # -- analyses ------------------------------------------------------------------------------------------------
 
-    @explains_arguments
     def run(self, index: int | None = None, *, diagnose: bool = True) -> LayerReport:
         """Diagnoses on all batches, then compares all layers on the bad cases, or on all batches if none is set.
 
@@ -271,7 +262,6 @@ class QuantAnalysis:
         """
         return self._written("diagnosis", diagnose, **self._every_batch(), **options)
 
-    @explains_arguments
     def compare_per_layer(self, **options: Any) -> LayerReport:
         """Compares layers on the bad cases, or on all batches if none is set.
 
@@ -302,7 +292,6 @@ class QuantAnalysis:
         """
         return self._written("deployed", compare_deployed, **self._every_batch(), **options)
 
-    @explains_arguments
     def sensitivity(self, **options: Any) -> SensitivityReport:
         """Ranks activations and weights on the bad cases, or on all batches if none is set.
 

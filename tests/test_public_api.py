@@ -115,10 +115,8 @@ def test_functions_stay_functions_whatever_was_imported_first() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(
-        AttributeError, match=r"module 'pt2qa' has no attribute 'compare_layer'; it has .*compare_layers"
-    ):
-        pt2qa.compare_layer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'pt2qa' has no attribute 'sqnr_of_all'; it has .*compare_layers"):
+        pt2qa.sqnr_of_all  # noqa: B018
 
 
 def test_importing_pt2qa_imports_no_torch() -> None:

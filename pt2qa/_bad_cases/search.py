@@ -22,7 +22,6 @@ from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Standing
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import InputRange, SetApart, added
@@ -38,7 +37,6 @@ from pt2qa._simulator.verification import Outputs, Verification, simulated
 from pt2qa.errors import BatchError, SelectionError
 
 
-@explains_arguments
 @torch_defaults
 @over_ranks
 def find_bad_cases(

@@ -18,7 +18,6 @@ from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
 from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._near_names import question
-from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._ranks import alone
 from pt2qa._report.rows import Environment
@@ -29,7 +28,6 @@ from pt2qa.errors import PluginError, Pt2qaError, SelectionError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
 
 
-@explains_arguments
 @torch_defaults
 @exports
 def check(

@@ -12,7 +12,6 @@ from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.selection import find_blocks
 from pt2qa._metrics import Metric
-from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._report.selection import OpKind, select
@@ -21,7 +20,6 @@ from pt2qa._simulator.positions import Mask
 from pt2qa.errors import SelectionError
 
 
-@explains_arguments
 @torch_defaults
 @over_ranks
 def compare_layers(

@@ -11,14 +11,12 @@ from pt2qa._layers.comparison import Comparison, compare
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.selection import find_blocks
 from pt2qa._metrics import Metric
-from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
 
 
-@explains_arguments
 @torch_defaults
 @over_ranks
 def compare_modules(

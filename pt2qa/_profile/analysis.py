@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._exclusion import computes
-from pt2qa._other_tools import explains_arguments, no_attribute
 from pt2qa._profile.deployed import profile_deployed
 from pt2qa._profile.done import Done
 from pt2qa._profile.masked import Masked
@@ -32,7 +31,6 @@ from pt2qa.errors import CaptureError, SelectionError
 from pt2qa.plugins import Backend
 
 
-@explains_arguments
 @torch_defaults
 @over_ranks
 def profile(
@@ -143,10 +141,6 @@ class Profiler:
     1.0
     """
 
-    if not TYPE_CHECKING:
-        __getattr__ = no_attribute
-
-    @explains_arguments
     @torch_defaults
     def __init__(
         self,

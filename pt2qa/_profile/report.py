@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pt2qa._near_names import near_names
-from pt2qa._other_tools import no_attribute
 from pt2qa._profile.histogram import BINS, Histogram
 from pt2qa._profile.packing import CHANNELS, HISTOGRAM, Packed, check_packed, unpacked
 from pt2qa._profile.rows import ProfileRow, Role, each_once
@@ -67,9 +66,6 @@ class Profile(DataReport):
     channels: dict[str, npt.NDArray[Any]] = field(compare=False)
     side: str
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
-
-    if not TYPE_CHECKING:
-        __getattr__ = no_attribute
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:

@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pt2qa._other_tools import explains_arguments
 from pt2qa._printable import clean
 from pt2qa._report.base import Report
 from pt2qa._report.events import Event, Picture, Scalar
@@ -18,7 +17,6 @@ from pt2qa._report.selection import select
 from pt2qa.errors import ReportError
 
 
-@explains_arguments
 def write_tensorboard(
     reports: Report | Sequence[Report],
     folder: str | os.PathLike[str],

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
 from pt2qa._report.notes import Note
@@ -47,7 +46,6 @@ QUANTIZED = "quantized"
 """The one variant of each site: quantized as the pair quantizes it."""
 
 
-@explains_arguments
 @torch_defaults
 @over_ranks
 def sensitivity(

@@ -15,7 +15,6 @@ from torch import Tensor
 from pt2qa._ambient import torch_defaults
 from pt2qa._decibels import decibels
 from pt2qa._interrupts import raise_if_interrupted
-from pt2qa._other_tools import explains_arguments
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
@@ -26,7 +25,6 @@ from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 from pt2qa._weights.sums import SumsOfWeights, WeightSums
 
 
-@explains_arguments
 @torch_defaults
 def compare_weights(pair: QuantizedPair) -> WeightReport:
     """Compares every weight with its dequantized value; no data is needed.
