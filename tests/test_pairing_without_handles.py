@@ -21,6 +21,7 @@ from pt2qa._graph.handles import remove_handles
 from pt2qa._graph.internals.nodes import PROVENANCE
 from pt2qa._graph.matching import has_handles
 from pt2qa.plugins import resolve
+from tests.check.plain_quantizer import EXACT, PlainQuantizer
 from tests.models import (
     Conditional,
     InPlaceViews,
@@ -277,3 +278,13 @@ def test_training_keeps_the_names_of_dropouts(quantizer: str) -> None:
         assert reads["c/dropout"] is torch.ops.aten.exp.default
     rows = pt2qa.compare_layers(pair, [images()], progress=False).rows
     assert {row.name for row in rows} == set(names)
+
+
+def test_an_edit_may_name_a_dropout_of_a_model_that_is_trained() -> None:
+    capture = pt2qa.capture(nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.3), nn.Linear(8, 2)).eval(), ROWS)
+    quantizer = PlainQuantizer(("linear", "dropout"), inputs=None, outputs=EXACT)
+    edited = pt2qa.OverridePlan((pt2qa.Edit("float", ("1/dropout",)),))
+    for plan, rounded in ((None, True), (edited, False)):
+        pair = pt2qa.quantize(capture, quantizer, [ROWS], qat=True, overrides=plan, progress=False)
+        assert ("1/dropout" in {site.name for site in pair.sites}) == rounded
+        assert pair.pairing.unpaired == ()
