@@ -104,8 +104,9 @@ def _judge(done: subprocess.CompletedProcess[str], folder: Path) -> tuple[str, l
     if done.returncode == 0:
         return OVER, problems
     begun = re.search(r'cli/program\.py", line \d+, in main\n', done.stderr)
-    if done.stderr.endswith("KeyboardInterrupt\n") and done.returncode in (1, -signal.SIGINT) and not begun:
-        # Python's own start, in which nothing of pt2qa is loaded that could listen.
+    started = done.stderr.endswith("KeyboardInterrupt\n") and done.returncode in (1, -signal.SIGINT)
+    if (started or (done.returncode, done.stderr) == (-signal.SIGINT, "")) and not begun:
+        # Python's own start, in which nothing of pt2qa is loaded that could listen; at first not even Python does.
         return "before pt2qa began", problems
     if done.returncode != 130:
         problems.append(f"exit code {done.returncode}: {done.stderr[-300:]}")
