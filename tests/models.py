@@ -209,3 +209,19 @@ class Conditional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         branch = torch.cond(x.sum() > 0, lambda t: self.inner(t).relu(), lambda t: self.inner(t) - 1, (x,))
         return self.outer(branch)
+
+
+class Loop(nn.Module):
+    """A linear before a loop, one in its body, one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def body(count: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, torch.tanh(self.inner(value))
+
+        _, value = torch.while_loop(lambda count, _: count < 3, body, (torch.tensor(0), self.first(x)))
+        result: Tensor = self.last(value)
+        return result

@@ -26,8 +26,8 @@ import pt2qa
 from pt2qa import Edit, OverridePlan, SelectionError
 from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from pt2qa._quantize.rewriting import IMPORTS, recorded, rewriting_code
-from pt2qa.plugins.code_template import OPS_BY_NAME
-from tests.models import InPlaceViews, images
+from pt2qa.plugins.code import needed, needed_imports, runtime
+from tests.models import InPlaceViews, Loop, images
 
 
 class NoGrad(nn.Module):
@@ -239,7 +239,8 @@ def test_the_code_does_what_the_passes_do(case: str, strict: bool) -> None:
     assert case.partition(",")[0] in {change.rule for change in capture.changes} | {"op source"}
     names: dict[str, Any] = {}
     code = rewriting_code(capture, {*recorded(capture), "op source"})
-    exec("\n".join([*IMPORTS, OPS_BY_NAME, code]), names)
+    body = needed(f"{runtime()}\n{code}", ("rewrite",))
+    exec("\n".join([*needed_imports([*IMPORTS, runtime()], body), *body]), names)
     graph_module = torch.export.export(model, (example,), strict=strict).module()
     names["rewrite"](graph_module)
     assert ops_of(graph_module) == ops_of(capture.module())
@@ -318,6 +319,7 @@ PLAIN: dict[str, tuple[nn.Module, Any, Any, tuple[Edit, ...], dict[str, Any]]] =
         (Edit("float", ("features.1/conv2d",)),),
         {},
     ),
+    "body of a loop": (Loop(), x(2, 4), "xnnpack", (Edit("observer", ("first/linear",), "minmax"),), {}),
     "training": (
         Keywords(),
         {"x": x(4, 8), "scale": x(8)},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -19,8 +19,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
+from pt2qa._graph.internals.flow_runtime import op_of as op_of
 from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE, clean_path, module_stack
-from pt2qa._graph.internals.torch import HigherOrderOperator, OpOverload
+from pt2qa._graph.internals.torch import HigherOrderOperator
 
 OUTPUTS = "output_handles"
 """Where an op with several outputs notes their handles: a saved program gives every output the op's own metadata."""
@@ -269,20 +270,6 @@ def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:
     """A node's readable name, by its handle; None for one without."""
     handle = handle_of(node)
     return names[handle].name if handle is not None and handle in names else None
-
-
-def op_of(target: Callable[..., Any] | str) -> str:
-    """What a node's target does, without namespace, overload and in-place underscore.
-
-    >>> import torch
-    >>> op_of(torch.ops.aten.relu_.default), op_of(torch.ops.aten.conv2d.default), op_of(operator.getitem)
-    ('relu', 'conv2d', 'getitem')
-    """
-    if isinstance(target, HigherOrderOperator):
-        return str(target.name()).removesuffix("_impl")
-    target = target.overloadpacket if isinstance(target, OpOverload) else target
-    name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-    return name.strip("_") if name.startswith("__") else name.removesuffix("_")
 
 
 def module_of(node: Node) -> tuple[str, str]:

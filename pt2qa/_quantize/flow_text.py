@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from pt2qa.overrides import norms
 from pt2qa.overrides.plan import OverridePlan
 from pt2qa.plugins import quantizer
 from pt2qa.plugins.abilities import quantizer_code
-from pt2qa.plugins.code import needed, needed_imports
-from pt2qa.plugins.code_template import OPS_BY_NAME
+from pt2qa.plugins.code import first_line, needed, needed_imports, runtime
 
 _TORCHAO: Final = (
     "import base64",
@@ -49,13 +47,22 @@ class FlowText:
     asks: bool
 
 
-def plain_text(capture: Capture, recipe: Recipe, graph: GraphModule, about: str, rules: Collection[str]) -> FlowText:
-    """The flow without pt2qa for the captured graph, with the part of capture's rewriting that ``rules`` name."""
+def quantizer_text(recipe: Recipe, graph: GraphModule) -> str:
+    """The code of the quantizer with the edits of annotations, for which the captured graph is annotated."""
     edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "round", "shift", "smooth"))
-    code = quantizer_code(recipe.plugin, OverridePlan(edits), graph, qat=recipe.qat)
+    return quantizer_code(recipe.plugin, OverridePlan(edits), graph, qat=recipe.qat)
+
+
+def plain_text(
+    capture: Capture, recipe: Recipe, graph: GraphModule, code: str, about: str, rules: Collection[str]
+) -> FlowText:
+    """The flow without pt2qa for the captured graph, with the part of capture's rewriting that ``rules`` name.
+
+    ``code`` is what :func:`quantizer_text` returned.
+    """
     lines, parts = code.splitlines(), ast.parse(code).body
     imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
-    defined = [part for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+    defined = [part for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef) or _is_constant(part)]
     calls = [part for part in parts if part not in imports and part not in defined]
     remarks = [line for line in lines if line.startswith("#")]
     asks = _is_read_first(calls, "quantizer")
@@ -65,8 +72,8 @@ def plain_text(capture: Capture, recipe: Recipe, graph: GraphModule, about: str,
     export = f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()"
     return _text(
         about,
-        imports=[*IMPORTS, *map(ast.unparse, imports)],
-        definitions=f"{rewriting}\n{OPS_BY_NAME}\n{of_norms}\n{_sources(recipe)}\n" + _lines_of(defined, lines),
+        imports=[*IMPORTS, *map(ast.unparse, imports), runtime()],
+        definitions=f"{runtime()}\n{rewriting}\n{of_norms}\n{_sources(recipe)}\n" + _lines_of(defined, lines),
         calibrated=_calibrated(recipe),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
         export=[
@@ -88,8 +95,8 @@ def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
     decompose = f", decompose={capture.decompose!r}" if capture.decompose else ""
     return _text(
         about,
-        imports=["import pt2qa"],
-        definitions=f"EDITS = (\n{edits})\n{OPS_BY_NAME}\n{_sources(recipe)}",
+        imports=["import pt2qa", runtime()],
+        definitions=f"{runtime()}\nEDITS = (\n{edits})\n{_sources(recipe)}",
         calibrated=_calibrated(recipe),
         making=[f"return pt2qa.OverridePlan(EDITS).apply_to({made or 'quantizer'}{qat})"],
         export=[f"graph_module = pt2qa.capture({{call}}, strict={capture.strict}{decompose}).module()"],
@@ -178,7 +185,7 @@ def _text(
         "",
     ]
     foot = ["", 'if __name__ == "__main__":', "    print(__doc__)", ""]
-    return FlowText("\n".join([*head, *_sorted(used), "", "", *body, *foot]), asks)
+    return FlowText("\n".join([*head, *used, "", "", *body, *foot]), asks)
 
 
 _TRAINING: Final = (
@@ -191,9 +198,11 @@ _TRAINING: Final = (
 
 def _lines_of(parts: Sequence[ast.stmt], lines: Sequence[str]) -> str:
     """The source of some statements as it is, decorators too."""
-    first = [min([part.lineno, *(each.lineno for each in getattr(part, "decorator_list", ()))]) for part in parts]
-    spans = zip(first, (part.end_lineno for part in parts), strict=True)
-    return "\n".join("\n".join(lines[start - 1 : end]) for start, end in spans)
+    return "\n".join("\n".join(lines[first_line(part) - 1 : part.end_lineno]) for part in parts)
+
+
+def _is_constant(part: ast.stmt) -> bool:
+    return isinstance(part, ast.Assign) and isinstance(name := part.targets[0], ast.Name) and name.id.isupper()
 
 
 def _indented(lines: Sequence[str]) -> str:
@@ -207,17 +216,6 @@ def _is_read_first(statements: Sequence[ast.stmt], name: str) -> bool:
         if uses:
             return any(isinstance(use, ast.Load) for use in uses)
     return False
-
-
-def _sorted(imports: Sequence[str]) -> list[str]:
-    """Import statements, those of the standard library first."""
-
-    def is_third_party(line: str) -> bool:
-        return line.split()[1].partition(".")[0] not in sys.stdlib_module_names
-
-    unique = sorted(dict.fromkeys(imports), key=lambda line: (is_third_party(line), line.startswith("from"), line))
-    own = [line for line in unique if not is_third_party(line)]
-    return [*own, *([""] if own else []), *unique[len(own) :]]
 
 
 def _plugin_code(plugin: Any) -> str:

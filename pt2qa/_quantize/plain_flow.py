@@ -28,7 +28,7 @@ from pt2qa._graph.handles import assign_handles, name_of, names_of
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.calibration import Call, read_calls
-from pt2qa._quantize.flow_text import FlowText, plain_text, pt2qa_text
+from pt2qa._quantize.flow_text import FlowText, plain_text, pt2qa_text, quantizer_text
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, serves_quantization
 from pt2qa._quantize.rewriting import SOURCE_RULES, recorded
 from pt2qa._ranks import active
@@ -93,14 +93,11 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     about = about or f"{pair.model}, quantized by {pair.quantizer}."
     changed = recorded(capture)
     graph = capture.module() if pair.float_graph is None else pair.float_graph
+    text = functools.partial(plain_text, capture, recipe, graph, quantizer_text(recipe, graph), about)
     reason = _reason_not_to_run(pair, recipe, capture) if verify else "verification is switched off"
     if reason:
-        return PlainFlow(plain_text(capture, recipe, graph, about, changed).text, f"not run: {reason}")
+        return PlainFlow(text(changed).text, f"not run: {reason}")
     trial = _Trial(pair, recipe, capture, progress)
-
-    def text(rules: tuple[str, ...]) -> FlowText:
-        return plain_text(capture, recipe, graph, about, rules)
-
     plain = text(())
     own_options = plain.asks and not isinstance(recipe.plugin, GenericPlugin)
     found = f"{pair.quantizer} has options that are pt2qa's own" if own_options else trial.difference(plain)

@@ -13,6 +13,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from pt2qa._graph.handles import OpName, assign_handles, names_of, remove_handles
 from pt2qa.overrides.edited import EditedQuantizer
 from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.printed import changed_specs
 from pt2qa.plugins import QuantizerPlugin, resolve
 
 
@@ -68,6 +69,10 @@ class PlannedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: Any) -> None:
         """Lets the quantizer change its observers before they are inserted."""
         self._current.prepare_obs_or_fq_callback(model, edge_or_node_to_obs_or_fq)
+
+    def changed_specs(self, graph: GraphModule) -> str:
+        """See :func:`pt2qa.overrides.printed.changed_specs`; ``graph`` has handles."""
+        return changed_specs(graph, self._plugin, self.edits, names_of(graph), qat=self.qat)
 
     @property
     def _current(self) -> EditedQuantizer:

@@ -6,7 +6,6 @@ spec: torchao's own object, or :class:`Shares` and :class:`Derives` if torchao's
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,7 @@ from torch.fx.node import map_arg
 
 from pt2qa._graph.annotation import rounds, specs_of
 from pt2qa._graph.handles import OpName, name_of, op_of, part_name, parts_of
-from pt2qa._graph.internals.nodes import ANNOTATION, VALUE
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import FakeTensor, pytree
 from pt2qa._graph.internals.torchao import maker_of
 from pt2qa._simulator import op_rules
@@ -132,32 +131,24 @@ def read_specs(graph_module: GraphModule) -> dict[Point, Any]:
 
 
 def write_specs(graph_module: GraphModule, before: Specs, after: Specs) -> None:
-    """Changes the annotations of a graph from ``before`` to ``after``; edits ``graph_module`` in place.
+    """Changes the annotations of a graph from ``before`` to ``after``; edits ``graph_module`` in place."""
+    from torchao.quantization.pt2e.quantizer import SharedQuantizationSpec
 
-    A node that is left without specs loses its annotation, because QAT's prepare rejects an empty one.
-    """
-    from torchao.quantization.pt2e.quantizer import QuantizationAnnotation
+    from pt2qa._graph.internals import flow_quantizer
 
     nodes = {node.name: node for node in graph_module.graph.nodes}
-    points = before.keys() | after.keys()
-    changed = {
-        reader or source for source, reader in points if before.get((source, reader)) is not after.get((source, reader))
-    }
-    for name in sorted(changed):
-        node = nodes[name]
-        found = node.meta.get(ANNOTATION)
-        annotation = QuantizationAnnotation(_annotated=True) if found is None else copy.copy(found)
-        inputs = {
-            source: after.get((source.name, name))
-            for source, spec in (annotation.input_qspec_map or {}).items()
-            if spec is None or (source.name, name) in after
-        }
-        annotation.input_qspec_map = {source: _write(spec, nodes) for source, spec in inputs.items()}
-        annotation.output_qspec = _write(after.get((name, "")), nodes)
-        if annotation.output_qspec is None and not any(spec is not None for spec in inputs.values()):
-            del node.meta[ANNOTATION]
-        else:
-            node.meta[ANNOTATION] = annotation
+
+    def edge(point: Point) -> Node | tuple[Node, Node]:
+        source, reader = point
+        return (nodes[source], nodes[reader]) if reader else nodes[source]
+
+    def own(spec: Any) -> Any:
+        if isinstance(spec, Shares):
+            return SharedQuantizationSpec(edge(spec.point))
+        return replace(spec.spec, derived_from=list(map(edge, spec.points))) if isinstance(spec, Derives) else spec
+
+    changed = [point for point in dict.fromkeys((*before, *after)) if before.get(point) is not after.get(point)]
+    flow_quantizer.write_specs({edge(point): own(after.get(point)) for point in changed})
 
 
 def own_spec(spec: Any) -> Any:
@@ -282,17 +273,3 @@ def _point(edge_or_node: Any) -> Point:
         return edge_or_node.name, ""
     source, reader = edge_or_node
     return source.name, reader.name
-
-
-def _write(spec: Any, nodes: Mapping[str, Node]) -> Any:
-    from torchao.quantization.pt2e.quantizer import SharedQuantizationSpec
-
-    def place(point: Point) -> Node | tuple[Node, Node]:
-        source, reader = point
-        return (nodes[source], nodes[reader]) if reader else nodes[source]
-
-    if isinstance(spec, Shares):
-        return SharedQuantizationSpec(place(spec.point))
-    if isinstance(spec, Derives):
-        return replace(spec.spec, derived_from=[place(point) for point in spec.points])
-    return spec

@@ -151,4 +151,5 @@ def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: 
         return str(own(plan, graph))
     if own is not None and "qat" in inspect.signature(own).parameters:
         return str(own(plan, graph, qat=True))
-    return edited_quantizer_code(plan, graph, Base((), "quantizer", "quantizer is the one that you configured"))
+    base = Base((), "quantizer", "quantizer is the one that you configured")
+    return edited_quantizer_code(plan, graph, base, plugin, qat=qat)

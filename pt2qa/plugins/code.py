@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import OBSERVERS
-from pt2qa.plugins.code_template import IMPORTS, SOURCE
 from pt2qa.plugins.scopes import called_modules, modules_of, op_type
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from pt2qa.overrides.plan import Edit, OverridePlan
+    from pt2qa.overrides.plan import OverridePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,36 +77,40 @@ def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
     return {op.name: op for op in (*inputs, NamedOp(output.name, "output", "", output), *named)}
 
 
-def edited_quantizer_code(plan: OverridePlan, graph: GraphModule, base: Base) -> str:
-    """A plan as a quantizer that edits another one's annotations.
+def edited_quantizer_code(
+    plan: OverridePlan, graph: GraphModule, base: Base, plugin: Any = None, *, qat: bool = False
+) -> str:
+    """A plan as a quantizer that changes another one's annotations.
 
-    It can express every edit, for quantizers that annotate weights where they are read, as torchao's do.
+    It can express every edit of annotations.
 
     Args:
         plan: the edits.
         graph: the captured float graph, with handles.
         base: the quantizer that annotates.
+        plugin: what made it; None to make it as ``base`` says.
+        qat: whether it is for ``prepare_qat_pt2e``.
 
     Raises:
         SelectionError: the plan names an op that the graph does not have.
+        PluginError: the backend does not support an edit.
+        QuantizeError: an edit changes nothing, or cannot be made.
     """
     known = ops_by_name(graph)
     for edit in plan.edits:
         for name in edit.ops:
             if name not in known:
                 raise SelectionError(f"{edit}: the model has no op {name!r}{did_you_mean(name, known)}")
-    unnamed = [edit for edit in plan.edits if any(name.endswith("]") for name in edit.ops)]
-    lines = [f"        {_call(edit, known)}" for edit in plan.edits if edit not in unnamed]
     head = [f"# {base.remark}."] if base.remark else []
-    head += [
-        f"# Not included: {edit}. A single output of an op with several has no name outside of pt2qa."
-        for edit in unnamed
-    ]
-    if not lines:
+    if not plan.edits:
         return "\n".join([*head, *base.imports, *([""] if base.imports else []), f"quantizer = {base.expression}", ""])
-    body = needed(SOURCE.replace("{edits}", "\n".join(lines)), ("Edited",))
-    imports = needed_imports(IMPORTS, body)
-    return "\n".join([*head, *imports, *base.imports, "", *body, "", f"quantizer = Edited({base.expression})", ""])
+    if plugin is None:
+        made: dict[str, Any] = {}
+        exec("\n".join([*base.imports, f"quantizer = {base.expression}"]), made)
+        plugin = made["quantizer"]
+    source, specs = runtime(), f"SPECS = {plan.apply_to(plugin, qat=qat).changed_specs(graph)}"
+    body = [*needed(f"{source}\n{specs}", ("Edited", "SPECS")), f"quantizer = Edited({base.expression}, SPECS)", ""]
+    return "\n".join([*head, *needed_imports([source, *_SPECS, *base.imports], body), "", *body])
 
 
 def modules_in_float(
@@ -153,58 +159,73 @@ def _region(start: Node) -> list[Node]:
     return region
 
 
-def _call(edit: Edit, known: dict[str, NamedOp]) -> str:
-    """The line of source for an edit."""
-    # A batch norm is folded into its convolution before a quantizer sees the graph.
-    ops = [f"ops[{name!r}]" for name in edit.ops if known[name].op != "batch_norm"]
-    joined = ", ".join(ops)
-    if edit.kind == "fuse":
-        return f"fuse(graph, {joined})"
-    if edit.kind == "observer":
-        return f"set_observer(graph, [{joined}], {OBSERVERS[edit.observer]})"
-    if edit.kind == "range":
-        return f"set_range(graph, [{joined}], {edit.scale!r}, {edit.zero_point})"
-    function = {"float": "leave_in_float", "dynamic": "make_dynamic", "int16": "make_int16"}[edit.kind]
-    return f"{function}(graph, [{joined}])"
+_SPECS: Final = (
+    f"from torchao.quantization.pt2e.observer import {', '.join(OBSERVERS.values())}, PlaceholderObserver",
+    "from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec, SharedQuantizationSpec",
+    "import torch",
+)
+"""Imports of what changed specs are made of."""
+
+
+def runtime() -> str:
+    """The source of all that printed code may call."""
+    from pt2qa._graph.internals import flow_quantizer, flow_runtime, nodes
+
+    return "\n".join(map(inspect.getsource, (nodes, flow_runtime, flow_quantizer)))
 
 
 def needed(source: str, roots: Collection[str]) -> list[str]:
     """The lines of a source without the functions, classes and constants that nothing in it calls.
 
     Args:
-        source: definitions and assignments of constants.
+        source: definitions and assignments of constants; all else in it is left out.
         roots: the names from which the others are called.
     """
-    parts = {_name_of(part): part for part in ast.parse(source).body}
+    parts = {name: part for part in ast.parse(source).body if (name := _name_of(part))}
     wanted, open_names = set[str](), list(roots)
     while open_names:
         name = open_names.pop()
         if name not in wanted:
             wanted.add(name)
             open_names += [used for used in _names_in(parts[name]) if used in parts]
-    lines = source.splitlines()
-    kept = [lines[part.lineno - 1 : part.end_lineno] for name, part in parts.items() if name in wanted]
+    lines = re.sub(r"  # type: ignore.*", "", source).splitlines()
+    kept = [lines[first_line(part) - 1 : part.end_lineno] for name, part in parts.items() if name in wanted]
     return [line for part in kept for line in ("", *part, "")][1:]
 
 
+def first_line(part: ast.stmt) -> int:
+    """The number of the line where a statement begins, with its decorators."""
+    decorators: list[ast.expr] = getattr(part, "decorator_list", [])
+    return min([part.lineno, *(each.lineno for each in decorators)])
+
+
 def _name_of(part: ast.stmt) -> str:
+    """What a statement defines; empty if nothing."""
     if isinstance(part, ast.FunctionDef | ast.ClassDef):
         return part.name
-    assert isinstance(part, ast.Assign)
-    assert isinstance(part.targets[0], ast.Name)
-    return part.targets[0].id
+    targets = part.targets if isinstance(part, ast.Assign) else [getattr(part, "target", None)]
+    return targets[0].id if isinstance(targets[0], ast.Name) else ""
 
 
 def needed_imports(imports: Collection[str], body: Collection[str]) -> list[str]:
-    """The imports that a source needs, without unused names; those of the standard library come first."""
+    """The imports that a source needs, without unused names; those of the standard library come first.
+
+    Args:
+        imports: sources with imports; of pt2qa and of ``__future__`` none is taken.
+        body: the lines of the source.
+    """
     used = _names_in(ast.parse("\n".join(body)))
-    kept = []
+    kept: dict[str, set[str]] = {}
     for part in ast.parse("\n".join(imports)).body:
-        assert isinstance(part, ast.Import | ast.ImportFrom)
-        part.names = [alias for alias in part.names if (alias.asname or alias.name.partition(".")[0]) in used]
-        if part.names:
-            kept.append(ast.unparse(part))
-    return kept
+        module = part.module or "" if isinstance(part, ast.ImportFrom) else ""
+        if isinstance(part, ast.Import | ast.ImportFrom) and not module.startswith(("pt2qa._", "__future__")):
+            for alias in part.names:
+                if (alias.asname or alias.name.partition(".")[0]) in used:
+                    start = f"from {module} import " if module else f"import {ast.unparse(alias)}"
+                    kept.setdefault(start, set()).update([ast.unparse(alias)] if module else [])
+    lines = sorted(start + ", ".join(sorted(names)) for start, names in kept.items())
+    own = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    return [*own, *([""] if own else []), *(line for line in lines if line not in own)]
 
 
 def _names_in(tree: ast.AST) -> list[str]:

@@ -38,7 +38,7 @@ def quantizer_code(plugin: X86, plan: OverridePlan, graph: GraphModule, qat: boo
     start = f"X86InductorQuantizer().{first}"
     if plain or not plan.edits:
         return "\n".join([*imports, "", f"quantizer = {start}", *(f"quantizer.{call}" for call in others), ""])
-    return edited_quantizer_code(plan, graph, Base(imports, ".".join([start, *others])))
+    return edited_quantizer_code(plan, graph, Base(imports, ".".join([start, *others])), plugin, qat=qat)
 
 
 def _call(call: Call, qat: bool) -> str:

@@ -25,7 +25,7 @@ def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule, qat:
     base = _base(plugin, qat)
     paths = modules_in_float(plan, graph, _ASKED, (*QUANTIZED_OPS, "relu"))
     if not paths or base.remark:
-        return edited_quantizer_code(plan, graph, base)
+        return edited_quantizer_code(plan, graph, base, plugin, qat=qat)
     return "\n".join(
         [
             *base.imports,

@@ -83,6 +83,19 @@ class ConvTwice(nn.Module):
         return result
 
 
+class Chunks(nn.Module):
+    """A linear for each half of another's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.left, self.right = nn.Linear(8, 8), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.fc(x).chunk(2, 1)
+        result: Tensor = self.left(left) + self.right(right)
+        return result
+
+
 def _linear_input() -> Tensor:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -94,6 +107,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "two_users": lambda: (_seeded(TwoUsers), (images(),)),
     "same_input_twice": lambda: (_seeded(SameInputTwice), (images(),)),
     "linear_twice": lambda: (_seeded(CalledTwice), (_linear_input(),)),
+    "chunks": lambda: (_seeded(Chunks), (_linear_input(),)),
     "conv_twice": lambda: (_seeded(ConvTwice), (images(),)),
     "shared_norm": lambda: (_seeded(lambda: SharedConv(same_norm=True)), (images(), images(seed=1))),
 }

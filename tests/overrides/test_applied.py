@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 from torchao.quantization.pt2e import move_exported_model_to_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
@@ -21,6 +21,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 import pt2qa
 from pt2qa import Edit, OverridePlan, PluginError, QuantizeError, SelectionError
 from pt2qa._graph.handles import names_of, op_of
+from tests.models import Loop
 from tests.overrides.flows import captured, edited
 from tests.overrides.nets import NETS
 
@@ -173,22 +174,6 @@ def test_quantize_takes_it_too() -> None:
     capture, batch = captured("mobile")
     pair = pt2qa.quantize(capture, OverridePlan((STEM,)).apply_to("xnnpack"), [batch], progress=False)
     assert rounding(pair.quantized) == rounding(edited("mobile", "xnnpack", STEM).quantized)
-
-
-class Loop(nn.Module):
-    """A linear before a loop, one in its body, one behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        def body(count: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            return count + 1, torch.tanh(self.inner(value))
-
-        _, value = torch.while_loop(lambda count, _: count < 3, body, (torch.tensor(0), self.first(x)))
-        result: Tensor = self.last(value)
-        return result
 
 
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor:UserWarning")  # dynamo, of the loop's inputs

@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.fx import GraphModule
+from torchao.quantization.pt2e.observer import HistogramObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import (
+    FixedQParamsQuantizationSpec,
+    QuantizationAnnotation,
+    QuantizationSpec,
+    Quantizer,
+)
 from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
     X86InductorQuantizer,
     get_default_x86_inductor_quantization_config,
@@ -16,7 +24,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 import pt2qa
 from pt2qa import Edit, OverridePlan, SelectionError
 from pt2qa.overrides import annotations_of
-from pt2qa.plugins import GenericPlugin, quantizer_code, resolve
+from pt2qa.plugins import Base, GenericPlugin, edited_quantizer_code, quantizer_code, resolve
 from tests.overrides.flows import annotated, captured, edited
 from tests.overrides.nets import NETS
 from tests.quantizers.graphs import Net
@@ -40,6 +48,7 @@ EDITS = [
     ("mobile", "x86", (Edit("dynamic", ("fc/linear",)),)),
     ("pooled", "xnnpack", (Edit("range", ("x",), scale=0.07, zero_point=3), Edit("range", ("cat",), scale=0.02))),
     ("residual", "x86", (Edit("range", ("relu/relu",), scale=0.03), Edit("range", ("x",), scale=0.5))),
+    ("chunks", "xnnpack", (Edit("range", ("chunk[0]",), scale=0.03), Edit("range", ("chunk[1]",), scale=0.04))),
 ]
 
 
@@ -85,11 +94,74 @@ def test_it_runs_without_pt2qa() -> None:
     assert torch.equal(convert_pt2e(prepared)(*batch), edited("mobile", "xnnpack", *edits).quantized(*batch))
 
 
+class Fixed(Quantizer):  # type: ignore[misc]
+    """Linears with observers and a fixed scale behind each sigmoid, one spec object for all of them."""
+
+    observed = QuantizationSpec(torch.int8, HistogramObserver.with_args(eps=2**-12), -128, 127, torch.per_tensor_affine)
+    fixed = FixedQParamsQuantizationSpec(torch.int8, 1 / 256, -128, -128, 127, torch.per_tensor_affine)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        for node in model.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+            annotation = QuantizationAnnotation(
+                {node.args[0]: self.observed, node.args[1]: self.observed}, self.observed
+            )
+            node.meta["quantization_annotation"] = annotation
+        for node in model.graph.find_nodes(op="call_function", target=torch.ops.aten.sigmoid.default):
+            annotation = QuantizationAnnotation({node.args[0]: self.observed}, self.fixed)
+            node.meta["quantization_annotation"] = annotation
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (Edit("float", ("1/sigmoid",)),),
+        (Edit("observer", ("1/sigmoid",), "minmax"), Edit("float", ("2/linear",))),
+        (Edit("int16", ("0/linear",)), Edit("observer", ("0/linear",), "minmax")),
+        (Edit("dynamic", ("0/linear",)), Edit("range", ("1/sigmoid",), scale=0.5)),
+    ],
+    ids=lambda edits: "-".join(edit.kind for edit in edits),
+)
+def test_specs_with_a_fixed_scale_are_edited(edits: tuple[Edit, ...]) -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(3, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)).eval()
+    capture = pt2qa.capture(model, batch)
+    pair = pt2qa.quantize(capture, Fixed(), [batch], overrides=OverridePlan(edits), progress=False)
+    code = quantizer_code(resolve(Fixed()), OverridePlan(edits), capture.module())
+    graph = torch.export.export(model, (batch,)).module()
+    prepared = prepare_pt2e(graph, run(code, quantizer=Fixed()))
+    prepared(batch)
+    assert torch.equal(convert_pt2e(prepared)(batch), pair.quantized(batch))
+
+
+def test_a_batch_norm_is_left_in_float_in_training() -> None:
+    plan = OverridePlan((Edit("float", ("bn2/batch_norm",)),))
+    quantizer = resolve("xnnpack")
+    code = quantizer_code(quantizer, plan, captured("residual")[0].module(), qat=True)
+    own = annotations_of(captured("residual")[0], run(code), qat=True)
+    assert own.edges == annotated("residual", "xnnpack", qat=True).with_edits(plan.edits).edges
+
+
+def test_a_plugin_may_give_its_base_alone() -> None:
+    module = "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer"
+    imports = (f"from {module} import X86InductorQuantizer, get_default_x86_inductor_quantization_config",)
+    base = Base(imports, "X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())")
+    capture, _ = captured("pooled")
+    plan = OverridePlan((Edit("float", ("cat",)),))
+    code = edited_quantizer_code(plan, capture.module(), base)
+    assert annotations_of(capture, run(code)).edges == annotated("pooled", "x86").with_edits(plan.edits).edges
+
+
 def test_only_what_is_needed_is_there() -> None:
     code = code_for("pooled", "xnnpack", Edit("float", ("cat",)))
-    assert "def leave_in_float" in code
-    assert "def fuse" not in code
+    assert "class Edited" in code
+    assert "def add_to_biases" not in code
     assert "PlaceholderObserver" not in code
+    assert "type: ignore" not in code
 
 
 def test_options_of_the_plugin_are_in_the_code() -> None:
