@@ -26,6 +26,7 @@ import pt2qa
 from pt2qa import Edit, OverridePlan, SelectionError
 from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from pt2qa._quantize.rewriting import IMPORTS, recorded, rewriting_code
+from pt2qa.overrides.plan import in_base64
 from pt2qa.plugins.code import needed, needed_imports, runtime
 from tests.models import InPlaceViews, Loop, images
 
@@ -317,6 +318,13 @@ PLAIN: dict[str, tuple[nn.Module, Any, Any, tuple[Edit, ...], dict[str, Any]]] =
             "x86", modules={"features.0": {"reduce_range": True}}, op_types={"conv2d": {"reduce_range": True}}
         ),
         (Edit("float", ("features.1/conv2d",)),),
+        {},
+    ),
+    "biases, added in order": (
+        Nested(),
+        images(),
+        "xnnpack",
+        tuple(Edit("bias", ("features.1/conv2d",), values=in_base64([value] * 4)) for value in (1e8, -1e8, 0.1)),
         {},
     ),
     "body of a loop": (Loop(), x(2, 4), "xnnpack", (Edit("observer", ("first/linear",), "minmax"),), {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -64,13 +64,6 @@ def _constants(graph_module: GraphModule) -> dict[str, Tensor]:
 def _key(constant: Tensor) -> Any:
     """Equal for equal constants, and rarely for others."""
     return constant.dtype, constant.shape, constant.stride(), constant.device, str(constant.flatten()[:64].tolist())
-
-
-def set_parameters(graph_module: GraphModule, values: Mapping[str, Tensor]) -> None:
-    """Gives parameters of a graph other values, in place; other graphs that have the same parameters keep theirs."""
-    for target, value in values.items():
-        module, _, name = target.rpartition(".")
-        setattr(graph_module.get_submodule(module), name, nn.Parameter(value, requires_grad=False))
 
 
 def _parameters(given: GraphModule | ExportedProgram) -> Iterable[Any]:

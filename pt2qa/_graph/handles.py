@@ -272,6 +272,12 @@ def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:
     return names[handle].name if handle is not None and handle in names else None
 
 
+def ops_of(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[str, Node]:
+    """The ops of a graph by name; of one that was written as several, the last part."""
+    named = ((name_of(node, names), node) for node in graph_module.graph.nodes if node.op == "call_function")
+    return {name: node for name, node in named if name is not None}
+
+
 def module_of(node: Node) -> tuple[str, str]:
     """Path and class name of the module that called a node's op; two empty strings if unknown."""
     stack = module_stack(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,21 +13,17 @@ from torch.fx import GraphModule
 
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
-from pt2qa._quantize import biases, rounding
 from pt2qa._quantize.pairing import Recipe
 from pt2qa._quantize.rewriting import IMPORTS, PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
 from pt2qa.errors import PluginError
-from pt2qa.overrides import norms
+from pt2qa.overrides.norms import moves_of
 from pt2qa.overrides.plan import OverridePlan
 from pt2qa.plugins import quantizer
 from pt2qa.plugins.abilities import quantizer_code
 from pt2qa.plugins.code import first_line, needed, needed_imports, runtime
 
 _TORCHAO: Final = (
-    "import base64",
-    "import re",
-    "import struct",
     "import torch",
     "from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train",
     "from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e",
@@ -68,18 +64,18 @@ def plain_text(
     asks = _is_read_first(calls, "quantizer")
     rewriting = rewriting_code(capture, rules)
     functional = ".run_decompositions({})" if PARTIAL_WRITE in rules else ""
-    of_norms = norms.source_of(recipe.edits, graph, capture.names)
+    of_norms = _table("NORMS", moves_of(recipe.edits, graph, capture.names))
     export = f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()"
     return _text(
         about,
         imports=[*IMPORTS, *map(ast.unparse, imports), runtime()],
-        definitions=f"{runtime()}\n{rewriting}\n{of_norms}\n{_sources(recipe)}\n" + _lines_of(defined, lines),
+        definitions=f"{runtime()}\n{rewriting}\n{of_norms}\n{_values(recipe)}\n" + _lines_of(defined, lines),
         calibrated=_calibrated(recipe),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
         export=[
             export,
             *(["rewrite(graph_module)"] if rewriting else []),
-            *(["change_norms(graph_module)"] if of_norms else []),
+            *(["change_norms(graph_module, ops_by_name(graph_module.graph), NORMS)"] if of_norms else []),
         ],
         needs="It needs torch and the quantizer, and runs without pt2qa",
         capture=capture,
@@ -96,7 +92,7 @@ def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
     return _text(
         about,
         imports=["import pt2qa", runtime()],
-        definitions=f"{runtime()}\nEDITS = (\n{edits})\n{_sources(recipe)}",
+        definitions=f"{runtime()}\nEDITS = (\n{edits})\n{_values(recipe)}",
         calibrated=_calibrated(recipe),
         making=[f"return pt2qa.OverridePlan(EDITS).apply_to({made or 'quantizer'}{qat})"],
         export=[f"graph_module = pt2qa.capture({{call}}, strict={capture.strict}{decompose}).module()"],
@@ -107,16 +103,32 @@ def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
     )
 
 
-def _sources(recipe: Recipe) -> str:
-    """The functions that change a calibrated graph."""
-    return f"{biases.source_of(recipe.edits)}\n{rounding.source_of(recipe.edits)}"
+_LATE: Final = {"bias": ("add_to_biases", "BIASES"), "round": ("set_integers", "INTEGERS")}
+"""What makes the edits of a calibrated graph, and the name of their values."""
+
+
+def _values(recipe: Recipe) -> str:
+    """The values of the edits of a calibrated graph."""
+    lines = ""
+    for kind, (_, name) in _LATE.items():
+        lines += _table(name, [(edit.ops[0], edit.values) for edit in recipe.edits if edit.kind == kind])
+    return lines
+
+
+def _table(name: str, rows: Iterable[object]) -> str:
+    """The definition of a constant; empty without rows."""
+    lines = "".join(f"    {row!r},\n" for row in rows)
+    return f"{name} = (\n{lines})\n" if lines else ""
 
 
 def _calibrated(recipe: Recipe) -> list[str]:
-    """Their calls."""
-    calls = {"bias": "add_to_biases(prepared)", "round": "set_integers(prepared)"}
+    """The calls that make these edits."""
     kinds = {edit.kind for edit in recipe.edits}
-    return [call for kind, call in calls.items() if kind in kinds]
+    return [
+        f"{function}(prepared, ops_by_name(prepared.graph), {name})"
+        for kind, (function, name) in _LATE.items()
+        if kind in kinds
+    ]
 
 
 def _text(

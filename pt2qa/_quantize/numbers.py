@@ -42,6 +42,7 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
         return None
     copies = dict(zip(pair.quantized.graph.nodes, quantized.graph.nodes, strict=True))
     _set_ranges(pair, copies, ranges)
+    quantized.recompile()
     for graph in (reference, quantized):
         give_biases(graph, biases, pair.names)
     add_to_biases(quantized, biases, pair.names)

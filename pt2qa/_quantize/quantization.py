@@ -14,9 +14,10 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._capture.devices import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.copies import copy_to_edit, set_parameters, share_constants
+from pt2qa._graph.copies import copy_to_edit, share_constants
 from pt2qa._graph.handles import OpName, op_of
 from pt2qa._graph.internals.allocator import return_freed_memory
+from pt2qa._graph.internals.flow_runtime import set_parameters
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights, is_observer

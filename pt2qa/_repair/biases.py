@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pt2qa._graph.internals.flow_runtime import BIAS
 from pt2qa._metrics import float64
-from pt2qa._quantize.biases import BIAS
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pt2qa._graph.internals.flow_runtime import in_float
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._quantize.rounding import in_float
 from pt2qa._ranks import everywhere
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import GradientRun, WithoutGradient

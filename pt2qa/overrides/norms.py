@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.copies import set_parameters
-from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
+from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of, ops_of
+from pt2qa._graph.internals import flow_runtime
+from pt2qa._graph.internals.flow_runtime import Move
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides.plan import Edit
@@ -180,83 +181,33 @@ def change_norms(graph_module: GraphModule, edits: Iterable[Edit], names: Mappin
     Raises:
         QuantizeError: the ops are not a norm and all around it, or a parameter has another reader or another size.
     """
-    chosen = [edit for edit in edits if edit.kind in ("smooth", "shift")]
-    known = {each.name: each for each in norms_in(graph_module, names)} if chosen else {}
-    for edit in chosen:
-        found = known.get(edit.ops[0])
-        can = found is not None and (found.can_smooth if edit.kind == "smooth" else found.can_shift)
-        if found is None or not can or {*found.ops} != {*edit.ops}:
+    nodes = ops_of(graph_module, names)
+    for edit, norm in _found(edits, graph_module, names):
+        can = norm is not None and (norm.can_smooth if edit.kind == "smooth" else norm.can_shift)
+        if norm is None or not can or {*norm.ops} != {*edit.ops}:
             also = "" if edit.kind == "smooth" else ", or are added to it, with biases"
             raise QuantizeError(
                 f"{edit}: these are not a norm and all that reads it, linears with weights{also} of their own"
             )
-        parameters = {each: graph_module.get_parameter(each).detach() for each in _parameters(found, edit.kind)}
-        values = torch.tensor(edit.numbers)
-        first = next(iter(parameters.values()))
-        if first.shape[-1:] != values.shape:
-            raise QuantizeError(f"{edit}: {next(iter(parameters))} has the shape {tuple(first.shape)}")
-        if edit.kind == "smooth":
-            changed = {
-                each: value / values.to(value) if each in found.parameters else value * values.to(value)
-                for each, value in parameters.items()
-            }
-        else:
-            changed = {found.bias: added_to(parameters[found.bias], -values)}
-            for weight, bias in found.linears.values():
-                product = graph_module.get_parameter(weight).detach().cpu().double() @ values.double()
-                changed[bias] = added_to(parameters[bias], product)
-            for bias in found.added.values():
-                changed[bias] = added_to(parameters[bias], values)
-        set_parameters(graph_module, changed)
+        target = norm.parameters[0] if edit.kind == "smooth" else norm.bias
+        shape = graph_module.get_parameter(target).shape
+        if shape[-1:] != (len(edit.numbers),):
+            raise QuantizeError(f"{edit}: {target} has the shape {tuple(shape)}")
+        flow_runtime.change_norms(graph_module, nodes, [_move(edit, norm)])
 
 
-def added_to(bias: Tensor, values: Tensor) -> Tensor:
-    """The sum, in float64 on the CPU, as the parameter is stored."""
-    return (bias.cpu().double() + values.double()).to(bias)
+def moves_of(edits: Iterable[Edit], graph_module: GraphModule, names: Mapping[int, OpName]) -> list[Move]:
+    """What :func:`change_norms` does to the graph, for edits that it can make."""
+    return [_move(edit, norm) for edit, norm in _found(edits, graph_module, names) if norm is not None]
 
 
-def _parameters(norm: ReadNorm, kind: str) -> list[str]:
-    """What an edit changes, that of the norm first."""
-    if kind == "smooth":
-        return [*norm.parameters, *(weight for weight, _ in norm.linears.values())]
-    return [norm.bias, *(bias for _, bias in norm.linears.values()), *norm.added.values()]
-
-
-SOURCE = '''
-def change_norms(graph_module):
-    """Moves factors or shifts from norms into the parameters around them; the float model stays as it is."""
-    ops = ops_by_name(graph_module.graph)
-    for kind, norm, linears, added, numbers in NORMS:
-        values = torch.tensor([each for (each,) in struct.iter_unpack("<f", base64.b64decode(numbers))])
-        linears = [ops[name] for name in linears]
-        own = [source for source in ops[norm].all_input_nodes if source.op == "get_attr"]
-        if kind == "smooth":
-            changes = {source: lambda value: value / values.to(value) for source in own}
-            changes.update({linear.args[1]: lambda value: value * values.to(value) for linear in linears})
-        else:
-            biases = {own[-1]: -values.double()}
-            for linear in linears:
-                weight = graph_module.get_parameter(linear.args[1].target).detach()
-                biases[linear.args[2]] = weight.cpu().double() @ values.double()
-            biases.update({ops[name].args[2]: values.double() for name in added})
-            changes = {
-                source: lambda value, shift=shift: (value.cpu().double() + shift).to(value)
-                for source, shift in biases.items()
-            }
-        for source, change in changes.items():
-            module, _, attribute = source.target.rpartition(".")
-            value = change(graph_module.get_parameter(source.target).detach())
-            setattr(graph_module.get_submodule(module), attribute, torch.nn.Parameter(value, requires_grad=False))
-'''
-"""What :func:`change_norms` does, for an export flow without pt2qa."""
-
-
-def source_of(edits: Iterable[Edit], graph_module: GraphModule, names: Mapping[int, OpName]) -> str:
-    """The function of :data:`SOURCE`, and what the edits are made with as text; empty if there are none."""
+def _found(
+    edits: Iterable[Edit], graph_module: GraphModule, names: Mapping[int, OpName]
+) -> list[tuple[Edit, ReadNorm | None]]:
     chosen = [edit for edit in edits if edit.kind in ("smooth", "shift")]
     known = {each.name: each for each in norms_in(graph_module, names)} if chosen else {}
-    lines = ""
-    for edit in chosen:
-        norm = known[edit.ops[0]]
-        lines += f"    ({edit.kind!r}, {norm.name!r}, {(*norm.linears,)!r}, {(*norm.added,)!r}, {edit.values!r}),\n"
-    return f"NORMS = (\n{lines})\n{SOURCE}" if lines else ""
+    return [(edit, known.get(edit.ops[0])) for edit in chosen]
+
+
+def _move(edit: Edit, norm: ReadNorm) -> Move:
+    return edit.kind, norm.name, (*norm.linears,), (*norm.added,), edit.values

@@ -5,14 +5,22 @@ So this file needs torch alone, and of pt2qa only what is printed with it: see :
 
 from __future__ import annotations
 
+import base64
 import operator
-from collections.abc import Callable
-from typing import Any
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
+import torch
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
-from pt2qa._graph.internals.nodes import clean_path, module_stack
+from pt2qa._graph.internals.nodes import VALUE, clean_path, module_stack
+
+BIAS: Final = 2
+"""The number of the argument that is the bias, of convolutions and linears."""
 
 
 def ops_by_name(graph: Graph) -> dict[str, Node]:
@@ -43,3 +51,97 @@ def op_of(target: Callable[..., Any] | str) -> str:
     target = target.overloadpacket if isinstance(target, OpOverload) else target
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     return name.strip("_") if name.startswith("__") else name.removesuffix("_")
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def add_to_biases(graph_module: GraphModule, ops: Mapping[str, Node], values: Iterable[tuple[str, str]]) -> None:
+    """Adds numbers, float32 in base64, to the biases of ops, in place and in order; of zeros where an op has none."""
+    for name, numbers in values:
+        node = ops[name]
+        if len(node.args) <= BIAS or node.args[BIAS] is None:
+            give_bias(graph_module, name, node)
+        target = parameter_of(node.args[BIAS])
+        bias = graph_module.get_parameter(target).detach()
+        set_parameters(graph_module, {target: (bias.float() + floats(numbers).to(bias.device)).to(bias.dtype)})
+
+
+def give_bias(graph_module: GraphModule, name: str, node: Node) -> None:
+    """Gives an op without a bias one of zeros, in place."""
+    value, target = node.meta[VALUE], "bias_of_" + re.sub(r"\W", "_", name)
+    weight = operator.attrgetter(parameter_of(node.args[1]))(graph_module)
+    set_parameters(graph_module, {target: torch.zeros(len(weight), dtype=value.dtype, device=value.device)})
+    with node.graph.inserting_before(node):
+        bias = node.graph.get_attr(target)
+    node.args = (*node.args[:BIAS], bias, *node.args[BIAS + 1 :])
+    graph_module.recompile()
+
+
+def parameter_of(node: Any) -> str:
+    """The name of a parameter, behind what observes or dequantizes it."""
+    while node.op != "get_attr":
+        node = node.args[0]
+    return str(node.target)
+
+
+def set_integers(graph_module: GraphModule, ops: Mapping[str, Node], values: Iterable[tuple[str, str]]) -> None:
+    """Gives the observed weights of ops the values of integers, int8 in base64, in place."""
+    for name, integers in values:
+        read: Any = ops[name].args[1]
+        target, observer = parameter_of(read), operator.attrgetter(read.target)(graph_module)
+        weight = graph_module.get_parameter(target).detach()
+        given = torch.frombuffer(bytearray(base64.b64decode(integers)), dtype=torch.int8).reshape(weight.shape)
+        value = in_float(*(each.to(weight.device) for each in (given, *observer.calculate_qparams())))
+        set_parameters(graph_module, {target: value.to(weight.dtype)})
+
+
+def in_float(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """The values of integers with one scale, or one for each output channel."""
+    shape = (-1, *[1] * (integers.dim() - 1))
+    return (integers - zero_point.reshape(shape)).float() * scale.reshape(shape)
+
+
+Move = tuple[str, str, Sequence[str], Sequence[str], str]
+"""``smooth`` or ``shift``; a norm; linears that read it; linears whose outputs are added to its own; a number for each
+channel, float32 in base64."""
+
+
+def change_norms(graph_module: GraphModule, ops: Mapping[str, Node], moves: Iterable[Move]) -> None:
+    """Moves factors or shifts from norms into the parameters around them, in place and in order."""
+
+    def bias_of(name: str) -> str:
+        return parameter_of(ops[name].args[BIAS])
+
+    def value_of(target: str) -> Tensor:
+        return graph_module.get_parameter(target).detach()
+
+    for kind, norm, linears, added, numbers in moves:
+        values = floats(numbers)
+        own = [str(source.target) for source in ops[norm].all_input_nodes if source.op == "get_attr"]
+        weights = {name: parameter_of(ops[name].args[1]) for name in linears}
+        if kind == "smooth":
+            changed = {target: value_of(target) / values.to(value_of(target)) for target in own}
+            changed |= {target: value_of(target) * values.to(value_of(target)) for target in weights.values()}
+        else:
+            values = values.double()
+            shifts = {bias_of(name): value_of(weight).cpu().double() @ values for name, weight in weights.items()}
+            shifts |= {own[-1]: -values, **{bias_of(name): values for name in added}}
+            changed = {
+                target: (value_of(target).cpu().double() + shift).to(value_of(target))
+                for target, shift in shifts.items()
+            }
+        set_parameters(graph_module, changed)
+
+
+def floats(numbers: str) -> Tensor:
+    """Float32 numbers from base64."""
+    found = struct.iter_unpack("<f", base64.b64decode(numbers))
+    return torch.tensor([number for (number,) in found], dtype=torch.float32)
+
+
+def set_parameters(graph_module: GraphModule, values: Mapping[str, Tensor]) -> None:
+    """Gives parameters of a graph other values, in place; other graphs that have the same parameters keep theirs."""
+    for target, value in values.items():
+        module, _, name = target.rpartition(".")
+        setattr(graph_module.get_submodule(module), name, nn.Parameter(value, requires_grad=False))
