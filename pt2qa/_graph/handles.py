@@ -19,8 +19,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
+from pt2qa._graph.internals.flow_runtime import module_of as module_of
 from pt2qa._graph.internals.flow_runtime import op_of as op_of
-from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE, clean_path, module_stack
+from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE
 from pt2qa._graph.internals.torch import HigherOrderOperator
 
 OUTPUTS = "output_handles"
@@ -276,16 +277,6 @@ def ops_of(graph_module: GraphModule, names: Mapping[int, OpName]) -> dict[str, 
     """The ops of a graph by name; of one that was written as several, the last part."""
     named = ((name_of(node, names), node) for node in graph_module.graph.nodes if node.op == "call_function")
     return {name: node for name, node in named if name is not None}
-
-
-def module_of(node: Node) -> tuple[str, str]:
-    """Path and class name of the module that called a node's op; two empty strings if unknown."""
-    stack = module_stack(node)
-    if not stack:
-        return "", ""
-    path, kind = list(stack.values())[-1]
-    kind = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
-    return clean_path(path), kind.rpartition(".")[2]
 
 
 def source_line(node: Node, *, code: bool = False) -> str:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
 from pt2qa._quantize.pairing import Recipe
-from pt2qa._quantize.rewriting import IMPORTS, PARTIAL_WRITE, rewriting_code
+from pt2qa._quantize.rewriting import PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
 from pt2qa.errors import PluginError
 from pt2qa.overrides.norms import moves_of
@@ -68,7 +68,7 @@ def plain_text(
     export = f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()"
     return _text(
         about,
-        imports=[*IMPORTS, *map(ast.unparse, imports), runtime()],
+        imports=[*map(ast.unparse, imports), runtime()],
         definitions=f"{runtime()}\n{rewriting}\n{of_norms}\n{_values(recipe)}\n" + _lines_of(defined, lines),
         calibrated=_calibrated(recipe),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
@@ -214,7 +214,8 @@ def _lines_of(parts: Sequence[ast.stmt], lines: Sequence[str]) -> str:
 
 
 def _is_constant(part: ast.stmt) -> bool:
-    return isinstance(part, ast.Assign) and isinstance(name := part.targets[0], ast.Name) and name.id.isupper()
+    name = part.targets[0] if isinstance(part, ast.Assign) else None
+    return isinstance(part, ast.AnnAssign) or (isinstance(name, ast.Name) and name.id[0].isupper())
 
 
 def _indented(lines: Sequence[str]) -> str:

@@ -169,9 +169,9 @@ _SPECS: Final = (
 
 def runtime() -> str:
     """The source of all that printed code may call."""
-    from pt2qa._graph.internals import flow_quantizer, flow_runtime, nodes
+    from pt2qa._graph.internals import flow_passes, flow_quantizer, flow_runtime, nodes
 
-    return "\n".join(map(inspect.getsource, (nodes, flow_runtime, flow_quantizer)))
+    return "\n".join(map(inspect.getsource, (nodes, flow_runtime, flow_passes, flow_quantizer)))
 
 
 def needed(source: str, roots: Collection[str]) -> list[str]:
@@ -190,7 +190,8 @@ def needed(source: str, roots: Collection[str]) -> list[str]:
             open_names += [used for used in _names_in(parts[name]) if used in parts]
     lines = re.sub(r"  # type: ignore.*", "", source).splitlines()
     kept = [lines[first_line(part) - 1 : part.end_lineno] for name, part in parts.items() if name in wanted]
-    return [line for part in kept for line in ("", *part, "")][1:]
+    spaced = "\n".join("\n".join(part if len(part) == 1 else ("", "", *part, "", "")) for part in kept)
+    return [*re.sub(r"\n{4,}", "\n\n\n", spaced).strip("\n").splitlines(), ""]
 
 
 def first_line(part: ast.stmt) -> int:
@@ -223,7 +224,8 @@ def needed_imports(imports: Collection[str], body: Collection[str]) -> list[str]
                 if (alias.asname or alias.name.partition(".")[0]) in used:
                     start = f"from {module} import " if module else f"import {ast.unparse(alias)}"
                     kept.setdefault(start, set()).update([ast.unparse(alias)] if module else [])
-    lines = sorted(start + ", ".join(sorted(names)) for start, names in kept.items())
+    lines = [start + ", ".join(sorted(names)) for start, names in kept.items()]
+    lines.sort(key=lambda line: (line.startswith("from"), line))
     own = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     return [*own, *([""] if own else []), *(line for line in lines if line not in own)]
 

@@ -16,19 +16,15 @@ The formula is that of the op's documentation, ``softmax(q kᵀ · scale + mask)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 
 from pt2qa._capture.changes import Change
-from pt2qa._capture.normalise.decomposition import put_instead, trace
-from pt2qa._capture.normalise.editing import names_by_node
-from pt2qa._graph.handles import module_of
-from pt2qa._graph.internals.torch import SAFE_SOFTMAX
+from pt2qa._capture.normalise.editing import names_by_node, renew_outputs
+from pt2qa._graph.internals import flow_passes
 
 ATTENTION = "attention"
 """The kind that ``capture(decompose=...)`` takes."""
@@ -37,67 +33,20 @@ MODULE = nn.MultiheadAttention
 
 RULE: Final = "attention"
 
+_ATEN = torch.ops.aten
+_WHAT: dict[Any, str] = {
+    _ATEN.scaled_dot_product_attention.default: "decomposed into two matmuls and the ops between them",
+    _ATEN.bmm.default: "written as a matmul",
+    _ATEN.baddbmm.default: "written as a matmul and a mask",
+}
+
 
 def decompose_attention(program: ExportedProgram) -> tuple[Change, ...]:
     """Replaces attention with matrix products and the ops between them, in place.
 
     This covers every ``scaled_dot_product_attention`` and the batched products of ``nn.MultiheadAttention``.
     """
-    wanted = [
-        node
-        for node in program.graph.nodes
-        if node.target in _ANYWHERE or (node.target in _IN_MODULE and module_of(node)[1] == MODULE.__name__)
-    ]
-    names = names_by_node(program) if wanted else {}
-    changes = []
-    for node in wanted:
-        decomposition, what = _ANYWHERE.get(node.target) or _IN_MODULE[node.target]
-        put_instead(program, node, trace(node, decomposition))
-        changes.append(Change(RULE, names[node], what))
-    return tuple(changes)
-
-
-def attention_in_ops(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,  # a model with dropout in eval mode is random, which capture refuses
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
-    divisor = math.sqrt(query.shape[-1]) if scale is None else 1 / scale if scale else math.inf
-    scores = torch.matmul(query, key.transpose(-2, -1)) / divisor
-    if is_causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~allowed, -math.inf)
-    if mask is None:
-        return torch.matmul(torch.softmax(scores, -1), value)
-    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores - -mask
-    # If a mask hides a whole row, the op returns zeros.
-    return torch.matmul(SAFE_SOFTMAX(scores, -1), value)
-
-
-def masked_product(mask: Tensor, query: Tensor, key: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    scores = torch.matmul(query, key)
-    scores = scores if alpha == 1 else scores * alpha
-    return scores - -(mask if beta == 1 else mask * beta)
-
-
-_Decomposition = tuple[Callable[..., Any], str]
-
-_ANYWHERE: dict[Any, _Decomposition] = {
-    torch.ops.aten.scaled_dot_product_attention.default: (
-        attention_in_ops,
-        "decomposed into two matmuls and the ops between them",
-    )
-}
-_IN_MODULE: dict[Any, _Decomposition] = {
-    torch.ops.aten.bmm.default: (torch.matmul, "written as a matmul"),
-    torch.ops.aten.baddbmm.default: (masked_product, "written as a matmul and a mask"),
-}
+    names = names_by_node(program)
+    changed = flow_passes.decompose_attention(program.graph_module)
+    renew_outputs(program)
+    return tuple(Change(RULE, names[node], _WHAT[node.target]) for node in changed)

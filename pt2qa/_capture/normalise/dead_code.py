@@ -7,16 +7,14 @@ The x86 quantizer reads the first output of a matched convolution or linear.  An
 from __future__ import annotations
 
 import operator
-from typing import Final
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.aliases import Aliases, in_place_argument
 from pt2qa._capture.changes import Change
-from pt2qa._capture.normalise.editing import graph_modules, names_by_node
-
-_RULE: Final = "dead code"
+from pt2qa._capture.normalise.editing import changes_of
+from pt2qa._graph.internals import flow_passes
 
 
 def remove_dead_code(program: ExportedProgram) -> tuple[Change, ...]:
@@ -25,19 +23,12 @@ def remove_dead_code(program: ExportedProgram) -> tuple[Change, ...]:
     An op that writes to its argument has an effect, unless that memory was allocated in the graph and is not read later
     (the ``ReLU(inplace=True)`` after an unused linear).  Inputs, parameters and buffers stay, used or not.
     """
-    names = names_by_node(program)
-    for graph_module in graph_modules(program):
-        graph_module.graph.eliminate_dead_code()
-        while dead := _unread_write(graph_module):
-            graph_module.graph.erase_node(dead)
-            graph_module.graph.eliminate_dead_code()
-        graph_module.recompile()
-    left = {node for graph_module in graph_modules(program) for node in graph_module.graph.nodes}
-    return tuple(
-        Change(_RULE, name, "removed: nothing reads it")
-        for node, name in names.items()
-        if node not in left and node.target is not operator.getitem
-    )
+
+    def edit(graph_module: GraphModule) -> list[tuple[Node, str]]:
+        removed = flow_passes.remove_dead_code(graph_module, _unread_write)
+        return [(node, "removed: nothing reads it") for node in removed if node.target is not operator.getitem]
+
+    return changes_of(program, "dead code", edit)
 
 
 def _unread_write(graph_module: GraphModule) -> Node | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
 
+from pt2qa._capture.changes import Change, Rule
 from pt2qa._graph.handles import assign_handles, handle_of, names_of, walk
-from pt2qa._graph.internals.torch import statically_known_true
 
 
 def graph_modules(program: ExportedProgram) -> list[GraphModule]:
@@ -35,34 +37,19 @@ def names_by_node(program: ExportedProgram) -> dict[Node, str]:
     }
 
 
-def read_instead(program: ExportedProgram, old: Node, new: Node, users: list[Node] | None = None) -> None:
-    """Makes users of ``old`` read ``new`` instead, in place; if ``users`` is None, all users except ``new``.
-
-    If ``old`` is an output of the program, ``new`` replaces it in the signature too.
-    """
-    for user in list(old.users) if users is None else users:
-        if user is not new:
-            user.replace_input_with(old, new)
-            if user.op == "output" and old.graph is program.graph:
-                for spec in program.graph_signature.output_specs:
-                    if isinstance(spec.arg, TensorArgument) and spec.arg.name == old.name:
-                        spec.arg = TensorArgument(name=new.name)
+def changes_of(
+    program: ExportedProgram, rule: Rule, edit: Callable[[GraphModule], Iterable[tuple[Node, str]]]
+) -> tuple[Change, ...]:
+    """Edits every graph of a program, in place; ``edit`` returns the ops that it changed, and how."""
+    names = names_by_node(program)
+    found = [change for graph_module in graph_modules(program) for change in edit(graph_module)]
+    renew_outputs(program)
+    return tuple(Change(rule, names[node], what) for node, what in found)
 
 
-def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two traced tensors have the same dtype and shape, without specialising dynamic sizes."""
-    return (
-        a.dtype == b.dtype
-        and a.dim() == b.dim()
-        and all(statically_known_true(x == y) for x, y in zip(a.shape, b.shape, strict=True))
-    )
-
-
-def drop_attribute(graph_module: GraphModule, reader: Node) -> None:
-    """Removes a ``get_attr`` node that nothing reads, and the attribute if no other node reads it, in place."""
-    if reader.users:
-        return
-    target = str(reader.target)
-    graph_module.graph.erase_node(reader)
-    if not any(node.op == "get_attr" and node.target == target for node in graph_module.graph.nodes):
-        delattr(graph_module, target)
+def renew_outputs(program: ExportedProgram) -> None:
+    """Gives the signature of a program the names of its outputs, in place, after edits of the graph."""
+    outputs: Any = program.graph.output_node().args[0]
+    for spec, node in zip(program.graph_signature.output_specs, outputs, strict=True):
+        if isinstance(spec.arg, TensorArgument):
+            spec.arg = TensorArgument(name=node.name)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2qa._capture.aliases import in_place_argument, storage_of
-from pt2qa._capture.normalise.editing import alike
 from pt2qa._graph.handles import op_of
+from pt2qa._graph.internals.flow_passes import alike
 from pt2qa._graph.internals.nodes import VALUE, origin_of
 from pt2qa._graph.internals.torch import OpOverload, detect_fake_mode, pytree, same_overload
 

@@ -14,9 +14,10 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.changes import Change
-from pt2qa._capture.normalise.decomposition import operands_of, put_instead, trace
-from pt2qa._capture.normalise.editing import names_by_node
+from pt2qa._capture.normalise.editing import names_by_node, renew_outputs
 from pt2qa._graph.handles import PART
+from pt2qa._graph.internals.flow_passes import put_instead, traced
+from pt2qa._graph.internals.nodes import CUSTOM
 
 RULE: Final = "recurrent op"
 _ATEN = torch.ops.aten
@@ -41,13 +42,13 @@ def decompose_recurrent(program: ExportedProgram, kinds: Sequence[str]) -> tuple
     decompositions = default_decompositions() if wanted else {}
     changes = []
     for node in wanted:
-        body = trace(node, decompositions[node.target])
+        body = traced(node, decompositions[node.target])
         steps = _steps(node, body)
-        put_instead(
-            program, node, body, {part: {PART: {"of": names[node], "step": step}} for part, step in steps.items()}
-        )
+        for part, copy in put_instead(program.graph_module, node, body).items():
+            copy.meta[CUSTOM] = {PART: {"of": names[node], "step": steps[part]}}
         linears = sum(part.target is _ATEN.linear.default for part in steps)
         changes.append(Change(RULE, names[node], f"decomposed into {linears} linears and the ops between them"))
+    renew_outputs(program)
     return tuple(changes)
 
 
@@ -56,7 +57,7 @@ def _steps(node: Node, body: GraphModule) -> dict[Node, int]:
 
     A step begins with the product of the hidden state; the last one ends where the outputs of the steps are joined.
     """
-    operands = operands_of(node, body)
+    operands = dict(zip(body.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
     hidden = _hidden_weights(node)
     counts = dict.fromkeys(hidden, 0)
     steps, current = {}, -1

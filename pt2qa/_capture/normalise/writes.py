@@ -12,11 +12,11 @@ from typing import Final
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from pt2qa._capture.aliases import in_place_argument, memory_of, storage_of
 from pt2qa._capture.changes import Change
-from pt2qa._capture.normalise.editing import graph_modules, names_by_node, read_instead
+from pt2qa._capture.normalise.editing import graph_modules, names_by_node, renew_outputs
 from pt2qa._capture.normalise.out_of_place import Unsupported, Writer, traced_value
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
@@ -45,11 +45,12 @@ def make_writes_functional(program: ExportedProgram) -> tuple[Change, ...]:
                 continue
             name = names_by_node(program)[node]
             try:
-                changes.append(Change(_RULE, name, _rewrite(program, graph_module, node, argument, readers)))
+                changes.append(Change(_RULE, name, _rewrite(graph_module.graph, node, argument, readers)))
             except Unsupported as error:
                 left = "left as it is, so a quantizer that rounds this tensor changes what is computed"
                 changes.append(Change(_RULE, name, f"{left}: {error}", left=str(error)))
         graph_module.recompile()
+    renew_outputs(program)
     return tuple(changes)
 
 
@@ -73,18 +74,16 @@ def _overwrites(node: Node, value: Node) -> bool:
     return node.target is torch.ops.aten.copy_.default and node.args[0] is value and node.args[1] is not value
 
 
-def _rewrite(
-    program: ExportedProgram, graph_module: GraphModule, node: Node, argument: Node, readers: list[tuple[Node, Node]]
-) -> str:
-    graph, storage = graph_module.graph, storage_of(argument)
+def _rewrite(graph: Graph, node: Node, argument: Node, readers: list[tuple[Node, Node]]) -> str:
+    storage = storage_of(argument)
     writer = Writer(node, argument)
     try:
         with graph.inserting_before(node):
             writer.write()
             new = {old: writer.rebuilt(old) for old, _ in readers}
         for old, reader in readers:
-            read_instead(program, old, new[old], [reader])
-        read_instead(program, node, writer.rebuilt(argument))
+            reader.replace_input_with(old, new[old])
+        node.replace_all_uses_with(writer.rebuilt(argument))
         _renew_values(node, storage)
         graph.erase_node(node)
     finally:

@@ -29,8 +29,8 @@ def ops_by_name(graph: Graph) -> dict[str, Node]:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        path = clean_path([("", None), *module_stack(node).values()][-1][0])
-        stem = f"{path}/{op_of(node.target)}" if path else op_of(node.target)
+        module, op = module_of(node)[0], op_of(node.target)
+        stem = f"{module}/{op}" if module else op
         if node.target is operator.getitem and node.args[0] in names:
             stem = f"{names[node.args[0]]}[{node.args[1]}]"
         used[stem] = ordinal = used.get(stem, -1) + 1
@@ -51,6 +51,16 @@ def op_of(target: Callable[..., Any] | str) -> str:
     target = target.overloadpacket if isinstance(target, OpOverload) else target
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     return name.strip("_") if name.startswith("__") else name.removesuffix("_")
+
+
+def module_of(node: Node) -> tuple[str, str]:
+    """Path and class name of the module that called a node's op; two empty strings if unknown."""
+    stack = module_stack(node)
+    if not stack:
+        return "", ""
+    path, kind = list(stack.values())[-1]
+    kind = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+    return clean_path(path), kind.rpartition(".")[2]
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------

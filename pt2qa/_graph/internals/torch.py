@@ -14,8 +14,6 @@ from torch._subclasses import FakeTensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops of quantized_decomposed
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as Dropout
@@ -33,15 +31,12 @@ __all__ = [
     "FakeTensor",  # the type of traced values
     "dynamic_dimensions",
     "detect_fake_mode",  # what traced values were made under, so that one more op can be traced
-    "make_fx",  # the ops of a function before autograd; torch.export does this for modules only
-    "statically_known_true",  # compares symbolic sizes without specializing them, as == would
     "BatchNorm",  # the classes that all modules of a kind derive from
     "Dropout",
     "InstanceNorm",
     "TorchDispatchMode",  # sees every op that runs
     "flop_registry",  # formulas by op; the public FlopCounterMode fails on nested graphs that run without gradients
     "QUANTIZED_DECOMPOSED",
-    "SAFE_SOFTMAX",
     "arguments_of",
     "calling_convention",
     "instructions_found",
@@ -60,9 +55,6 @@ __all__ = [
 
 QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
 """The ops that ``convert_pt2e`` writes; torch registers them where a private module is imported."""
-
-SAFE_SOFTMAX = torch.ops.aten._safe_softmax
-"""A softmax that gives zeros where a row is -inf throughout, as the op of attention has it inside."""
 
 
 def arguments_of(target: object) -> Sequence[Any]:

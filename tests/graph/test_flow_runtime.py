@@ -1,0 +1,47 @@
+"""What printed code is made of stands for itself, and calls ops as pt2qa does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pt2qa._graph.handles import names_of
+from pt2qa._graph.internals import flow_passes, flow_quantizer, flow_runtime, nodes
+from pt2qa._graph.internals.flow_runtime import ops_by_name
+from pt2qa.plugins.code import needed, needed_imports, runtime
+from tests.overrides.flows import captured
+from tests.overrides.nets import NETS
+
+MODULES = (nodes, flow_runtime, flow_passes, flow_quantizer)
+TREES = [ast.parse(inspect.getsource(module)) for module in MODULES]
+DEFINED = [part.name for tree in TREES for part in tree.body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+
+
+def test_it_imports_nothing_of_pt2qa_but_itself() -> None:
+    imports = [node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    found = {getattr(node, "module", None) or alias.name for node in imports for alias in node.names}
+    assert {name for name in found if name.startswith("pt2qa")} <= {module.__name__ for module in MODULES}
+
+
+def test_all_of_it_is_one_text_in_which_each_name_is_defined_once() -> None:
+    assert len(DEFINED) == len(set(DEFINED))
+    body = needed(runtime(), DEFINED)
+    names: dict[str, Any] = {}
+    exec(compile("\n".join([*needed_imports([runtime()], body), *body]), "code", "exec", dont_inherit=True), names)
+    assert names.keys() >= set(DEFINED)
+
+
+def test_capture_does_not_import_quantizers() -> None:
+    script = "import pt2qa, sys; pt2qa.capture; assert not [name for name in sys.modules if name.startswith('torchao')]"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_ops_have_the_names_of_reports(net: str) -> None:
+    graph = captured(net)[0].module()
+    assert {*ops_by_name(graph.graph)} == {"output", *(name.name for name in names_of(graph).values())}
