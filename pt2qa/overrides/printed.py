@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
 
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec, QuantizationSpec
+from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec
 
 from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName
@@ -18,6 +18,8 @@ from pt2qa.overrides.edited import annotate
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Derives, Point, Shares
 from pt2qa.plugins import QuantizerPlugin
+
+_OBSERVER: Final = "observer_or_fake_quant_ctr"
 
 
 def changed_specs(
@@ -30,8 +32,8 @@ def changed_specs(
     annotated = annotate(copy_to_edit(graph), plugin, (), names, qat=qat)
     annotations = read_annotations(annotated, plugin, names, qat=qat)
     before, after = annotations.specs, annotations.with_edits(edits).specs
-    places = _places(annotated, {*before, *after})
-    changed = [point for point in dict.fromkeys((*before, *after)) if before.get(point) != after.get(point)]
+    places = _places(annotated, dict.fromkeys((*before, *after)))
+    changed = [point for point in places if before.get(point) != after.get(point)]
     own = {point: spec for point, spec in before.items() if not isinstance(spec, Shares)}
     # A spec after edits was made from one of the quantizer's, most likely from that at the same place.
     given = {point: {**({point: own[point]} if point in own else {}), **own} for point in changed}
@@ -39,14 +41,14 @@ def changed_specs(
     return f"{{\n{''.join(lines)}}}"
 
 
-def _places(graph_module: GraphModule, points: set[Point]) -> dict[Point, Place]:
-    nodes = {node.name: node for node in graph_module.graph.nodes}
-    names = {node: name for name, node in named_nodes(graph_module.graph).items()}
+def _places(graph_module: GraphModule, points: Iterable[Point]) -> dict[Point, Place]:
+    """Where points are, without those of values that their reader does not read: they change nothing."""
+    names = {node.name: name for name, node in named_nodes(graph_module.graph).items()}
+    inputs = {node.name: [source.name for source in node.all_input_nodes] for node in graph_module.graph.nodes}
     return {
-        (source, reader): (names[nodes[reader]], nodes[reader].all_input_nodes.index(nodes[source]))
-        if reader
-        else (names[nodes[source]], None)
+        (source, reader): (names[reader], inputs[reader].index(source)) if reader else (names[source], None)
         for source, reader in points
+        if not reader or source in inputs[reader]
     }
 
 
@@ -56,13 +58,15 @@ def _source(spec: Any, given: Mapping[Point, Any], places: Mapping[Point, Place]
         return "None"
     if isinstance(spec, Shares):
         return f"SharedQuantizationSpec({places[spec.point]!r})"
-    known = {point: changes for point, other in given.items() if (changes := _changes(spec, other, places)) is not None}
+    made = {point: _changes(spec, other, places) for point, other in given.items() if point in places}
+    known = {point: changes for point, changes in made.items() if changes is not None}
     if not known:
         assert isinstance(spec, FixedQParamsQuantizationSpec), "edits make no other spec anew"
         return repr(spec)
-    point = min(known, key=lambda point: len(known[point]))
-    fields = ", ".join(f"{name!r}: {value}" for name, value in known[point].items())
-    return f"Original({places[point]!r}{f', {{{fields}}}' if fields else ''})"
+    # An observer is only written where an edit has set it; those of quantizers may hold anything.
+    point = min(known, key=lambda point: (_OBSERVER in known[point], len(known[point])))
+    changes = ", ".join(f"{name!r}: {value}" for name, value in known[point].items())
+    return f"Original({places[point]!r}{f', {{{changes}}}' if changes else ''})"
 
 
 def _changes(spec: Any, given: Any, places: Mapping[Point, Place]) -> dict[str, str] | None:
@@ -73,14 +77,14 @@ def _changes(spec: Any, given: Any, places: Mapping[Point, Place]) -> dict[str, 
         return {} if spec == given else {"derived_from": repr([places[each] for each in spec.points])}
     if spec is given:
         return {}
-    if type(spec) is not type(given) or not isinstance(spec, QuantizationSpec):
+    if type(spec) is not type(given) or isinstance(spec, FixedQParamsQuantizationSpec) or not is_dataclass(spec):
         return None
-    fields = [each.name for each in dataclasses.fields(spec)]
-    return {name: _text(spec, name) for name in fields if getattr(spec, name) != getattr(given, name)}
+    names = [each.name for each in fields(spec)]
+    return {name: _text(spec, name) for name in names if getattr(spec, name) != getattr(given, name)}
 
 
 def _text(spec: Any, name: str) -> str:
-    if name != "observer_or_fake_quant_ctr":
+    if name != _OBSERVER:
         return repr(getattr(spec, name))
     maker, keywords = maker_of(spec)
     return f"{maker.__name__}.with_args({', '.join(f'{key}={value!r}' for key, value in keywords.items())})"

@@ -139,6 +139,8 @@ def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: 
 
     Raises:
         SelectionError: the plan names an op that the graph does not have.
+        PluginError: the backend does not support an edit.
+        QuantizeError: an edit changes nothing, or cannot be made.
 
     >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))

@@ -6,6 +6,7 @@ It is apart from that because torchao takes a second to import.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,8 +81,12 @@ def edit_specs(graph: Graph, specs: Mapping[Place, Any]) -> None:
 
 
 def named_nodes(graph: Graph) -> dict[str, Node]:
-    """The ops, inputs, output, parameters and buffers of a graph by name."""
-    return {str(node.target): node for node in graph.find_nodes(op="get_attr")} | ops_by_name(graph)
+    """The ops, inputs and output of a graph by name, and the parameters and buffers that it reads."""
+    constants, read = dict[str, Node](), Counter[str]()
+    for node in graph.find_nodes(op="get_attr"):
+        constants[f"self.{node.target}{'#' * read[node.target]}"] = node
+        read[node.target] += 1
+    return ops_by_name(graph) | constants
 
 
 def spec_at(edge: Any) -> Any:
