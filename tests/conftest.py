@@ -109,7 +109,9 @@ def _once() -> Callable[..., Any]:
 
     @functools.wraps(export)
     def once(pattern: Any, inputs: tuple[Any, ...], is_cuda: bool = False, **options: Any) -> Any:
-        function = pattern.fn
+        function = getattr(pattern, "fn", None)
+        if function is None:  # a module of a backend's own
+            return export(pattern, inputs, is_cuda, **options)
         enclosed = tuple(cell.cell_contents for cell in function.__closure__ or ())
         shapes = tuple((name, getattr(each, "shape", each)) for name, each in [*enumerate(inputs), *options.items()])
         key = (function.__code__, enclosed, shapes, is_cuda)
