@@ -20,7 +20,7 @@ from pt2qa._simulator.verification import Outputs, Verification, digest_of, grap
 from pt2qa._trials.outcome import Outcome, outcome_of
 from pt2qa._trials.reference import KEPT_BYTES, Item, Reference
 from pt2qa._trials.target import Target
-from pt2qa._trials.treatment import Data, Place, Treatment, places_of
+from pt2qa._trials.treatment import Data, Treatment, places_of
 from pt2qa.errors import Pt2qaError, SelectionError, SimulationError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import annotations_of
@@ -59,7 +59,6 @@ class Judge:
         self._annotations: dict[Any, Annotations] = {}
         self._known: dict[Treatment, Outcome] = {}
         self._own: dict[tuple[bool, str], Any] = {}
-        self._places: dict[int, dict[int, Place]] = {}
         self._free = KEPT_BYTES
         self.checks = {on: Verification(pair.graphs) for on in (True, False)}
         self.reference = Reference(pair, data, lambda values, key: self.outputs(values, False, key))
@@ -197,7 +196,6 @@ class Judge:
         """Drops the pairs of all treatments but one; what was measured stays known."""
         kept = [self._key(each, each.edits) for each in (Treatment(), but)]
         self._pairs = {key: pair for key, pair in self._pairs.items() if key in kept}
-        self._places.clear()
 
     def _key(self, treatment: Treatment, edits: tuple[Edit, ...]) -> Any:
         return (treatment.options, edits, treatment.data)
@@ -234,15 +232,9 @@ class Judge:
         overrides = plan if plan.edits else None
         return quantize_again(self.pair, batches, inputs_of, plugin=plugin, overrides=overrides, progress=progress)
 
-    def places(self, pair: QuantizedPair) -> dict[int, Place]:
-        """The place of each site of a pair."""
-        if id(pair) not in self._places:
-            self._places[id(pair)] = places_of(pair)
-        return self._places[id(pair)]
-
     def without(self, treatment: Treatment, sites: Collection[int]) -> Treatment:
         """A treatment with some sites of its pair in float besides."""
-        places = self.places(self.pair_with(treatment))
+        places = places_of(self.pair_with(treatment))
         return treatment.then(Treatment(exact=frozenset(places[site] for site in sites)))
 
     def _sites_on(self, pair: QuantizedPair, treatment: Treatment) -> frozenset[int]:
@@ -252,14 +244,14 @@ class Judge:
             assert annotations is not None, "edits need a recipe"
             on &= annotations.with_edits(treatment.floats).sites_on(pair.sites)
         if treatment.exact:
-            on -= {index for index, place in self.places(pair).items() if place in treatment.exact}
+            on -= {index for index, place in places_of(pair).items() if place in treatment.exact}
         return frozenset(on)
 
     def _simulator(self, pair: QuantizedPair, treatment: Treatment) -> Simulator:
         if not treatment.played:
             return pair.simulator
         instead = dict(treatment.played)
-        roundings = {index: instead[place].value for index, place in self.places(pair).items() if place in instead}
+        roundings = {index: instead[place].value for index, place in places_of(pair).items() if place in instead}
         return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
 
     def _counted(self, run: Callable[[Item], Any]) -> Callable[[Item], Any]:
