@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer, SharedQuantizationSpec
@@ -21,12 +21,11 @@ Place = tuple[str, int | None]
 """An op, and the number of its input, among all nodes that it reads; None for its output."""
 
 
-@dataclass(frozen=True)
-class Original:
+class Original(NamedTuple):  # a dataclass would look for its module, which code that is executed may not have
     """The spec that the quantizer itself gave to a place, with other values in some fields."""
 
     place: Place
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = {}
 
 
 class Edited(Quantizer):  # type: ignore[misc]  # torchao has no type information
