@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pt2qa._ambient import torch_defaults
@@ -109,14 +110,8 @@ def reconfigure(
     methods = methods_named(repairs, "repairs")
     if sensitivity is not None:
         check_given(pair, sensitivity)
-    calibrate_on = recipe.calibration if calibration is None else calibration
-    if calibrate_on is None:
-        raise SelectionError(
-            "the batches that the pair was calibrated on were an iterator, which is used up. "
-            "Pass calibration=, a list or a loader that starts over."
-        )
-    again = Data("calibration", calibrate_on, recipe.inputs_of if calibration is None else inputs_of, mask, progress)
     data = Data("batches", batches, inputs_of, mask, progress)
+    again = calibration_for(recipe, calibration, data)
     judge = Judge(
         pair,
         data,
@@ -209,6 +204,18 @@ def reconfigure(
         set_apart=reference.health.set_apart,
         input_ranges=reference.health.input_ranges,
     ).with_pair(final.pair)
+
+
+def calibration_for(recipe: Recipe, given: Iterable[Any] | None, data: Data) -> Data:
+    """What the model is quantized again on: the batches that are given, read as ``data`` are, or the pair's own."""
+    if given is not None:
+        return replace(data, name="calibration", batches=given)
+    if recipe.calibration is None:
+        raise SelectionError(
+            "the batches that the pair was calibrated on were an iterator, which is used up. "
+            "Pass calibration=, a list or a loader that starts over."
+        )
+    return replace(data, name="calibration", batches=recipe.calibration, inputs_of=recipe.inputs_of)
 
 
 def recipe_of(pair: QuantizedPair, fallback: Fallback) -> Recipe:

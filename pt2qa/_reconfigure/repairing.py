@@ -10,7 +10,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import in_step, same_everywhere
-from pt2qa._reconfigure.analysis import recipe_of
+from pt2qa._reconfigure.analysis import calibration_for, recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
 from pt2qa._reconfigure.outcome import free_rows, stages
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
@@ -95,14 +95,8 @@ def repair(
             "this pair was trained (QAT), which has chosen its ranges and weights. Repair a pair that was quantized "
             "without qat=True."
         )
-    fit_on = recipe.calibration if calibration is None else calibration
-    if fit_on is None:
-        raise SelectionError(
-            "the batches that the pair was calibrated on were an iterator, which is used up. "
-            "Pass calibration=, a list or a loader that starts over."
-        )
-    fit_to = Data("calibration", fit_on, recipe.inputs_of if calibration is None else inputs_of, mask, progress)
     data = Data("batches", batches, inputs_of, mask, progress)
+    fit_to = calibration_for(recipe, calibration, data)
     judge = Judge(pair, data, None, "repair", unit="evaluation", calibration=None if calibration is None else fit_to)
     reference = judge.reference
     notes = [*judge.notes, *pair.verify(reference.first.batch)]

@@ -92,7 +92,8 @@ class Judge:
             pair = self.pair_with(treatment)
             simulator = self._simulator(pair, treatment)
             model = SimulatedModel(pair, self._sites_on(pair, treatment), simulator)
-            runs = functools.partial(self._outcome, self.reference.of(pair), model)
+            reference = self.reference.of(pair)
+            runs = functools.partial(self._outcome, reference, model)
             if treatment == Treatment():
                 found = runs(lambda item: self.outputs(item.values, key=item.key))
             elif treatment.plays:
@@ -101,7 +102,7 @@ class Judge:
                 try:
                     found = runs(self._counted(verified_run(pair)))
                 except SimulationError:
-                    found = runs(self._counted(lambda item: graph_outputs(pair.quantized, item.values)))
+                    found = self._of_graph(reference, pair)
             self._known[treatment] = found
         return self._known[treatment]
 
@@ -138,10 +139,11 @@ class Judge:
 
     def converted(self, pair: QuantizedPair) -> Outcome:
         """The outcome of a pair's converted graph itself."""
+        return self._of_graph(self.reference.of(pair), pair)
+
+    def _of_graph(self, reference: Reference, pair: QuantizedPair) -> Outcome:
         graph = pair.quantized
-        return self._outcome(
-            self.reference.of(pair), graph, self._counted(lambda item: graph_outputs(graph, item.values))
-        )
+        return self._outcome(reference, graph, self._counted(lambda item: graph_outputs(graph, item.values)))
 
     def of_float(self) -> float:
         """The user's metric of the float model; it must be a number, so that others can be held against it."""

@@ -117,7 +117,7 @@ class Treatment:
     @property
     def plays(self) -> bool:
         """Whether anything of it is not in the pair that is quantized, but played on the simulator."""
-        return bool(self.floats or self.exact or self.played or self.as_deployed)
+        return bool(self.floats) or not self.made_of_edits
 
     @property
     def requantizes(self) -> bool:
