@@ -429,7 +429,7 @@ def test_the_next_command_quantizes_as_the_diagnosis_did(
         kept = sys.modules["pt2qa_flow_flow"].given["batches"] if data == "same" else [1]
         plugin = Plugin(**dict(option.split("=") for option in options.split(",") if option))
         return replace(DIAGNOSIS, plan_json=plan, code="pass\n").with_evidence(
-            SimpleNamespace(recipe=SimpleNamespace(plugin=plugin, calibration=kept)), {}
+            SimpleNamespace(recipe=SimpleNamespace(plugin=plugin, data=SimpleNamespace(batches=kept))), {}
         )
 
     monkeypatch.setitem(vars(pt2qa), "diagnose", diagnose)

@@ -27,7 +27,8 @@ from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element, plain_batch, read_batches
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element, plain_batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
@@ -110,9 +111,9 @@ def find_bad_cases(
         raise SelectionError(f"batch_axis is {batch_axis}; with a mask expected 0, or None to rank batches whole.")
     state = Feedback.of(pair.quantized, feedback or {})
     search = _Search(pair, metrics, k, post_process, state, batch_axis, mask)
-    items = itertools.islice(read_batches(batches, lambda item: item), num_steps)
-    steps = search.steps(_read(items, inputs_of, targets_of))
-    notes = accumulate(search, steps, title="find bad cases", purpose="search", inputs_of=None, progress=progress)
+    data = Data("batches", batches, inputs_of, mask, progress)
+    steps = search.steps(_read(data, targets_of, num_steps))
+    notes = accumulate(search, replace(data, batches=steps, inputs_of=None), title="find bad cases", purpose="search")
     if num_steps is not None and search.batches < num_steps and not (notes or search.stopped):
         notes.append(f"num_steps is {num_steps}, but there are only {search.batches} in the data")
     refuse_empty(search.batches, count_empty(search.found.set_apart))
@@ -120,10 +121,11 @@ def find_bad_cases(
 
 
 def _read(
-    items: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, targets_of: Callable[[Any], Any] | None
+    data: Data, targets_of: Callable[[Any], Any] | None, most: int | None
 ) -> Iterator[tuple[Batch, Tensor | None]]:
-    for item in items:
-        batch = plain_batch(item if inputs_of is None else inputs_of(item))
+    items = replace(data, inputs_of=lambda item: item)
+    for item in itertools.islice(items, most):
+        batch = plain_batch(item if data.inputs_of is None else data.inputs_of(item))
         yield batch, None if targets_of is None else labels.as_targets(targets_of(item))
 
 

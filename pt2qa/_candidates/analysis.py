@@ -25,6 +25,7 @@ from pt2qa._ranks import over_ranks
 from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.nonfinite import is_empty
@@ -89,11 +90,12 @@ def compare_quantizers(
             f"calibration is a {type(calibration).__name__}, which can be read only once, but each candidate "
             "needs the batches again. Pass a list, or a loader that starts over."
         )
+    data = Data("batches", calibration, inputs_of, mask, progress)
     pairs: dict[str, QuantizedPair] = {}
     failed: dict[str, str] = {}
     for name, quantizer in named.items():
         try:
-            pairs[name] = _pair(capture, name, quantizer, calibration, inputs_of, progress)
+            pairs[name] = _pair(capture, name, quantizer, data)
         except (SelectionError, BatchError):
             raise
         except Pt2qaError as error:
@@ -101,10 +103,8 @@ def compare_quantizers(
     if not pairs:
         raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
     race = _Race(pairs, failed, mask)
-    data = calibration if batches is None else batches
-    notes = accumulate(
-        race, data, title="compare quantizers", purpose="compare on", inputs_of=inputs_of, progress=progress
-    )
+    data = data if batches is None else replace(data, batches=batches)
+    notes = accumulate(race, data, title="compare quantizers", purpose="compare on")
     refuse_empty(race.batches, count_empty(race.set_apart))
     notes += [f"{n}: {note}" for n, pair in pairs.items() for note in (*pair.notes, *race.checks[n].notes)]
     notes += race.notes()
@@ -140,16 +140,9 @@ def _described(quantizer: Any) -> str:
     return quantizer.quantizer if isinstance(quantizer, QuantizedPair) else describe(resolve(quantizer))
 
 
-def _pair(
-    capture: Capture,
-    name: str,
-    quantizer: Any,
-    calibration: Iterable[Any],
-    inputs_of: Callable[[Any], Batch] | None,
-    progress: bool | None,
-) -> QuantizedPair:
+def _pair(capture: Capture, name: str, quantizer: Any, data: Data) -> QuantizedPair:
     if not isinstance(quantizer, QuantizedPair):
-        return quantize(capture, quantizer, calibration, inputs_of=inputs_of, progress=progress)
+        return quantize(capture, quantizer, data.batches, inputs_of=data.inputs_of, progress=data.progress)
     if quantizer.capture is not capture or (quantizer.recipe is not None and quantizer.recipe.qat):
         raise SelectionError(
             f"{name}: the pair was not quantized after training from this capture, so the float model is another one. "

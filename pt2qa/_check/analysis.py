@@ -24,6 +24,7 @@ from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import DataHealth
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa.errors import PluginError, Pt2qaError, SelectionError
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
 
@@ -128,12 +129,10 @@ def check(
         kwargs=kwargs,
         quantizer=quantizer,
         qat=qat or (kind == "pair" and subject.recipe is not None and subject.recipe.qat),
-        batches=batches,
-        inputs_of=inputs_of,
+        data=None if batches is None else Data("batches", batches, inputs_of, progress=progress),
         dynamic_shapes=dynamic_shapes,
         cpu=cpu_features(cpu),
         eager=model,
-        progress=progress,
     )
     every = _every_rule(context)
     chosen = list(every) if rules is None else _chosen(rules, every)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from pt2qa._layers.analysis import compare_rounding
 from pt2qa._layers.report import LayerReport
 from pt2qa._quantize.observers import find_observers
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._simulator.data import Data
 from pt2qa._weights.analysis import weight_rows
 from pt2qa._weights.rows import WeightRow
 from pt2qa._weights.sums import SumsOfWeights
@@ -63,12 +64,10 @@ class CheckContext:
         args, kwargs: example inputs, for a model.
         quantizer: as ``pt2qa.quantize`` takes it; None without one.
         qat: whether it prepares for quantization-aware training.
-        batches: data for rules on numbers; None without any.
-        inputs_of: maps an item of ``batches`` to a batch.
+        data: the batches for rules on numbers; None without any.
         dynamic_shapes: for capture.
         cpu: features of the CPU that the model will run on, in lower case, such as ``avx512_vnni``.
         eager: the model that a capture, a graph or a pair was made from, if the user gave it too.
-        progress: whether to show progress.
         errors: why something is unavailable, by what failed: ``capture``, ``quantizer``,
             ``annotations``; filled along the way, for the rules that report it.
     """
@@ -79,12 +78,10 @@ class CheckContext:
     kwargs: Mapping[str, Any] | None = None
     quantizer: Any = None
     qat: bool = False
-    batches: Iterable[Any] | None = None
-    inputs_of: Callable[[Any], Any] | None = None
+    data: Data | None = None
     dynamic_shapes: Any = None
     cpu: frozenset[str] = frozenset()
     eager: nn.Module | None = None
-    progress: bool | None = None
     errors: dict[str, Pt2qaError] = field(default_factory=dict)
 
     @property
@@ -303,9 +300,9 @@ class CheckContext:
     def layers(self) -> LayerReport:
         """What the data does at each site: range, saturation, rounding error; no isolated errors."""
         pair = self.pair
-        if self.batches is None:
+        if self.data is None:
             raise UnavailableError("without data: give batches=")
-        return compare_rounding(pair, self.batches, self.inputs_of, self.progress)
+        return compare_rounding(pair, self.data)
 
     @functools.cached_property
     def weights(self) -> tuple[WeightRow, ...]:

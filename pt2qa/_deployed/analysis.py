@@ -19,6 +19,7 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend
@@ -76,7 +77,7 @@ def compare_deployed(
     check_pair(pair)
     if deployed is not None and program is not None:
         raise DeploymentError("deployed= and program= were given: a program that was made elsewhere is not lowered.")
-    first, every = peeked(batches, inputs_of, "compare on")
+    first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
     chosen = backend_for(pair, backend) if deployed is None else None
     with explained(pair, chosen):
         if chosen is None:
@@ -84,16 +85,9 @@ def compare_deployed(
             runs, name = opened(pair, _path(deployed), backend)
         else:
             place = lowerable(pair)
-            runs, name = program_for(pair, place, chosen, first, program, progress), chosen.name
+            runs, name = program_for(pair, place, chosen, first, program, data.progress), chosen.name
         comparison = Comparison(pair, place, runs, name, mask)
-        notes = accumulate(
-            comparison,
-            every,
-            title="compare deployed",
-            purpose="compare on",
-            inputs_of=None,
-            progress=progress,
-        )
+        notes = accumulate(comparison, data, title="compare deployed", purpose="compare on")
     if isinstance(runs, RecordedOutputs) and not notes:
         runs.refuse_rest()
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))

@@ -21,6 +21,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.atomic import write_atomic
 from pt2qa._simulator.accumulate import accumulate
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.verification import digest_of, graph_outputs
 
 
@@ -81,7 +82,8 @@ def record_inputs(
     ['batch0.input0']
     """
     recording = _Recording(model)
-    if accumulate(recording, batches, title="record inputs", purpose="record", inputs_of=inputs_of, progress=progress):
+    data = Data("batches", batches, inputs_of, progress=progress)
+    if accumulate(recording, data, title="record inputs", purpose="record"):
         raise KeyboardInterrupt
     write_atomic(path, to_bytes(recording.tensors, {METADATA: json.dumps(recording.told)}))
 

@@ -17,6 +17,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._sensitivity.roundings import InSeries, Variant, clamping, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.program import Site
 from pt2qa.errors import SelectionError
@@ -73,13 +74,10 @@ def error_budget(
         raise SelectionError('projections: method="exact" projects nothing. Leave it out, or pass method="projection".')
     noises = site_noises(
         pair,
-        batches,
+        Data("batches", batches, inputs_of, mask, progress),
         mechanisms_in(pair),
         method=method,
         projections=projections,
-        inputs_of=inputs_of,
-        mask=mask,
-        progress=progress,
     )
     return budget_of(pair, noises)
 

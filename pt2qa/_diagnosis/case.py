@@ -24,13 +24,14 @@ from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitte
 from pt2qa._sensitivity.ranges import Observed, observe
 from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._simulator.accumulate import first_fault
-from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Constant, Site
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
-from pt2qa._trials.treatment import Data, Place, Ranges, Substitute, Treatment, places_of, with_params
+from pt2qa._trials.treatment import Place, Ranges, Substitute, Treatment, places_of, with_params
 from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit
 
@@ -106,7 +107,7 @@ class Case:
 
     def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted | None]]:
         """Batches with samples as the simulator takes them, and which of their positions count; each is a run."""
-        for batch in read_batches(data.batches, data.inputs_of):
+        for batch in data:
             values = self.pair.values(batch)
             if count_samples(values):
                 self.judge.forwards += 1
@@ -123,8 +124,7 @@ class Case:
     @functools.cached_property
     def first(self) -> Batch:
         """The first batch of the data that has samples."""
-        items = read_batches(self.data.batches, self.data.inputs_of)
-        own: Batch | None = next((batch for batch in items if count_samples(self.pair.values(batch))), None)
+        own: Batch | None = next((batch for batch in self.data if count_samples(self.pair.values(batch))), None)
         found = first_anywhere(own)
         if found is None:
             raise NoBatchError("no batch to diagnose. Pass at least one.")
@@ -155,13 +155,13 @@ class Case:
     def seen(self) -> dict[int, Observed]:
         """The ranges that calibration showed each activation site; empty if its data is the same, or not known."""
         recipe = self.judge.recipe
-        if recipe is None or recipe.calibration is None or self.state.data is not None:
+        if recipe is None or recipe.data is None or self.state.data is not None:
             return {}
-        own = Data("calibration", recipe.calibration, recipe.inputs_of)
-        return {} if self._digests(own) == self._digests(self.data) else observe(self.pair, self.flat(own))
+        same = self._digests(recipe.data) == self._digests(self.data)
+        return {} if same else observe(self.pair, self.flat(recipe.data))
 
     def _digests(self, data: Data) -> set[str]:
-        own = {digest_of(self.pair.values(batch)) for batch in read_batches(data.batches, data.inputs_of)}
+        own = {digest_of(self.pair.values(batch)) for batch in data}
         return set().union(*everywhere(own))
 
     @functools.cached_property
@@ -192,13 +192,10 @@ class Case:
         """The output noise of each site as it is (``quantized``), and with the parameters in :attr:`instead`."""
         found = site_noises(
             self.pair,
-            self.data.batches,
+            self.data,
             self._variants,
             sampled=("fitted", "by channel"),
             quantized=self.judge.outputs if self.pair is self.judge.pair else None,
-            inputs_of=self.data.inputs_of,
-            mask=self.data.mask,
-            progress=self.data.progress,
         )
         stop_if_interrupted(found.notes)
         return found

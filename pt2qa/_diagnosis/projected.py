@@ -7,7 +7,7 @@ wanted.  Where an op has no gradient, the reference runs with each change alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Literal
@@ -32,9 +32,10 @@ from pt2qa._sensitivity.roundings import Rounding, Variant
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.positions import Counted, Mask, Positions
+from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Site
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import SelectionError
@@ -92,16 +93,13 @@ class SiteNoises:
 
 def site_noises(
     pair: QuantizedPair,
-    batches: Iterable[Any],
+    data: Data,
     variants: Callable[[Site], Mapping[str, Variant]],
     *,
     method: Method = "auto",
     projections: int | None = FEWEST,
     sampled: Collection[str] = (),
     quantized: Callable[[Sequence[Any]], Any] | None = None,
-    inputs_of: Callable[[Any], Batch] | None = None,
-    mask: Mask | None = None,
-    progress: bool | None = None,
 ) -> SiteNoises:
     """Estimates the output noise of every variant of every site, each alone on the reference's values.
 
@@ -111,7 +109,7 @@ def site_noises(
 
     Args:
         pair: it is not changed.
-        batches: iterable of batches, consumed once.
+        data: read once; only the outputs at positions that count have errors.
         variants: the variants of a site by name; it is called once for each site, and may return none.  The functions
             get a whole tensor: a batch's value of an activation, or the float value of a constant.
         method: ``projection`` estimates all at once, to first order behind the nonlinear ops that a change is followed
@@ -122,13 +120,10 @@ def site_noises(
         sampled: names of variants that are measured on the first batches with 8 samples or more together, and whose
             noise is multiplied by the share of all samples that these are.
         quantized: returns what the quantized model returns for flat inputs; None: it is run.
-        inputs_of: maps an item of ``batches`` to a batch.
-        mask: which positions count, as in :func:`pt2qa.compare_layers`: only the outputs there have errors.
-        progress: whether to show a progress bar; None: if stderr is a terminal.
 
     Raises:
         BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
-        SelectionError: ``projections`` is not positive, or no output is floating-point; ``mask`` names no input.
+        SelectionError: ``projections`` is not positive, or no output is floating-point; the mask names no input.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
     if projections is not None and projections < 1:
@@ -148,14 +143,12 @@ def site_noises(
         quantized=pair.simulator.run if quantized is None else quantized,
         verification=Verification(pair.graphs),
         notes=[*pair.notes, *pair.program.notes],
-        positions=None if mask is None else Positions(pair.quantized, pair.program, mask),
+        positions=data.positions(pair.quantized, pair.program),
     )
     own: SiteNoises | None = None
     missing: NoBatchError | None = None
     try:
-        noises.notes += accumulate(
-            noises, batches, title="site noises", purpose="measure on", inputs_of=inputs_of, progress=progress
-        )
+        noises.notes += accumulate(noises, data, title="site noises", purpose="measure on")
         own = noises.result()
     except NoBatchError as error:
         if active() is None:

@@ -16,6 +16,7 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa.errors import SelectionError
 
@@ -78,17 +79,14 @@ def compare_layers(
     steps = [step for step in pair.program.steps if step.site is None]
     selected = frozenset(steps[position].index for position in select(steps, prefixes, ops))
     blocks = find_blocks(pair.program, modules)
-    comparison = Comparison(pair, selected, blocks, isolated, named_metrics(metrics), mask=mask)
-    return compare(comparison, batches, inputs_of, progress, "layers")
+    data = Data("batches", batches, inputs_of, mask, progress)
+    return compare(Comparison(pair, data, selected, blocks, isolated, named_metrics(metrics)), "layers")
 
 
-def compare_rounding(
-    pair: QuantizedPair, batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, progress: bool | None
-) -> LayerReport:
+def compare_rounding(pair: QuantizedPair, data: Data) -> LayerReport:
     """:func:`compare_layers` with ``rounding_sqnr``, but without ``isolated_sqnr``, which costs more than the rest."""
     steps = frozenset(step.index for step in pair.program.steps if step.site is None)
-    comparison = Comparison(pair, steps, (), False, {}, rounding=True)
-    return compare(comparison, batches, inputs_of, progress, "layers")
+    return compare(Comparison(pair, data, steps, (), False, {}, rounding=True), "layers")
 
 
 def named_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:

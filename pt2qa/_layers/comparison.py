@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -23,13 +23,14 @@ from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import Isolated
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
-from pt2qa._simulator.positions import Counted, Mask, Positions
+from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import Verification
 
@@ -111,15 +112,15 @@ class Comparison:
     def __init__(
         self,
         pair: QuantizedPair,
+        data: Data,
         steps: frozenset[int],
         blocks: Sequence[Block],
         isolated: bool,
         metrics: dict[str, Metric],
         *,
         rounding: bool = False,
-        mask: Mask | None = None,
     ) -> None:
-        self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
+        self.data, self.positions = data, data.positions(pair.quantized, pair.program)
         self.pair, self.program, self.with_isolated, self.metrics = pair, pair.program, isolated, metrics
         self.block_table: TableName = "modules" if steps else "rows"
         self.with_rounding = isolated or rounding
@@ -412,17 +413,9 @@ class Comparison:
         return tuple(name for name, metric in self.metrics.items() if getattr(metric, "worse", None) == way)
 
 
-def compare(
-    comparison: Comparison,
-    batches: Iterable[Any],
-    inputs_of: Callable[[Any], Batch] | None,
-    progress: bool | None,
-    what: str,
-) -> LayerReport:
+def compare(comparison: Comparison, what: str) -> LayerReport:
     """Runs a comparison over all batches and verifies its own runs; ``what`` names the progress bar."""
-    notes = accumulate(
-        comparison, batches, title=f"compare {what}", purpose="compare on", inputs_of=inputs_of, progress=progress
-    )
+    notes = accumulate(comparison, comparison.data, title=f"compare {what}", purpose="compare on")
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     pair = comparison.pair
     return comparison.report([*pair.notes, *pair.program.notes, *notes, *comparison.check.notes])

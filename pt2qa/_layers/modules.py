@@ -14,6 +14,7 @@ from pt2qa._metrics import Metric
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 
 
@@ -62,5 +63,5 @@ def compare_modules(
     """
     check_pair(pair)
     blocks = find_blocks(pair.program, modules)
-    comparison = Comparison(pair, frozenset(), blocks, False, named_metrics(metrics), mask=mask)
-    return compare(comparison, batches, inputs_of, progress, "modules")
+    data = Data("batches", batches, inputs_of, mask, progress)
+    return compare(Comparison(pair, data, frozenset(), blocks, False, named_metrics(metrics)), "modules")

@@ -25,6 +25,7 @@ from pt2qa._ranks import NoBatchError, over_ranks
 from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, refuse_empty
 from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch, has_no_element
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import structured
 from pt2qa._simulator.positions import Mask
 from pt2qa.errors import CaptureError, SelectionError
@@ -91,20 +92,18 @@ def profile(
     >>> report.find("input").min, report.find("input").max
     (-1.0, 1.0)
     """
+    data = Data("batches", batches, inputs_of, mask, progress)
     if side == "deployed":
         return profile_deployed(
             target_of(subject, side),
             subject,
-            batches,
+            data,
             backend,
             program,
             Wanted(histograms, per_channel),
             prefixes=prefixes,
             ops=ops,
             with_stack=with_stack,
-            inputs_of=inputs_of,
-            mask=mask,
-            progress=progress,
         )
     if backend is not None or program is not None:
         raise SelectionError("backend= and program= are those of side='deployed', which was not asked for")
@@ -118,7 +117,7 @@ def profile(
         with_stack=with_stack,
         mask=mask,
     )
-    notes = accumulate(profiler, batches, title="profile", purpose="profile", inputs_of=inputs_of, progress=progress)
+    notes = accumulate(profiler, data, title="profile", purpose="profile")
     return profiler.profile(notes=notes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch, has_no_element
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Inside, Mask
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import DeploymentError
@@ -35,24 +36,20 @@ from pt2qa.plugins import Backend, DeployedProgram
 def profile_deployed(
     target: ProfileTarget,
     pair: QuantizedPair,
-    batches: Iterable[Any],
+    data: Data,
     backend: str | Backend | None,
     program: str | os.PathLike[str] | None,
     wanted: Wanted,
-    *,
-    inputs_of: Callable[[Any], Batch] | None,
-    mask: Mask | None,
-    progress: bool | None,
     **chosen: Any,
 ) -> Profile:
     """The deployed side of :func:`pt2qa.profile`; ``chosen`` are the options of :func:`make_plan`."""
     plan = make_plan(target.graph, target.names, **chosen)
-    first, every = peeked(batches, inputs_of, "profile")
+    first, every = peeked(data, "profile")
     place, runs_on = lowerable(pair), backend_for(pair, backend)
     with explained(pair, runs_on):
-        runs = program_for(pair, place, runs_on, first, program, progress)
-        profiler = _DeployedProfiler(target, wanted, Observed(pair, plan, place, runs), runs, mask)
-        notes = accumulate(profiler, every, title="profile", purpose="profile", inputs_of=None, progress=progress)
+        runs = program_for(pair, place, runs_on, first, program, data.progress)
+        profiler = _DeployedProfiler(target, wanted, Observed(pair, plan, place, runs), runs, data.mask)
+        notes = accumulate(profiler, every, title="profile", purpose="profile")
     return profiler.profile([f"run by {runs_on.name}", *runs.facts, *notes])
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from tqdm import tqdm
 
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import OpName, name_of
@@ -18,31 +17,23 @@ from pt2qa._graph.internals.torchao import set_statistics, statistics_of
 from pt2qa._quantize.observers import find_observers, observed_value, unobserved
 from pt2qa._ranks import active, everywhere
 from pt2qa._report.prose import few
-from pt2qa._simulator.batches import Batch, as_call, read_batches
+from pt2qa._simulator.batches import as_call
+from pt2qa._simulator.data import Data
 from pt2qa.errors import QuantizeError
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword inputs."""
 
 
-def read_calls(
-    capture: Capture, graph: GraphModule, calibration: Iterable[Any], inputs_of: Callable[[Any], Batch] | None
-) -> Iterator[Call]:
+def read_calls(capture: Capture, graph: GraphModule, data: Data) -> Iterator[Call]:
     """The calibration batches as calls of a graph, each checked as it is read."""
-    for batch in read_batches(calibration, inputs_of):
+    for batch in data:
         args, kwargs = as_call(batch, graph)
         capture.check_batch(args, kwargs)
         yield args, kwargs
 
 
-def calibrate(
-    prepared: GraphModule,
-    calls: Iterable[Call],
-    names: Mapping[int, OpName],
-    quantizer: str,
-    *,
-    progress: bool | None,
-) -> None:
+def calibrate(prepared: GraphModule, calls: Iterable[Call], names: Mapping[int, OpName]) -> None:
     """Runs every batch through a prepared graph, to calibrate its observers.
 
     Raises:
@@ -69,9 +60,7 @@ def calibrate(
     hooks += [module.register_forward_hook(note) for module in set(modules.values())]
     number = -1
     try:
-        disable = None if progress is None else not progress
-        bar = tqdm(calls, desc=f"calibrate {quantizer}", unit="batch", disable=disable, leave=False)
-        for number, call in enumerate(bar):
+        for number, call in enumerate(calls):
             run_batch(prepared, call, number, failed_at)
     finally:
         for hook in hooks:

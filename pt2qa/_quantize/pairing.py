@@ -43,6 +43,7 @@ from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
 from pt2qa._simulator.contents import Contents
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.lower import lower
 from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa._simulator.program import Constant, Program, Region, Site
@@ -109,16 +110,15 @@ class OpCoverage:
 class Recipe:
     """How a pair was quantized, so that it can be quantized again with other settings.
 
-    ``calibration`` is None if the batches came from an iterator, which is exhausted.  ``annotations`` is what the
-    quantizer asked for, edits included.
+    ``data`` are the calibration batches; None if they came from an iterator, which is exhausted.  ``annotations`` is
+    what the quantizer asked for, edits included.
     """
 
     plugin: Any
     annotations: Annotations = field(repr=False)
-    calibration: Iterable[Any] | None
+    data: Data | None
     qat: bool = False
     train: Callable[[GraphModule], None] | None = None
-    inputs_of: Callable[[Any], Batch] | None = None
     edits: tuple[Any, ...] = ()
 
 

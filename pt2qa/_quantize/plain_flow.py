@@ -137,13 +137,12 @@ def _reason_not_to_run(pair: QuantizedPair, recipe: Recipe, capture: Capture) ->
         return "the pair was trained, which is not repeated"
     if capture.eager is None:
         return "the capture does not hold the model"
-    if recipe.calibration is None:
+    if recipe.data is None:
         return "the calibration batches were an iterator, which is used up"
     if active() is not None:
         return "it was calibrated on the data of several processes"
-    batches = recipe.calibration
     try:
-        first, again = (next(read_calls(capture, pair.reference, batches, recipe.inputs_of), None) for _ in range(2))
+        first, again = (next(read_calls(capture, pair.reference, recipe.data), None) for _ in range(2))
     except Pt2qaError as error:
         return f"the calibration batches cannot be read again: {error}"
     if first is None:
@@ -212,9 +211,8 @@ class _Trial:
         return made
 
     def _calls(self) -> Iterator[Call]:
-        calibration = self.recipe.calibration
-        assert calibration is not None
-        return read_calls(self.capture, self.pair.reference, calibration, self.recipe.inputs_of)
+        assert self.recipe.data is not None
+        return read_calls(self.capture, self.pair.reference, self.recipe.data)
 
     @functools.cached_property
     def _first(self) -> Call:

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch.fx import GraphModule, Node
@@ -35,6 +36,7 @@ from pt2qa._report.notes import Note
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
@@ -97,15 +99,15 @@ def quantize(
         raise QuantizeError(
             f"got a {type(capture).__name__}, expected a Capture. Make one: pt2qa.capture(model, example_inputs)."
         )
-    return _quantize(capture, quantizer, calibration, overrides, qat, train, inputs_of, progress)
+    data = Data("calibration", calibration, inputs_of, progress=progress)
+    return _quantize(capture, quantizer, data, overrides, qat, train)
 
 
 @in_step
 @exports
 def quantize_again(
     pair: QuantizedPair,
-    calibration: Iterable[Any],
-    inputs_of: Callable[[Any], Batch] | None,
+    data: Data,
     *,
     plugin: QuantizerPlugin | None = None,
     overrides: OverridePlan | None = None,
@@ -120,18 +122,17 @@ def quantize_again(
     assert recipe is not None, "only a pair with a recipe is quantized again"
     assert capture is not None, "a recipe comes with a capture"
     plugin = recipe.plugin if plugin is None else plugin
-    return _quantize(capture, plugin, calibration, overrides, recipe.qat, recipe.train, inputs_of, progress, like=pair)
+    data = replace(data, progress=progress)
+    return _quantize(capture, plugin, data, overrides, recipe.qat, recipe.train, like=pair)
 
 
 def _quantize(
     capture: Capture,
     quantizer: Any,
-    calibration: Iterable[Any],
+    data: Data,
     overrides: OverridePlan | None,
     qat: bool,
     train: Callable[[GraphModule], None] | None,
-    inputs_of: Callable[[Any], Batch] | None,
-    progress: bool | None,
     like: QuantizedPair | None = None,
 ) -> QuantizedPair:
     plugin = resolve(quantizer)
@@ -150,7 +151,7 @@ def _quantize(
         )
     refuse_float64_observers(prepared, names, plugin.name)
 
-    calls = read_calls(capture, float_graph, calibration, inputs_of)
+    calls = read_calls(capture, float_graph, data)
     own = next(calls, None)
     first = first_anywhere(own)
     if first is None:
@@ -167,7 +168,8 @@ def _quantize(
             _switch(prepared, "train", float_graph)
             train(prepared)
             _switch(prepared, "eval", float_graph)
-        calibrate(prepared, itertools.chain([] if own is None else [own], calls), names, plugin.name, progress=progress)
+        every = itertools.chain([] if own is None else [own], calls)
+        calibrate(prepared, data.bar(f"calibrate {plugin.name}", of=every), names)
 
     give_biases(prepared, edits, names)
     before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
@@ -185,7 +187,7 @@ def _quantize(
         *override_notes(overrides, describe(plugin), capture.model),
         sliced,
     )
-    kept = None if isinstance(calibration, Iterator) else calibration
+    kept = None if isinstance(data.batches, Iterator) else replace(data, name="calibration", mask=None, progress=False)
     result = QuantizedPair(
         reference=reference,
         quantized=quantized,
@@ -195,7 +197,7 @@ def _quantize(
         float_graph=float_graph,
         capture=capture,
         notes=tuple(filter(None, notes)),
-        recipe=Recipe(plugin, annotations, kept, qat, train, inputs_of, edits),
+        recipe=Recipe(plugin, annotations, kept, qat, train, edits),
         weight_cache=WEIGHT_CACHE if like is None else min(WEIGHT_CACHE // 4, like.weight_cache),
     )
     del prepared

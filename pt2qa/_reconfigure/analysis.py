@@ -23,11 +23,12 @@ from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa._trials.folds import Folds
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.target import Budget, Target, read_target
-from pt2qa._trials.treatment import Data, Treatment
+from pt2qa._trials.treatment import Treatment
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.plan import OBSERVERS, Edit
@@ -210,12 +211,12 @@ def calibration_for(recipe: Recipe, given: Iterable[Any] | None, data: Data) -> 
     """What the model is quantized again on: the batches that are given, read as ``data`` are, or the pair's own."""
     if given is not None:
         return replace(data, name="calibration", batches=given)
-    if recipe.calibration is None:
+    if recipe.data is None:
         raise SelectionError(
             "the batches that the pair was calibrated on were an iterator, which is used up. "
             "Pass calibration=, a list or a loader that starts over."
         )
-    return replace(data, name="calibration", batches=recipe.calibration, inputs_of=recipe.inputs_of)
+    return replace(data, name="calibration", batches=recipe.data.batches, inputs_of=recipe.data.inputs_of)
 
 
 def recipe_of(pair: QuantizedPair, fallback: Fallback) -> Recipe:

@@ -18,13 +18,13 @@ from pt2qa._repair.guard import LEAST_GAIN
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa._trials.folds import Folds
 from pt2qa._trials.judge import Judge, SimulatedModel, verified_run
 from pt2qa._trials.outcome import Outcome, outcome_of
 from pt2qa._trials.reference import Reference
 from pt2qa._trials.target import Target
-from pt2qa._trials.treatment import Data
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tqdm import tqdm
-
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
@@ -33,7 +31,8 @@ from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
-from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Mask, Positions
@@ -134,7 +133,8 @@ def sensitivity(
         expected["projections"] = projections
     earlier = resumed(resume, expected)
     alone = active() is None
-    with tqdm(desc="sensitivity", unit="run", disable=None if progress is None else not progress, leave=False) as bar:
+    data = Data("batches", batches, inputs_of, mask, progress)
+    with data.bar("sensitivity", "run") as bar:
         analysis = _Analysis(
             pair=pair,
             places=places,
@@ -145,15 +145,16 @@ def sensitivity(
             ledger=earlier if alone else Ledger(),
             verification=Verification(pair.graphs),
             bar=bar,
-            positions=None if mask is None else Positions(pair.quantized, pair.program, mask),
+            positions=data.positions(pair.quantized, pair.program),
             earlier=Ledger() if alone else earlier,
         )
-        items = read_batches(batches, inputs_of)
+        items = iter(data)
         try:
             if method == "auto" and not alone:
                 items = analysis.agree(items)
             # A batch may take long, so the bar counts runs.
-            interrupted = accumulate(analysis, items, title="", purpose="measure on", inputs_of=None, progress=False)
+            read = Data("batches", items, progress=False)
+            interrupted = accumulate(analysis, read, title="", purpose="measure on")
         except (NoBatchError, KeyboardInterrupt):
             everywhere(0)
             raise

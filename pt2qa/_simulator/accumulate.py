@@ -6,16 +6,16 @@ An analysis provides an :class:`Accumulator`, which measures each batch and adds
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
-
-from tqdm import tqdm
 
 from pt2qa._ranks import NoBatchError, NoNumberError
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import EMPTY, SetApart
-from pt2qa._simulator.batches import Batch, read_batches
+from pt2qa._simulator.batches import Batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.nonfinite import first_nonfinite
 from pt2qa._simulator.simulator import Simulator
 
@@ -31,28 +31,17 @@ class Accumulator(Protocol):
         """Measures a batch; an interrupted batch leaves no trace."""
 
 
-def accumulate(
-    into: Accumulator,
-    batches: Iterable[Any],
-    *,
-    title: str,
-    purpose: str,
-    inputs_of: Callable[[Any], Batch] | None,
-    progress: bool | None,
-) -> list[str]:
+def accumulate(into: Accumulator, data: Data, *, title: str, purpose: str) -> list[str]:
     """Adds batch after batch, until the last one or Ctrl-C; the notes say if it was interrupted.
 
-    ``title`` is that of the progress bar, which ``progress=None`` shows if stderr is a terminal; ``purpose`` is the use
-    of a batch, for errors, such as ``compare on``.
+    ``title`` is that of the progress bar; ``purpose`` is the use of a batch, for errors, such as ``compare on``.
 
     Raises:
         BatchError: there is no batch.
         KeyboardInterrupt: before a batch was finished.
     """
-    hidden = None if progress is None else not progress
-    bar = tqdm(read_batches(batches, inputs_of), desc=title, unit="batch", disable=hidden, leave=False)
     try:
-        for batch in bar:
+        for batch in data.bar(title, of=data):
             into.add(batch)
     except KeyboardInterrupt:
         if not into.batches:
@@ -64,17 +53,15 @@ def accumulate(
     return []
 
 
-def peeked(
-    batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None, purpose: str
-) -> tuple[Batch, Iterator[Batch]]:
+def peeked(data: Data, purpose: str) -> tuple[Batch, Data]:
     """The first batch, and all batches with it.
 
     Raises:
         BatchError: there is none.
     """
-    items = read_batches(batches, inputs_of)
+    items = iter(data)
     for first in items:
-        return first, itertools.chain([first], items)
+        return first, replace(data, batches=itertools.chain([first], items), inputs_of=None)
     raise _no_batch(purpose)
 
 

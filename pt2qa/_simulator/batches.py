@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -16,7 +15,6 @@ from pt2qa._capture.devices import common_device, moved
 from pt2qa._capture.inputs import refusal, without_gradients
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import calling_convention, pytree
-from pt2qa._interrupts import raise_if_interrupted
 from pt2qa.errors import BatchError
 
 Batch = Any
@@ -65,19 +63,6 @@ def input_names(graph_module: GraphModule) -> list[str]:
     if convention is None:
         return [node.name for node in graph_module.graph.find_nodes(op="placeholder")]
     return list(convention.orig_args)
-
-
-def read_batches(batches: Iterable[Any], inputs_of: Callable[[Any], Batch] | None) -> Iterator[Batch]:
-    """The batches of an iterable of items."""
-    if isinstance(batches, (Tensor, Mapping, np.ndarray)):
-        raise BatchError(
-            f"batches is a single {type(batches).__name__}; expected an iterable of batches. Pass [batch] for one."
-        )
-    if not isinstance(batches, Iterable):
-        raise BatchError(f"batches is a {type(batches).__name__}; expected an iterable of batches, such as a list.")
-    for item in batches:
-        raise_if_interrupted()
-        yield plain_batch(item) if inputs_of is None else inputs_of(item)
 
 
 def plain_batch(batch: Batch) -> Batch:

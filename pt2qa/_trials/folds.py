@@ -10,11 +10,11 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import active, everywhere
 from pt2qa._sensitivity.metrics import detached
-from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import nbytes_of
 from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.verification import digest_of
-from pt2qa._trials.treatment import Data
 from pt2qa.overrides import OverridePlan
 from pt2qa.overrides.plan import Edit
 from pt2qa.plugins import describe
@@ -52,8 +52,7 @@ class Folds:
         before = {digest for each in found[: 0 if ranks is None else ranks.rank] for digest in each}
         mine = set(own) - before
         fold_of = {digest: number % 2 for number, digest in enumerate(distinct) if digest in mine}
-        positions = None if data.mask is None else Positions(pair.quantized, pair.program, data.mask)
-        return cls(pair, data, fold_of, len(distinct), positions)
+        return cls(pair, data, fold_of, len(distinct), data.positions(pair.quantized, pair.program))
 
     def __iter__(self) -> Iterator[Item]:
         """The batches of this rank."""
@@ -81,7 +80,7 @@ class Folds:
         assert recipe is not None, "what is repaired is quantized again"
         plan = OverridePlan((*recipe.edits, *edits), describe(recipe.plugin), pair.model)
         if plan.edits not in self.made:
-            self.made[plan.edits] = quantize_again(pair, self.data.batches, self.data.inputs_of, overrides=plan)
+            self.made[plan.edits] = quantize_again(pair, self.data, overrides=plan)
         return self.made[plan.edits]
 
     def quantized_with(self, pair: QuantizedPair, edits: Iterable[Edit]) -> QuantizedPair | None:
@@ -99,7 +98,7 @@ class Folds:
 
 
 def _read(pair: QuantizedPair, data: Data) -> Iterator[tuple[Batch, list[Any]]]:
-    for batch in read_batches(data.batches, data.inputs_of):
+    for batch in data:
         values = pair.values(batch)
         if count_samples(values):
             yield batch, values

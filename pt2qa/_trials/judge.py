@@ -14,13 +14,14 @@ from pt2qa._ranks import same_everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._simulator.batches import as_batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import nbytes_of, structured
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Outputs, Verification, digest_of, graph_outputs
 from pt2qa._trials.outcome import Outcome, outcome_of
 from pt2qa._trials.reference import KEPT_BYTES, Item, Reference
 from pt2qa._trials.target import Target
-from pt2qa._trials.treatment import Data, Treatment, places_of
+from pt2qa._trials.treatment import Treatment, places_of
 from pt2qa.errors import Pt2qaError, SelectionError, SimulationError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import annotations_of
@@ -223,16 +224,15 @@ class Judge:
         return self._calibrated(treatment, plugin, plan)
 
     def _calibrated(self, treatment: Treatment, plugin: Any, plan: OverridePlan) -> QuantizedPair:
-        data, recipe = treatment.data or self.calibration, self.recipe
+        recipe = self.recipe
         assert recipe is not None, "only a pair with a recipe is quantized again"
-        batches = recipe.calibration if data is None else data.batches
-        if batches is None:
+        data = treatment.data or self.calibration or recipe.data
+        if data is None:
             raise Pt2qaError("the batches that the pair was calibrated on were an iterator, which is used up")
         self.quantizations += 1
-        inputs_of = recipe.inputs_of if data is None else data.inputs_of
-        progress = self.data.progress if data is not None and data is self.calibration else False
+        progress = self.data.progress if data is self.calibration else False
         overrides = plan if plan.edits else None
-        return quantize_again(self.pair, batches, inputs_of, plugin=plugin, overrides=overrides, progress=progress)
+        return quantize_again(self.pair, data, plugin=plugin, overrides=overrides, progress=progress)
 
     def without(self, treatment: Treatment, sites: Collection[int]) -> Treatment:
         """A treatment with some sites of its pair in float besides."""

@@ -16,13 +16,12 @@ from pt2qa._report.prose import few
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_faults, added
 from pt2qa._sensitivity.outputs import as_real, is_measured
 from pt2qa._simulator.accumulate import empty_batch, first_fault
-from pt2qa._simulator.batches import Batch, count_samples, read_batches
+from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.outputs import output_names, plain
-from pt2qa._simulator.positions import Positions
 from pt2qa._simulator.verification import digest_of
-from pt2qa._trials.treatment import Data
 from pt2qa.errors import BatchError
 
 KEPT_BYTES = 1 << 28
@@ -57,7 +56,7 @@ class Reference:
     ) -> None:
         self.pair, self.data = pair, data
         self._run = run or (lambda values, key: pair.simulator.run(values, on=False))
-        self._positions = None if data.mask is None else Positions(pair.quantized, pair.program, data.mask)
+        self._positions = data.positions(pair.quantized, pair.program)
         self.names = tuple[str, ...]()
         self.positions = tuple[int, ...]()
         self.uncounted = tuple[str, ...]()
@@ -146,9 +145,8 @@ class Reference:
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
         """Each batch as the model takes it, flattened, and its digest."""
-        batches, inputs_of = self.data.batches, self.data.inputs_of
-        stays = isinstance(batches, list | tuple) and inputs_of is None
-        for number, batch in enumerate(read_batches(batches, inputs_of)):
+        stays = isinstance(self.data.batches, list | tuple) and self.data.inputs_of is None
+        for number, batch in enumerate(self.data):
             values = self.pair.values(batch)
             key = self._digests.get(number) if stays else None
             self._digests[number] = key or digest_of(values)

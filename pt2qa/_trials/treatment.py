@@ -1,17 +1,13 @@
-"""What changes a quantized model, and the data on which it is judged."""
+"""What changes a quantized model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from tqdm import tqdm
+from typing import Literal
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._sensitivity.roundings import Rounding, rounding
-from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
 from pt2qa.overrides.plan import Edit
 
@@ -31,29 +27,6 @@ def places_of(pair: QuantizedPair) -> dict[int, Place]:
         found[site.index] = (*key, seen.get(key, 0))
         seen[key] = seen.get(key, 0) + 1
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """Batches that start over, made once at the door of an analysis.
-
-    Attributes:
-        name: what they are called in calls.
-        batches: a list, or a loader.
-        inputs_of: maps an item of these to a batch.
-        mask: which positions count in numbers; None: all do.
-        progress: whether to show progress bars; None: if stderr is a terminal.
-    """
-
-    name: str
-    batches: Iterable[Any] = field(repr=False)
-    inputs_of: Callable[[Any], Batch] | None = None
-    mask: Mask | None = None
-    progress: bool | None = False
-
-    def bar(self, title: str, unit: str) -> tqdm[Any]:
-        """A progress bar of no known length."""
-        return tqdm(desc=title, unit=unit, disable=None if self.progress is None else not self.progress, leave=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,7 @@ from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, flatten_batch, has_no_element
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
@@ -97,9 +98,8 @@ def compare_graphs(
     """
     graphs = common_handles("first", _runnable("first", a), "second", _runnable("second", b))
     comparison = _Comparison(*graphs, prefixes, ops, mask)
-    notes = accumulate(
-        comparison, batches, title="compare graphs", purpose="compare on", inputs_of=inputs_of, progress=progress
-    )
+    data = Data("batches", batches, inputs_of, mask, progress)
+    notes = accumulate(comparison, data, title="compare graphs", purpose="compare on")
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     return comparison.report(notes, model)
 

@@ -44,7 +44,7 @@ def next_step(made: Mapping[str, Any], where: str, flow: Flow, spec: str, stem: 
 
     plan = f"{stem}-diagnosis-plan.json" if diagnosis.plan_json else None
     command = _again(where, describe(recipe.plugin), stem, plan)
-    if recipe.calibration is flow.batches:
+    if recipe.data is not None and recipe.data.batches is flow.batches:
         return command
     return f"let the batches of {where} cover what evaluation has, then {command}"
 

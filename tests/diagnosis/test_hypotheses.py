@@ -11,10 +11,11 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses.calibration import bad_sample
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import _steps_apart
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
-from pt2qa._trials.treatment import Data, Treatment
+from pt2qa._trials.treatment import Treatment
 from tests.flows import quantized_pair
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa._diagnosis.projected import site_noises
+from pt2qa._diagnosis import projected
 from pt2qa._sensitivity.roundings import Variant, clamping, own_rounding, rounding
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.errors import BatchError, SelectionError, SimulationError
 from tests import models
@@ -58,6 +59,10 @@ def split(pair: pt2qa.QuantizedPair) -> Callable[[Site], Mapping[str, Variant]]:
     return variants
 
 
+def site_noises(pair: pt2qa.QuantizedPair, batches: Any, variants: Any, **options: Any) -> projected.SiteNoises:
+    return projected.site_noises(pair, Data("batches", batches), variants, **options)
+
+
 def truth(pair: pt2qa.QuantizedPair, batches: Any) -> dict[tuple[int, str], float]:
     """The same from copies of the graph."""
     found = {}
@@ -75,7 +80,7 @@ def truth(pair: pt2qa.QuantizedPair, batches: Any) -> dict[tuple[int, str], floa
 @pytest.mark.parametrize("model", [linear, Small])
 def test_exact_runs_are_copies_of_the_graph(model: Callable[[], nn.Module], quantizer: str) -> None:
     pair, batches = pair_of(model, quantizer), BATCHES[model]
-    found = site_noises(pair, batches, split(pair), method="exact", progress=False)
+    found = site_noises(pair, batches, split(pair), method="exact")
     assert found.method == "exact"
     assert found.noise == pytest.approx(truth(pair, batches), rel=1e-3, abs=1e-9 * found.signal)
     assert found.measured == pytest.approx(noise(pair, batches, pair.quantized, pair.reference), rel=1e-4)
@@ -85,7 +90,7 @@ def test_exact_runs_are_copies_of_the_graph(model: Callable[[], nn.Module], quan
 def test_a_linear_net_is_projected_without_error(quantizer: str) -> None:
     # As many vectors as outputs leave nothing to chance.
     pair, batches = pair_of(linear, quantizer), BATCHES[linear]
-    found = site_noises(pair, batches, split(pair), method="projection", projections=8, progress=False)
+    found = site_noises(pair, batches, split(pair), method="projection", projections=8)
     assert found.method == "projection"
     assert found.noise == pytest.approx(truth(pair, batches), rel=1e-3, abs=1e-9 * found.signal)
 
@@ -93,7 +98,7 @@ def test_a_linear_net_is_projected_without_error(quantizer: str) -> None:
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86", "xnnpack:mode=dynamic"])
 def test_followed_through_relu6_it_is_exact_too(quantizer: str) -> None:
     pair, batches = pair_of(Small, quantizer), BATCHES[Small]
-    found = site_noises(pair, batches, split(pair), method="projection", projections=4, progress=False)
+    found = site_noises(pair, batches, split(pair), method="projection", projections=4)
     assert found.noise == pytest.approx(truth(pair, batches), rel=2e-3, abs=1e-8 * found.signal)
 
 
@@ -103,7 +108,7 @@ def test_the_only_variant_is_what_sensitivity_has() -> None:
     def own(site: Site) -> Mapping[str, Variant]:
         return {"quantized": Variant(own_rounding(pair.simulator, site))}
 
-    found = site_noises(pair, batches, own, method="projection", progress=False)
+    found = site_noises(pair, batches, own, method="projection")
     report = pt2qa.sensitivity(pair, batches, method="projection", projections=4, progress=False)
     assert found.noise == {(row.site, "quantized"): row.noise for row in report.rows}
     assert (found.signal, found.measured) == (report.signal, report.noise)
@@ -118,7 +123,7 @@ def test_sites_without_variants_cost_nothing_and_other_changes_are_free(method: 
         zero = Variant(torch.zeros_like)
         return {"removed": zero, "kept": Variant(lambda value: value)} if site is weight else {}
 
-    found = site_noises(pair, batches, variants, method=method, projections=8, progress=False)
+    found = site_noises(pair, batches, variants, method=method, projections=8)
     removed = with_function(pair, weight, torch.zeros_like)
     expected = noise(pair, batches, removed, pair.reference)
     assert found.noise == pytest.approx({(weight.index, "removed"): expected, (weight.index, "kept"): 0.0}, rel=1e-3)
@@ -134,25 +139,25 @@ def test_where_there_is_no_gradient_the_model_runs_for_each_change() -> None:
     def many(site: Site) -> Mapping[str, Variant]:
         return {**split(pair)(site), **shifted(site)}
 
-    found = site_noises(pair, [batch], many, progress=False)
+    found = site_noises(pair, [batch], many)
     assert found.method == "exact"
     assert "each change was a run of the whole model" in " ".join(found.notes)
     expected = truth(pair, [batch])
     assert {key: found.noise[key] for key in expected} == pytest.approx(expected, rel=1e-3)
     with pytest.raises(SimulationError, match="has no gradient here"):
-        site_noises(pair, [batch], split(pair), method="projection", progress=False)
+        site_noises(pair, [batch], split(pair), method="projection")
 
 
 def test_few_changes_are_run_and_many_are_projected_as_often_as_needed() -> None:
     pair = pair_of(Small, "xnnpack")
-    assert site_noises(pair, BATCHES[Small], lambda site: {}, progress=False).method == "exact"
-    many = site_noises(pair, BATCHES[Small][:1], shifted, progress=False, projections=None)
+    assert site_noises(pair, BATCHES[Small], lambda site: {}).method == "exact"
+    many = site_noises(pair, BATCHES[Small][:1], shifted, projections=None)
     assert (many.method, many.projections) == ("projection", 4)
     torch.manual_seed(0)
     batch = (torch.randn(1, 64),)
     wide = quantized_pair(nn.Linear(64, 64), batch)
     # One sample with 64 outputs: four vectors leave a large error.
-    assert site_noises(wide, [batch], shifted, progress=False, projections=None).projections == 8
+    assert site_noises(wide, [batch], shifted, projections=None).projections == 8
 
 
 def shifted(site: Site) -> Mapping[str, Variant]:
@@ -164,13 +169,13 @@ def test_what_does_not_count_is_set_apart() -> None:
     pair = pair_of(linear, "xnnpack")
     broken = BATCHES[linear][0][0].clone()
     broken[3, 0] = torch.nan
-    found = site_noises(pair, [(broken,), *BATCHES[linear]], split(pair), projections=8, progress=False)
+    found = site_noises(pair, [(broken,), *BATCHES[linear]], split(pair), projections=8)
     assert [(each.batch, each.side) for each in found.set_apart] == [(0, "batch")]
     assert (found.batches, found.samples) == (2, 16)
     with pytest.raises(BatchError, match="no batch gives a number"):
-        site_noises(pair, [(broken,)], split(pair), progress=False)
+        site_noises(pair, [(broken,)], split(pair))
     with pytest.raises(SelectionError, match="projections is 0"):
-        site_noises(pair, BATCHES[linear], split(pair), projections=0, progress=False)
+        site_noises(pair, BATCHES[linear], split(pair), projections=0)
 
 
 def test_ready_made_roundings_are_those_of_the_converted_ops() -> None:
@@ -206,7 +211,7 @@ def test_sampled_variants_are_measured_on_the_first_samples(method: Any, sizes: 
     narrow = (own[0][0] / 3,)
     pair = quantized_pair(linear(), narrow, "xnnpack", dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     batches = [(part,) for part in torch.cat([own[0][0], own[1][0]])[: sum(sizes)].split(list(sizes))]
-    options = {"method": method, "projections": 8, "progress": False}
+    options = {"method": method, "projections": 8}
     found = site_noises(pair, batches, split(pair), sampled=["clamping"], **options)
     whole = site_noises(pair, batches, split(pair), **options)
     first = site_noises(pair, [(torch.cat([part for (part,) in batches])[:measured],)], split(pair), **options)

@@ -11,9 +11,10 @@ from torch import nn
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.search import Search, _best
+from pt2qa._simulator.data import Data
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.target import Target
-from pt2qa._trials.treatment import Data, Treatment
+from pt2qa._trials.treatment import Treatment
 from tests.flows import quantized_pair
 
 

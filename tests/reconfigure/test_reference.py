@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import pt2qa
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials import judge, reference
 from pt2qa._trials.reference import Reference
-from pt2qa._trials.treatment import Data
 from tests.reconfigure.detector import data, detector_pair, measured
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.noises import noises_of
+from pt2qa._simulator.data import Data
 from pt2qa._trials.judge import Judge
-from pt2qa._trials.treatment import Data
 from tests.flows import quantized_pair
 from tests.reconfigure.detector import data, detector_pair, measured, subsets
 

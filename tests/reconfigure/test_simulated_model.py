@@ -8,9 +8,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import pt2qa
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._trials.judge import Judge, SimulatedModel
-from pt2qa._trials.treatment import Data, Treatment
+from pt2qa._trials.treatment import Treatment
 from pt2qa.errors import SimulationError
 from tests.flows import quantized_pair
 from tests.models import NestedOutputs

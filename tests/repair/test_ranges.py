@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pt2qa._repair.ranges import BINS, FittedRanges, Histogram, RangeGroup, Ranges, _best, _weighted, groups_in
 from pt2qa._sensitivity.roundings import rounding
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
 from pt2qa._trials.folds import Folds
-from pt2qa._trials.treatment import Data
 from tests.repair.nets import batches, clipped_pair
 
 

@@ -13,8 +13,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 import pt2qa
 from pt2qa import Edit, OverridePlan
 from pt2qa._repair.shifting import Shifting
+from pt2qa._simulator.data import Data
 from pt2qa._trials.folds import Folds
-from pt2qa._trials.treatment import Data
 from pt2qa.overrides.norms import norms_in
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair

@@ -11,9 +11,10 @@ from pt2qa._ranks import batches_before, everywhere
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.ranges import Observed, use_of
-from pt2qa._simulator.batches import count_samples, read_batches
+from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.data import Data
 from pt2qa._trials.outcome import Outcome
-from pt2qa._trials.treatment import Data, Treatment
+from pt2qa._trials.treatment import Treatment
 
 FEWEST_SAMPLES = 4
 HALF, MOST = 0.5, 0.8
@@ -34,9 +35,9 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     """Calibration data whose ranges do not fit the data: too narrow, too wide, or with an outlier."""
     recipe = case.judge.recipe
     seen = case.seen
-    if recipe is None or recipe.calibration is None or not seen:
+    if recipe is None or recipe.data is None or not seen:
         return
-    freaks = dict(_outliers(case, Data("calibration", recipe.calibration, recipe.inputs_of), seen))
+    freaks = dict(_outliers(case, recipe.data, seen))
     yield from freaks.values()
     seen = {site: each.left_without(freaks) for site, each in seen.items()}
     sites = [site.index for site in case.static_sites]
@@ -108,7 +109,7 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
         return
     widths = {site.index: _width(seen[site.index].whole) for site in case.static_sites}
     weight = {site: case.excess(site) for site, width in widths.items() if width > 0}
-    filled = [bool(count_samples(case.pair.values(batch))) for batch in read_batches(own.batches, own.inputs_of)]
+    filled = [bool(count_samples(case.pair.values(batch))) for batch in own]
     first = batches_before(lambda: len(filled))
     numbers = everywhere([first + number for number, has_samples in enumerate(filled) if has_samples])
     for place, batch in enumerate(batch for each in numbers for batch in each):

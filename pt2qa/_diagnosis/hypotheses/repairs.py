@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._repair.guard import Method, guarded
 from pt2qa._report.prose import counted
+from pt2qa._simulator.data import Data
 from pt2qa._trials.folds import Folds
-from pt2qa._trials.treatment import Data, Treatment
+from pt2qa._trials.treatment import Treatment
 
 CAUSE_OF: Final = {
     "shifting": "norm-offsets",
@@ -32,9 +34,9 @@ def calibration_of(case: Case, state: Treatment) -> tuple[Data | None, str]:
         return None, "a remedy above must be applied to the model or the quantizer first"
     if state.data is not None:
         return state.data, ""
-    if recipe.calibration is None:
+    if recipe.data is None:
         return None, "the batches that the pair was calibrated on were an iterator, which is used up"
-    return Data("calibration", recipe.calibration, recipe.inputs_of, case.data.mask), ""
+    return replace(recipe.data, mask=case.data.mask), ""
 
 
 def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hypothesis | str:
