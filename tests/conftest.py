@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import linecache
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterator
@@ -97,6 +98,27 @@ def _code_compiled_once() -> Iterator[None]:
                 exec(compiled[source], namespace)
 
             patch.setattr(graph_module, "_exec_with_source", run)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ops_listed_once() -> Iterator[None]:
+    """Each export asks forty times for all ops that have a decomposition, and looks for changes of each source file."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:
+            import torch
+            from torch._export import utils
+
+            materialize, known = utils._materialize_cpp_cia_ops, list[str]()
+
+            def once() -> None:
+                ops = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+                if ops != known:
+                    materialize()
+                    known[:] = ops
+
+            patch.setattr(utils, "_materialize_cpp_cia_ops", once)
+            patch.setattr(linecache, "checkcache", lambda filename=None: None)
         yield
 
 

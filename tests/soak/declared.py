@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 from safetensors.numpy import save as to_bytes
+from tqdm import tqdm
 
 from pt2qa._report.columns import Column, columns_of, numbers_of, tables_of
 from pt2qa._report.fields import encode
@@ -143,7 +144,7 @@ def declared(count: int, seed: int) -> Outcome:
     figures, chance = Outcome("damaged fields"), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, bounded():
         path = Path(folder) / "report.safetensors"
-        for file in sorted(MEASURED.glob("*.safetensors")):
+        for file in tqdm(sorted(MEASURED.glob("*.safetensors")), desc="kinds", disable=None):
             report = load(file)
             every = list(damages(report))
             for damage in chance.sample(every, min(count, len(every))):
