@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,6 +70,7 @@ class Subject:
     evaluation: list[Tensor]
     overrides: OverridePlan | None = None
     _model: nn.Module | None = field(default=None, repr=False)
+    _captured: tuple[bytes, Any] = field(default=(b"", None), repr=False)
 
     @classmethod
     def healthy(cls, net: str, quantizer: str) -> Subject:
@@ -106,7 +108,12 @@ class Subject:
         """Of the model; untouched models share one."""
         if self._model is None:
             return _capture(self.net.name)
-        return pt2qa.capture(self._model, (self.calibration[0],), decompose=self.net.decompose)
+        # A fault asks for it again and again: as long as the model stays as it is, once, of a copy that nobody edits.
+        model = pickle.dumps((self._model, self.calibration[0]))
+        if model != self._captured[0]:
+            own = copy.deepcopy(self._model)
+            self._captured = model, pt2qa.capture(own, (self.calibration[0],), decompose=self.net.decompose)
+        return self._captured[1]
 
     def pair(self) -> pt2qa.QuantizedPair:
         """Captured and quantized as it stands."""
