@@ -64,7 +64,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patterns_exported_once() -> Iterator[None]:
-    """Quantization-aware training finds convolutions with batch norms by a hundred patterns, the same each time.
+    """Training finds convolutions with batch norms by a hundred patterns, and a reference representation its ops.
 
     torchao exports them in each prepare and convert, and strictly, which takes 20 seconds; the graphs are the same ones
     otherwise.
@@ -72,6 +72,7 @@ def _patterns_exported_once() -> Iterator[None]:
     users = (
         "torchao.quantization.pt2e.utils",
         "torchao.quantization.pt2e.qat_utils",
+        "torchao.quantization.pt2e.reference_representation_rewrite",
         "executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils",
     )
     with pytest.MonkeyPatch.context() as patch:
