@@ -25,18 +25,23 @@ ROOM = 1.15
 """Length of an axis, in longest bars: the number of a bar is written behind it."""
 
 
-def plot(report: Any, chart: str | None, ax: Axes | None, others: Sequence[Any]) -> Axes:
-    """Draw one chart of a report.
-
-    Args:
-        report: to draw.
-        chart: its title; None for the first. Those of single rows, such as a weight's histogram, come last.
-        ax: to draw on; None for a new figure.
-        others: further reports that its charts may read.
+def imported_extra(module: str, extra: str) -> Any:
+    """A module of a package that an extra of pt2qa installs.
 
     Raises:
-        ReportError: matplotlib is not installed, the report has no chart, or none of that title.
+        ReportError: it is not installed.
     """
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise ReportError(f"{package} is not installed: pip install 'pt2qa[{extra}]'") from error
+
+
+def plot(report: Any, chart: str | None, ax: Axes | None, others: Sequence[Any]) -> Axes:
+    """What ``report.plot`` does; charts of single rows, such as a weight's histogram, come last."""
     known = {each.title: each for each in (*drawings(report, others), *(drawn for _, drawn in of_rows(report)))}
     if not known:
         raise ReportError(f"this {type(report).__name__} has no chart to plot; to_pandas() gives its numbers")
@@ -45,27 +50,15 @@ def plot(report: Any, chart: str | None, ax: Axes | None, others: Sequence[Any])
         name = type(report).__name__
         raise ReportError(f"{name} has no chart {title!r}: {question(title, known)} It has {few(list(known))}")
     drawing = known[title]
-    return draw(drawing, new_axes(drawing) if ax is None else ax)
-
-
-def new_axes(drawing: Drawing) -> Axes:
-    """Axes of a new figure of pyplot, as large as the chart needs.
-
-    Raises:
-        ReportError: matplotlib is not installed.
-    """
-    axes: Any = _matplotlib("pyplot").subplots(figsize=_size(drawing), layout="constrained")[1]
-    return axes  # type: ignore[no-any-return]
+    if ax is None:
+        ax = imported_extra("matplotlib.pyplot", "plot").subplots(figsize=_size(drawing), layout="constrained")[1]
+    return draw(drawing, ax)
 
 
 def png(drawing: Drawing) -> tuple[bytes, int, int]:
-    """A chart as a picture: its bytes, and its width and height in pixels.
-
-    Raises:
-        ReportError: matplotlib is not installed.
-    """
+    """A chart as a picture: its bytes, and its width and height in pixels."""
     # Not of pyplot, which keeps its figures and may open windows.
-    figure = _matplotlib("figure").Figure(figsize=_size(drawing), layout="constrained", dpi=DPI)
+    figure = imported_extra("matplotlib.figure", "plot").Figure(figsize=_size(drawing), layout="constrained", dpi=DPI)
     draw(drawing, figure.add_subplot())
     held = io.BytesIO()
     with warnings.catch_warnings():
@@ -82,17 +75,7 @@ def _size(drawing: Drawing) -> tuple[float, float]:
     return 9.0, 1.2 + 0.25 * len(drawing.names) if drawing.kind in ("bars", "heat") else 4.0
 
 
-def _matplotlib(module: str) -> Any:
-    try:
-        return import_module(f"matplotlib.{module}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        raise ReportError("matplotlib is not installed: pip install 'pt2qa[plot]'") from error
-
-
 def draw(drawing: Drawing, ax: Axes) -> Axes:
-    """Draw a chart on axes, and return them."""
     {"points": _points, "bars": _bars, "histogram": _histogram, "heat": _heat}[drawing.kind](drawing, ax)
     ax.set_title(_text(drawing.title))
     ax.set_xlabel(_text(drawing.x))

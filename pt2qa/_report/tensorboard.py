@@ -12,7 +12,7 @@ from typing import Any
 from pt2qa._printable import clean
 from pt2qa._report.base import Report
 from pt2qa._report.events import Event, Picture, Scalar
-from pt2qa._report.plot import png
+from pt2qa._report.plot import imported_extra, png
 from pt2qa._report.selection import select
 from pt2qa.errors import ReportError
 
@@ -74,7 +74,7 @@ def write_tensorboard(
         for run, events in found.items():
             runs.setdefault(run, []).extend(events)
     packed = {run: [_packed(event) for event in events] for run, events in runs.items()}
-    writer_type = _tensorboard("summary.writer.event_file_writer").EventFileWriter
+    writer_type = imported_extra("tensorboard.summary.writer.event_file_writer", "tensorboard").EventFileWriter
     try:
         for run, events in packed.items():
             writer = writer_type(str(Path(folder) / run))
@@ -96,7 +96,7 @@ def _selected(reports: Sequence[Report], prefixes: Sequence[str], ops: Sequence[
 
 def _packed(event: Event) -> Any:
     """As a TensorFlow event, whose histograms hold each bucket's upper edge, and sums of the values."""
-    event_type: Any = _tensorboard("compat.proto.event_pb2").Event
+    event_type: Any = imported_extra("tensorboard.compat.proto.event_pb2", "tensorboard").Event
     packed = event_type(wall_time=time.time(), step=event.step)
     tag = clean(event.tag)
     if isinstance(event, Scalar):
@@ -113,19 +113,3 @@ def _packed(event: Event) -> Any:
     histogram.bucket_limit.extend(event.limits)
     histogram.bucket.extend(event.counts)
     return packed
-
-
-def _tensorboard(module: str) -> Any:
-    """A module of TensorBoard, which is an extra.
-
-    Raises:
-        ReportError: it is not installed.
-    """
-    from importlib import import_module
-
-    try:
-        return import_module(f"tensorboard.{module}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "tensorboard":
-            raise
-        raise ReportError("TensorBoard is not installed: pip install 'pt2qa[tensorboard]'") from error

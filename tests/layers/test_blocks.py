@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -107,8 +106,9 @@ def test_notebooks_and_matplotlib_draw_it(report: LayerReport) -> None:
     (chart,) = [each for each in report.charts(()) if each["kind"] == "heat"]
     assert chart["title"] == "Isolated SQNR, model.layers 0 to 5"
     assert "darkest: 9.0 dB, lightest: 35.0 dB and more" in chart["about"]
-    cells: Callable[[str], int] = notebook_html(report).count
-    assert cells("</title></rect>") == 12
-    assert cells("<title>3 mlp/linear_1: 9 dB</title>") == 1
+    assert notebook_html(report).count(f'<img alt="{chart["title"]}"') == 1
     axes = report.plot(chart["title"])
+    (shades,) = axes.get_images()
+    assert shades.get_array().shape == (2, 6)
+    assert shades.get_array()[1, 3] == 9.0
     assert [each.get_text() for each in axes.get_yticklabels()] == ["attn.q/linear", "mlp/linear_1"]

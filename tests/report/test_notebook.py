@@ -1,4 +1,4 @@
-"""Notebooks show a report's sentences, charts and worst rows without scripts; matplotlib draws the same charts."""
+"""Notebooks show a report's sentences, charts and worst rows without scripts; matplotlib draws the charts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, attrs))
-        if tag != "br":
+        if tag not in {"br", "img"}:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -56,8 +56,10 @@ def test_it_is_static_and_escaped(report: Report) -> None:
     text = report._repr_html_()
     elements = Elements(text)
     assert elements.open == []
-    assert not {"script", "style", "img", "b onclick"} & {tag for tag, _ in elements.found}
-    assert not any(key.startswith("on") or key in {"href", "src"} for _, attrs in elements.found for key, _ in attrs)
+    assert not {"script", "style", "svg", "b onclick"} & {tag for tag, _ in elements.found}
+    given = [each for _, attrs in elements.found for each in attrs]
+    assert not any(key.startswith("on") or key == "href" for key, _ in given)
+    assert all(str(value).startswith("data:image/png;base64,") for key, value in given if key == "src")
     assert 'alert("1")' not in text
 
 
@@ -66,8 +68,16 @@ def test_the_worst_rows_come_first_and_a_missing_number_is_a_dash() -> None:
     names = re.findall(r"<tr><td>(.*?)</td>", text)
     assert names[0] == "blocks.3/conv2d"
     assert '<td align="right">–</td>' in text
-    assert text.count("<svg") == 3
-    assert "<title>blocks.3/conv2d: 8.125 dB</title>" in text
+    assert text.count("<img") == 3
+    assert 'alt="Isolated SQNR along the graph"' in text
+
+
+def test_without_matplotlib_it_says_what_charts_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
+    text = samples.layers()._repr_html_()
+    assert "<img" not in text
+    assert "Charts need matplotlib: <code>pip install 'pt2qa[plot]'</code>" in text
+    assert "matplotlib" not in samples.findings()._repr_html_()
 
 
 def test_drawings_hold_the_numbers_of_the_report() -> None:
@@ -106,7 +116,7 @@ def test_stacked_bars_lie_end_to_end(pyplot: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(type(samples.sensitivity()), "charts", lambda self, others: charts)
     report = samples.sensitivity()
     assert [(patch.get_x(), patch.get_width()) for patch in report.plot().patches] == [(0.0, 0.25), (0.25, 0.5)]
-    assert report._repr_html_().count("<rect") == 2
+    assert report._repr_html_().count("<img") == 1
     low, high = samples.budget().plot().get_xlim()
     assert (low, high) == pytest.approx((-0.875 * 1.15, 0.875 * 1.15))
 
