@@ -34,8 +34,7 @@ from pt2qa._report.base import DataReport, ModelReport, Report
 from pt2qa._report.columns import column, derived
 from pt2qa._report.diff import diff
 from pt2qa._report.diff_report import Change, DiffRow, ReportDiff
-from pt2qa._report.gating.checks import GateCheck
-from pt2qa._report.gating.result import GateResult
+from pt2qa._report.gating.result import GateCheck, GateResult
 from pt2qa._report.gating.verdict import gate
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
