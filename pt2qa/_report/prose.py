@@ -13,9 +13,6 @@ from pt2qa._report.rows import Unpaired
 _ORDINAL: Final = re.compile(r"(_\d+)?(:\w+)?$| \(.*\)$")
 """What distinguishes ops of one kind: a name's ordinal, the part of a decomposed op, a node without a handle."""
 
-_NAMED: Final = re.compile(r"\S+/[^\W\d]\w*")
-"""The name of an op, in any sentence."""
-
 LISTED: Final = 5
 """Number of entries that a list shows; the rest are counted."""
 
@@ -56,42 +53,40 @@ def few(names: Sequence[str], most: int = LISTED) -> str:
 
 
 def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
-    """Names grouped by reason, most frequent first, each with its count and first name.
+    """Names grouped by reason, most frequent first, each with its count and first name, or with its only one.
 
     >>> by_reason([("relu", "zero reference"), ("add", "zero reference")])
     ['zero reference: 2, such as relu']
     """
     groups: dict[str, list[str]] = {}
     for name, reason in found:
-        groups.setdefault(_alike(reason) or "no reason given", []).append(name)
+        groups.setdefault(reason or "no reason given", []).append(name)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    return [f"{reason}: {len(names)}, such as {names[0]}" for reason, names in ordered]
+    return [
+        f"{reason}: {len(names)}, such as {names[0]}" if len(names) > 1 else f"{names[0]}: {reason}"
+        for reason, names in ordered
+    ]
 
 
 def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
-    """One line for each node without a partner; in a long list, one per kind and reason.
+    """One line for each node without a partner; in a long list, one for each kind of op and side.
 
     >>> from pt2qa._report.rows import Unpaired
     >>> checks = [Unpaired(n, f"layer.{n}/_assert_{n}", "reference", "nothing reads it") for n in range(6)]
     >>> unpaired_entries(checks)
-    ['6 _assert (reference): nothing reads it, such as layer.0/_assert_0']
+    ['6 _assert (reference), such as layer.0/_assert_0: nothing reads it']
     """
-    groups: dict[tuple[str, ...], list[Unpaired]] = {}
-    for number, entry in enumerate(unpaired):
-        kind = _ORDINAL.sub("", entry.name.rpartition("/")[2]) if len(unpaired) > LISTED else str(number)
-        key = (kind, entry.side, _alike(entry.reason))
-        groups.setdefault(key, []).append(entry)
-    return [
-        f"{alike[0].name} ({alike[0].side}): {alike[0].reason or 'no reason given'}"
-        if len(alike) == 1
-        else f"{len(alike)} {kind} ({side}): {reason or 'no reason given'}, such as {alike[0].name}"
-        for (kind, side, reason), alike in groups.items()
-    ]
+    groups: dict[tuple[str, str], list[Unpaired]] = {}
+    for number, each in enumerate(unpaired):
+        kind = _ORDINAL.sub("", each.name.rpartition("/")[2]) if len(unpaired) > LISTED else str(number)
+        groups.setdefault((kind, each.side), []).append(each)
+    return [_entry(kind, alike) for (kind, _), alike in groups.items()]
 
 
-def _alike(reason: str) -> str:
-    """A reason without the names of other ops, so that it is one for all that have it."""
-    return _NAMED.sub("another op", reason)
+def _entry(kind: str, alike: Sequence[Unpaired]) -> str:
+    first, many = alike[0], len(alike) > 1
+    what = f"{len(alike)} {kind} ({first.side}), such as {first.name}" if many else f"{first.name} ({first.side})"
+    return f"{what}: {first.reason or 'no reason given'}"
 
 
 def sections(parts: Iterable[str]) -> str:

@@ -30,8 +30,12 @@ class _Drawn:
     cells: tuple[str, ...]
 
     @property
+    def header_lines(self) -> list[str]:
+        return self.column.header.splitlines()
+
+    @property
     def header_width(self) -> int:
-        return max(map(len, self.column.header.splitlines()), default=0)
+        return max(map(len, self.header_lines), default=0)
 
     @property
     def width(self) -> int:
@@ -42,6 +46,12 @@ class _Drawn:
         if self.column.shrinks_to is None:
             return self.width
         return min(self.width, max(self.column.shrinks_to, self.header_width))
+
+    def filled(self, lines: int) -> list[str]:
+        """Header of so many lines, a rule and cells, all as wide as the column."""
+        header = self.header_lines + [""] * (lines - len(self.header_lines))
+        fill = str.ljust if self.column.show is str else str.rjust
+        return [fill(text, self.width) for text in (*header, "-" * self.width, *self.cells)]
 
 
 def screen_width(width: int | None) -> int:
@@ -97,7 +107,7 @@ def draw(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[st
         least = min(spare, key=lambda each: each.column.importance)
         drawn.remove(least)
         hidden.append(least.column)
-    return _tabulated(_shrunk(drawn, width)), tuple(each.title for each in columns if each in hidden)
+    return _aligned(_shrunk(drawn, width)), tuple(each.title for each in columns if each in hidden)
 
 
 def with_column(columns: Sequence[Column], column: Column) -> tuple[Column, ...]:
@@ -136,23 +146,9 @@ def _shrunk(drawn: list[_Drawn], width: int) -> list[_Drawn]:
     return drawn
 
 
-def _tabulated(drawn: list[_Drawn]) -> str:
-    # Imported here: a report that is only computed or saved prints nothing.
-    import tabulate
-
+def _aligned(drawn: list[_Drawn]) -> str:
+    """Columns side by side; widths are counted in characters."""
     if not drawn or not drawn[0].cells:
         return "(no rows)"
-    # The header is drawn as rows: tabulate widens every column to its title plus two, which wastes width.
-    rows = [
-        [each.column.header for each in drawn],
-        ["-" * each.width for each in drawn],
-        *zip(*(each.cells for each in drawn), strict=True),
-    ]
-    align = ["left" if each.column.show is str else "right" for each in drawn]
-    # Widths are counted in characters here; where wcwidth is installed, tabulate would count cells of a terminal.
-    wide, tabulate.WIDE_CHARS_MODE = tabulate.WIDE_CHARS_MODE, False
-    try:
-        lines = tabulate.tabulate(rows, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
-    finally:
-        tabulate.WIDE_CHARS_MODE = wide
-    return "\n".join(line.rstrip() for line in lines)
+    columns = [each.filled(max(len(one.header_lines) for one in drawn)) for each in drawn]
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
