@@ -22,9 +22,6 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     Temporary files left by a killed process are removed by the next write of the same file.
     A link is followed: the file it points to is replaced.  A pipe or a device is written to directly.
     The new file has the permissions of the one that it replaces, else those that the umask gives.
-
-    Raises:
-        ReportError: the folder does not exist, the path is a folder, or the disk refuses.  Nothing is left behind.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -71,11 +68,7 @@ def remove_abandoned(target: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file: one process at a time runs the block.  The file is removed afterwards.
-
-    Raises:
-        ReportError: the file cannot be created.
-    """
+    """Hold a lock file: one process at a time runs the block.  The file is removed afterwards."""
     try:
         descriptor = _held(path)
     except OSError as error:

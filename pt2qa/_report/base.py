@@ -547,11 +547,7 @@ class DataReport(ModelReport):
 
 
 def write_text(path: str | os.PathLike[str], reports: Iterable[Report]) -> None:
-    """Write reports with all their rows to one text file, one after the other.
-
-    Raises:
-        ReportError: the folder does not exist, or the disk refuses.
-    """
+    """Write reports with all their rows to one text file, one after the other."""
     text = "\n\n\n".join(report.text(limit=None, width=FILE_WIDTH) for report in reports)
     write_atomic(path, f"{text}\n".encode("utf-8", "backslashreplace"))
 
@@ -566,11 +562,7 @@ def data_read(batches: int, samples: int) -> str:
 
 
 def check_name(what: str, name: str, names: Iterable[str], hint: str = "") -> None:
-    """Reject an unknown name.
-
-    Raises:
-        ReportError: says what lacks the name, the closest match, and all names.
-    """
+    """Reject an unknown name."""
     known = tuple(names)
     if name not in known:
         meant = f"{question(name, known)} ".lstrip()

@@ -180,11 +180,7 @@ def cached(function: Function) -> Function:
 
 @cached
 def columns_of(row_type: type[Any]) -> tuple[Column, ...]:
-    """The columns of a row class in field order, without the user's metrics and derived numbers.
-
-    Raises:
-        TypeError: a field's type is not supported in columns.
-    """
+    """The columns of a row class in field order, without the user's metrics and derived numbers."""
     hints = get_type_hints(row_type, include_extras=True)
     return tuple(_column(row_type, f, hints[f.name]) for f in fields(row_type) if f.name != CUSTOM)
 
@@ -279,15 +275,7 @@ def descriptions(row_type: type[Any]) -> dict[str, str]:
 
 
 def history_of(each: Field[Any], hint: Any) -> tuple[int, str]:
-    """The schema that introduced a field, and its former name, or empty.
-
-    Args:
-        each: the field.
-        hint: its type hint, with what :func:`column` put there.
-
-    Raises:
-        TypeError: the field was added later without a default or former name, so older files cannot be read.
-    """
+    """The schema that introduced a field, and its former name, or empty."""
     said = _said(hint)
     since, was = said.get("since", 1), said.get("was", "")
     if since > 1 and each.default is MISSING and each.default_factory is MISSING and not was:
@@ -313,11 +301,7 @@ def custom_column(name: str) -> Column:
 
 
 def check_custom(row_type: type[Any], rows: Sequence[Any]) -> None:
-    """Check that all rows have the same metrics, under names that no column has.
-
-    Raises:
-        ReportError: names the row and the metrics that differ, or the name that is taken.
-    """
+    """Check that all rows have the same metrics, under names that no column has."""
     names = set(custom_names(rows))
     for row in rows:
         if set(row.custom) != names:

@@ -15,13 +15,7 @@ LONGEST: Final = 44
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What one colour shows.
-
-    Args:
-        label: what it is; empty for a single one.
-        xs: positions; of a histogram the edges, one more than values; empty for bars.
-        ys: values; nan where there is none.
-    """
+    """What one colour shows; of a histogram, ``xs`` are the edges, one more than values; bars have none."""
 
     label: str
     xs: tuple[float, ...]
@@ -34,9 +28,7 @@ class Drawing:
 
     Args:
         kind: ``points``, ``bars``, ``histogram`` or ``heat``.
-        title: above it.
-        about: what it shows.
-        x, y: what the axes are; empty where labels say it.
+        x, y: titles of the axes; empty where labels say it.
         names: of the points, bars or rows of a heat map, in order; empty for numbers alone.
         texts: the number of each bar as text.
         series: what is drawn; those of bars lie end to end, those of a heat map are its columns.
@@ -62,12 +54,7 @@ def short(name: str) -> str:
 
 
 def drawings(report: Any, others: Sequence[Any] = ()) -> list[Drawing]:
-    """The charts that a page shows of a report.
-
-    Args:
-        report: to draw.
-        others: further reports, such as profiles, that its charts may read.
-    """
+    """The charts that a page shows of a report."""
     return [_DRAWN[chart["kind"]](report, chart) for chart in report.charts((report, *others)) if "row" not in chart]
 
 

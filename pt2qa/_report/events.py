@@ -13,8 +13,6 @@ from pt2qa._report.drawing import Drawing
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One point of a curve."""
-
     tag: str
     step: int
     value: float
@@ -22,16 +20,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """One histogram.
-
-    Args:
-        tag: its name.
-        step: its position on the axis.
-        min, max, number, total, squares: of the values: the smallest, the largest, how many, their sum, and the sum of
-            their squares.
-        limits: the upper edge of each bucket.
-        counts: of each bucket.
-    """
+    """One histogram: smallest and largest value, how many, their sum and sum of squares; upper edges of buckets."""
 
     tag: str
     step: int
@@ -46,8 +35,6 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One chart, drawn with matplotlib."""
-
     tag: str
     step: int
     drawing: Drawing
@@ -59,13 +46,7 @@ Runs = dict[str, list[Event]]
 
 
 def scalars(rows: Sequence[Any], metrics: Sequence[str], step: int) -> list[Event]:
-    """Each metric of each row at the step; only finite values.
-
-    Args:
-        rows: of layers and outputs.
-        metrics: columns, or custom metrics.
-        step: the position on the axis.
-    """
+    """Each metric of each row at the step; only finite values."""
     found: list[Event] = []
     for metric in metrics:
         for row, name in zip(rows, _names(rows), strict=True):
@@ -86,13 +67,7 @@ def _names(rows: Sequence[Any]) -> list[str]:
 
 
 def sides(rows: Sequence[Any], numbers: Sequence[str], step: int) -> Runs:
-    """Columns such as ``ref_min`` and ``quant_min`` as the runs ``reference`` and ``quantized`` of one tag.
-
-    Args:
-        rows: with these columns.
-        numbers: what follows ``ref_`` and ``quant_``.
-        step: the position on the axis.
-    """
+    """Columns such as ``ref_min`` and ``quant_min`` as the runs ``reference`` and ``quantized`` of one tag."""
     runs: Runs = {}
     for run, prefix in (("reference", "ref"), ("quantized", "quant")):
         pairs = [(row, name, number) for row, name in zip(rows, _names(rows), strict=True) for number in numbers]

@@ -25,11 +25,7 @@ _DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "s
 
 
 def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas.DataFrame:
-    """A data frame in field order, the user's metrics last; ``zero_point`` as nullable Int64, shapes as tuples.
-
-    Raises:
-        ReportError: a zero point is not a 64-bit integer.
-    """
+    """A data frame in field order, the user's metrics last; ``zero_point`` as nullable Int64, shapes as tuples."""
     # pandas takes longer to import than everything else here combined, and only this function needs it.
     import pandas
 

@@ -129,11 +129,7 @@ def encode(report: Any) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def decode(report_type: type[Value], source: Source) -> Value:
-    """The inverse of :func:`encode`.
-
-    Raises:
-        ReportError: names the file and the field that is missing, unexpected, or of the wrong type or length.
-    """
+    """The inverse of :func:`encode`."""
     values = {
         name: codec.read(codec.was if codec.since > source.schema else name, source)
         for name, codec in codecs_of(report_type).items()
@@ -148,11 +144,7 @@ def decode(report_type: type[Value], source: Source) -> Value:
 
 @cached
 def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
-    """How each field of a report class is stored.
-
-    Raises:
-        TypeError: a field's type cannot be stored, or it was added later without a default.
-    """
+    """How each field of a report class is stored."""
     plain, hints = get_type_hints(report_type), get_type_hints(report_type, include_extras=True)
     numbers = {each.name: each for each in numbers_of(report_type)}
     inherited_since = getattr(report_type, "inherited_since", {})

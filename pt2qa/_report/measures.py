@@ -29,15 +29,12 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The value of one row.
+    """The cell of one row, as number and as text.
 
     Args:
         key: identifies the row within its table.
-        name: its readable ``name``, or what it has instead.
-        role: what else identifies it, such as ``weight``; empty if the name is enough.
-        number: the cell; nan if it is text, or the row has no number.
-        text: the cell as text.
-        note: the row's note.
+        role: what identifies it besides its name, such as ``weight``; empty if the name is enough.
+        number: nan if the cell is text, or has no number.
     """
 
     key: tuple[str, ...]
@@ -62,11 +59,7 @@ def names_in(reports: Sequence[Report], table: str) -> tuple[str, ...]:
 
 
 def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
-    """The measure of this name, or by default the usual one of the reports' kind.
-
-    Raises:
-        ReportError: there is no such table or column, the kind has no usual measure, or its rows have no name.
-    """
+    """The measure of this name, or by default the usual one of the reports' kind."""
     first = reports[0]
     kind = kind_of(first).name
     if by is not None:
@@ -93,11 +86,7 @@ def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
 
 
 def usual_measure(report: Report) -> str:
-    """The usual measure of a report's rows, in the form that :func:`find_measure` takes.
-
-    Raises:
-        ReportError: its kind has none.
-    """
+    """The usual measure of a report's rows, in the form that :func:`find_measure` takes."""
     return str(find_measure((report,), None))
 
 
@@ -136,13 +125,7 @@ def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:
 
 
 def smaller_is_worse(report: Report, measure: Measure, key: Sequence[str] = ()) -> bool | None:
-    """Whether smaller values of a measure are worse; None if a user's metric does not say.
-
-    Args:
-        report: the report.
-        measure: the column.
-        key: of the row, if rows differ in it.
-    """
+    """Whether smaller values of a measure are worse; None if a user's metric does not say."""
     worse = report.meant(column_of(report, measure), key).worse
     return worse == "smaller" if worse else None
 

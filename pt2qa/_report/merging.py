@@ -93,12 +93,7 @@ def _check_alike(number: int, name: str, given: object, expected: object) -> Non
 
 
 def numbered_on(found: Sequence[Sequence[SetApart]], batches: Sequence[int]) -> tuple[SetApart, ...]:
-    """The batches set apart in each report, by their number among all batches.
-
-    Args:
-        found: by report.
-        batches: how many each report ran.
-    """
+    """The batches set apart in each report, by their number among all batches."""
     firsts = [sum(batches[:number]) for number in range(len(batches))]
     return tuple(
         replace(apart, batch=first + apart.batch) for first, own in zip(firsts, found, strict=True) for apart in own

@@ -26,11 +26,7 @@ ROOM = 1.15
 
 
 def imported_extra(module: str, extra: str) -> Any:
-    """A module of a package that an extra of pt2qa installs.
-
-    Raises:
-        ReportError: it is not installed.
-    """
+    """A module of a package that an extra of pt2qa installs."""
     package = module.partition(".")[0]
     try:
         return import_module(module)

@@ -19,16 +19,6 @@ def ranked(
     """Rows sorted by one column, worst first as the column defines it; text alphabetically.
 
     Ties are broken by ``ties`` in the same way, then by the given order.  Rows whose number is nan come last.
-
-    Args:
-        row_type: the class of the rows; there may be no rows.
-        rows: the rows.
-        by: a column or one of the user's metrics.
-        ties: a column; rows without it keep their order.
-        custom: the user's metrics.
-
-    Raises:
-        ReportError: there is no such column, or it has no order; the message lists the columns that have.
     """
     known = {each.name: each for each in (*columns_of(row_type), *derived_of(row_type), *custom)}
     check_column(known.values(), by)
@@ -37,11 +27,7 @@ def ranked(
 
 
 def check_column(columns: Iterable[Column], name: str) -> None:
-    """Reject a column that rows cannot be sorted by.
-
-    Raises:
-        ReportError: lists the columns, closest match first.
-    """
+    """Reject a column that rows cannot be sorted by."""
     names = [each.name for each in columns if each.type != "shape"]
     if name not in names:
         hint = f"{question(name, names)} ".lstrip()

@@ -231,10 +231,6 @@ def about_data(health: DataHealth) -> list[str]:
 def about_faults(found: Sequence[SetApart], batches: int) -> list[str]:
     """A sentence each for failures of quantization, then the float model's and the data's faults, and empty batches.
 
-    Args:
-        found: the batches.
-        batches: how many were run, these included.
-
     >>> about_faults([SetApart(1, 8, 3, "quantized", "NaN", "log")], 4)[0]
     'Quantization fails on 1 of 4 batches: NaN in the quantized model alone, first at log (batch 1, sample 3).'
     """

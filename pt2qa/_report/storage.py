@@ -119,12 +119,7 @@ def save(report: Any, path: str | os.PathLike[str]) -> None:
 
 
 def checksum(tensors: Mapping[str, Array], text: Mapping[str, str]) -> str:
-    """SHA-256 of a file's contents, independent of order: names, texts, types, shapes and bytes.
-
-    Args:
-        tensors: by name.
-        text: by name; :data:`CHECKSUM` itself is left out.
-    """
+    """SHA-256 of a file's contents, independent of order: names, texts, types, shapes and bytes."""
     digest = sha256()
     for name, value in sorted(text.items()):
         if name != CHECKSUM:
@@ -161,12 +156,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def kind_of(report: Any) -> Kind:
-    """The kind of a report.
-
-    Raises:
-        ReportError: it is not a report.
-        TypeError: its class is not registered.
-    """
+    """The kind of a report."""
     if not is_dataclass(report):
         raise ReportError(f"got a {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
     for kind in _KINDS.values():

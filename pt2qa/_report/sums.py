@@ -32,9 +32,6 @@ QUANTIZATION: Final = "quantization (scales, zero points, ranges)"
 def pack(settings: Mapping[str, str], **groups: Sequence[Any]) -> Sums:
     """Accumulators by group, those of one group all of one class, and the settings that a merge compares.
 
-    Raises:
-        TypeError: an accumulator holds something else than numbers, arrays and text.
-
     >>> from pt2qa._report.rows import Unpaired
     >>> sums = pack({"isolated": "True"}, rows=[Unpaired(3, "relu", "a", "lost"), Unpaired(5, "add", "a", "lost")])
     >>> sums["rows/handle"].tolist(), unpack(sums, "rows", Unpaired(0, "", "a", ""))[1].name, settings_of(sums)
@@ -47,11 +44,7 @@ def pack(settings: Mapping[str, str], **groups: Sequence[Any]) -> Sums:
 
 
 def unpack(sums: Sums, group: str, empty: State) -> list[State]:
-    """The accumulators of a group, each built like the empty one.
-
-    Raises:
-        ReportError: the arrays do not fit it.
-    """
+    """The accumulators of a group, each built like the empty one."""
     if not any(path.startswith(f"{group}/") for path in sums):
         return []
     columns = {path: _cells(sums, path, like) for path, (like,) in _columns(group, [empty])}

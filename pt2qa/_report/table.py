@@ -60,18 +60,7 @@ def screen_width(width: int | None) -> int:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Any], by: str | None, limit: int | None, width: int) -> str:
-    """The first rows as a table, followed by what it leaves out.
-
-    Args:
-        columns: to show.
-        rows: all rows, in order.
-        by: the column they are sorted by; None for graph order.
-        limit: rows to show; None for all.
-        width: of the screen, in characters.
-
-    Raises:
-        ReportError: the limit is negative.
-    """
+    """The first rows as a table, followed by what it leaves out; ``by`` is None for graph order."""
     if limit is not None and limit < 0:
         raise ReportError(f"limit: got {limit}, expected 0 or more rows, or None for all")
     shown = rows[:limit]
@@ -93,9 +82,7 @@ def draw(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[st
 
     Columns are dropped, least important first, until names keep a readable length; then names are shortened.
     A column that is nan in every row was not measured, and is dropped without being counted as hidden.
-
-    Returns:
-        The table, and the titles of the columns dropped for width.
+    Also returns the titles of the columns dropped for width.
     """
     drawn = [_Drawn(each, tuple(clean(each.show(cell(row, each.name))) for row in rows)) for each in columns]
     drawn = [each for each in drawn if set(each.cells) != {"nan"}]

@@ -44,16 +44,7 @@ _TEXT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A limit on a number.
-
-    Args:
-        metric: the name of the number.
-        sign: ``>=``, ``>``, ``<=``, ``<`` or ``==``.
-        value: the limit.
-        unit: ``dB`` if it was written, else empty.
-        table: the field of the report whose rows have the number; empty: the whole report, or with a pattern ``rows``.
-        pattern: which rows, by name; empty: all.
-    """
+    """A limit on a number, in the parts of the grammar above; those that were not written are empty."""
 
     metric: str
     sign: str
@@ -102,9 +93,6 @@ def parsed(text: str) -> Requirement | None:
 def read_requirement(text: str) -> Requirement:
     """The requirement in a text.
 
-    Raises:
-        SelectionError: the text is not a requirement.
-
     >>> read_requirement("sqnr=>30")
     Traceback (most recent call last):
     pt2qa.errors.SelectionError: requirement: got 'sqnr=>30', expected a metric, one of >= <= == > <, and a number, ...
@@ -119,12 +107,7 @@ def read_requirement(text: str) -> Requirement:
 
 
 def required(report: Report, requirement: Requirement) -> GateCheck:
-    """Whether a report meets a requirement.
-
-    Raises:
-        ReportError: there is no such number, table or column; it is text; or it is not in dB but the requirement is.
-        SelectionError: the pattern matches no row.
-    """
+    """Whether a report meets a requirement."""
     dotted = f"{requirement.table}.{requirement.metric}"
     if requirement.table not in tables_of(type(report)) and dotted in names_in([report], "rows"):
         requirement = replace(requirement, table="", metric=dotted)

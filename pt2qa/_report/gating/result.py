@@ -180,15 +180,7 @@ def _escaped(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One number of a check.
-
-    Args:
-        place: whose number it is.
-        number: its value; nan if there is none.
-        good: whether it meets the limit.
-        badness: sort key within a check, larger is worse; nan if there is none.
-        shown: the number as text, or why there is none.
-    """
+    """One number of a check; ``badness`` orders them, larger is worse, and ``shown`` may say why there is none."""
 
     place: str
     number: float

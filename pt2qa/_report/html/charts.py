@@ -12,13 +12,7 @@ LONGEST: Final = 1e30
 
 
 def bars(title: str, about: str, rows: Sequence[tuple[str, float, str]]) -> list[dict[str, Any]]:
-    """A bar for each row; no chart without rows.
-
-    Args:
-        title: above the chart.
-        about: below the title.
-        rows: label, length, and the number as text.
-    """
+    """A bar for each row of label, length and number as text; no chart without rows."""
     drawn = [{"label": label, "value": _length(value), "text": text} for label, value, text in rows]
     return [{"kind": "bars", "title": title, "about": about, "bars": drawn}] if drawn else []
 
@@ -26,14 +20,7 @@ def bars(title: str, about: str, rows: Sequence[tuple[str, float, str]]) -> list
 def stacked(
     title: str, about: str, series: Sequence[str], rows: Sequence[tuple[str, Sequence[float], str]]
 ) -> list[dict[str, Any]]:
-    """A bar for each row, made of parts; no chart without rows.
-
-    Args:
-        title: above the chart.
-        about: below the title.
-        series: what the parts are, in order.
-        rows: label, the length of each part, and the whole as text.
-    """
+    """A bar for each row of label, lengths of its parts and the whole as text; no chart without rows."""
     lengths = [(label, list(map(_length, parts)), text) for label, parts, text in rows]
     drawn = [{"label": label, "value": sum(parts), "parts": parts, "text": text} for label, parts, text in lengths]
     chart = {"kind": "bars", "title": title, "about": about, "series": list(series), "bars": drawn}
@@ -48,14 +35,6 @@ def _length(value: float) -> float:
 def along(
     title: str, about: str, series: Sequence[tuple[str, str]], *, line: float = LOW_SQNR, unit: str = "dB"
 ) -> dict[str, Any]:
-    """One quantity of each of the report's rows, in graph order.
-
-    Args:
-        title: above the chart.
-        about: below the title.
-        series: the columns, and what they are called.
-        line: where a dashed line is drawn.
-        unit: of all columns.
-    """
+    """Columns of the report's rows, each with what it is called, in graph order; ``line`` is dashed."""
     found = {"kind": "along", "title": title, "about": about, "table": "rows", "line": line, "unit": unit}
     return {**found, "series": [list(each) for each in series]}

@@ -20,13 +20,7 @@ DEEPEST: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A step of a path.
-
-    Args:
-        name: of the module or op; any text.
-        is_op: whether it is the op at the end of the path.
-        call: from 1; a module that other ops interrupt is drawn once for each call.
-    """
+    """A module or op in a path; a module that other ops interrupt is drawn once for each call, counted from 1."""
 
     name: str
     is_op: bool = False
@@ -34,7 +28,6 @@ class Part:
 
     @property
     def label(self) -> str:
-        """What a drawing says."""
         return self.name if self.call == 1 else f"{self.name} ({self.call})"
 
 
@@ -49,11 +42,6 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
 
     The layers of a module are those of the graph that its parts make: a part stands in the layer after the last part
     that it reads from.  Where no report knows what ops read, each part is a layer of its own, in graph order.
-
-    Args:
-        report: the report.
-        others: the reports on the same page; of those of the same model, the first that knows what ops read says so for
-            all.
 
     Returns:
         ``modules``: the top of the model; a module has a ``label`` and its ``layers``, lists of modules and ops from

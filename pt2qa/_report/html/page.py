@@ -45,11 +45,7 @@ def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str])
 
 
 def html_page(reports: Report | Sequence[Report]) -> str:
-    """The text of the page that :func:`write_html` writes.
-
-    Raises:
-        ReportError: there is no report, or one is of an unregistered kind.
-    """
+    """The text of the page that :func:`write_html` writes."""
     # Imported here: reading and printing reports need no template engine.
     from jinja2 import Environment as Templates
     from jinja2 import StrictUndefined

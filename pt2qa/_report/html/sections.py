@@ -23,15 +23,9 @@ class Section:
 
     Args:
         id: of the element, to link to.
-        report: the report, of which the page shows kind, subject, notes and code as they are.
-        verdict: whether it is good, bad, in between, or neutral.
         lines: what to look at, in sentences; the first is the verdict in words.
         advice: what to do; None if the report gives no advice.
-        charts: for the scripts.
-        graph: of the rows, as :mod:`pt2qa._report.html.graph` makes it; None if they are not ops of modules.
-        tables: for the scripts, as :mod:`pt2qa._report.html.tables` makes them.
-        rules: findings by rule.
-        unpaired: nodes without a partner, in words.
+        charts, graph, tables: data for the scripts.
     """
 
     id: str

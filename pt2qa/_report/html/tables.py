@@ -15,11 +15,6 @@ from pt2qa._report.formats import shape
 def table_data(report: Report, part: str, title: str) -> dict[str, Any]:
     """One table of a report by column: the columns of printed tables come first, the others on request.
 
-    Args:
-        report: the report.
-        part: the report's field that holds the rows.
-        title: above the table.
-
     Returns:
         ``name`` (the field), ``title``, ``size`` (number of rows), ``worst`` (the rows' numbers, worst first; null if
         rows are not ranked), ``by`` (the column that ranks them, or null) and ``columns``: ``key`` as in pandas and
