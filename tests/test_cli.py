@@ -210,7 +210,7 @@ def test_show_prints_every_kind_of_report(run, tmp_path):
 
 
 def test_show_prints_the_code_of_a_reconfiguration_alone(run, report, tmp_path):
-    searched = replace(load(Path(__file__).parent / "report/schema1/reconfiguration.safetensors"), code="x = 1\n")
+    searched = replace(load(Path(__file__).parent / "report/v0_2_0/reconfiguration.safetensors"), code="x = 1\n")
     searched.save(tmp_path / "reconfiguration.safetensors")
     assert run("show", tmp_path / "reconfiguration.safetensors", "--code").stdout == "x = 1\n"
     replace(DIAGNOSIS, code="y = 2\n").save(tmp_path / "diagnosis.safetensors")

@@ -13,7 +13,7 @@ from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.storage import register
 
 
-@register("annotation-diff", schema=2, oldest=1, was="annotation_diff")
+@register("annotation-diff", schema=2, oldest=1)
 @dataclass(frozen=True, slots=True, repr=False)
 class AnnotationDiff(ModelReport):
     """Where two annotations differ; true if they do.

@@ -27,7 +27,7 @@ LARGEST: Final = 2**32
 """The most bytes that one input may take when its sample is repeated to fill a batch: 4 GiB."""
 
 
-@register("bad-cases", schema=6, oldest=1)
+@register("bad-cases", schema=6, oldest=5)
 @dataclass(frozen=True, slots=True, repr=False)
 class BadCases(ModelReport):
     """The samples on which the quantized model is furthest from the reference, with their inputs.

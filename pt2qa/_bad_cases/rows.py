@@ -74,7 +74,7 @@ class Ranking(Row):
     worst: Literal["smallest", "largest"]
     values: int
     mean: float
-    nonfinite: Annotated[int, column(since=3, was="broken")]
+    nonfinite: int
     without_number: int
     reason: str = ""
 

@@ -22,7 +22,7 @@ CLOSE: Final = 0.5
 """dB between two candidates up to which they are called equally good: the effect of another calibration set."""
 
 
-@register("candidates", schema=4, oldest=1, since={"set_apart": 2, "input_ranges": 4})
+@register("candidates", schema=4, oldest=3, since={"set_apart": 2, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
 class CandidateReport(DataReport):
     """How several quantizer configurations of one model compare, as a whole and layer by layer.

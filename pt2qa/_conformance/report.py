@@ -29,7 +29,7 @@ class _Count:
     skipped: Annotated[int, column(importance=2)]
 
 
-@register("conformance", schema=2, oldest=1)
+@register("conformance", schema=2)
 @dataclass(frozen=True, slots=True, repr=False)
 class ConformanceReport(ModelReport):
     """Which properties hold for a quantizer.

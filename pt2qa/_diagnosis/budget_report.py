@@ -35,7 +35,7 @@ _PRECISION: Final = (
 )
 
 
-@register("error-budget", schema=3, oldest=1, since={"input_ranges": 3})
+@register("error-budget", schema=3, oldest=2, since={"input_ranges": 3})
 @dataclass(frozen=True, slots=True, repr=False)
 class ErrorBudget(DataReport):
     """The output noise of a quantized model, split by mechanism and place.

@@ -33,7 +33,7 @@ SCALARS = (
 """The columns that TensorBoard shows, besides the user's metrics."""
 
 
-@register("layers", schema=4, oldest=1, since={"set_apart": 2, "input_ranges": 4})
+@register("layers", schema=4, oldest=3, since={"set_apart": 2, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerReport(DataReport):
     """How far each layer of the quantized model is from the reference, and which op causes it.

@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 """Name, role and argument of a row."""
 
 
-@register("profile-diff", schema=2, oldest=1)
+@register("profile-diff", schema=2)
 @dataclass(frozen=True, slots=True, repr=False)
 class ProfileDiff(ModelReport):
     """How the values of profile ``b`` differ from those of profile ``a``.

@@ -36,7 +36,7 @@ BUCKETS: Final = 128
 """Buckets of a histogram that TensorBoard shows, equally wide."""
 
 
-@register("profile", schema=4, oldest=1, since={"set_apart": 4, "input_ranges": 4})
+@register("profile", schema=4, oldest=3, since={"set_apart": 4, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile(DataReport):
     """What every op of a graph reads and produces.

@@ -95,7 +95,7 @@ class ProfileRow(Row):
     infs: int
     saturation: Annotated[float, column("saturation\n%", show=share, importance=8)]
     range_use: Annotated[float, column("range\nused %", show=share, worse="smaller", importance=7)]
-    outlier_ratio: Annotated[float, column("outlier\nratio ×", importance=9, since=2, was="peak")]
+    outlier_ratio: Annotated[float, column("outlier\nratio ×", importance=9)]
     source: str
     value: Annotated[int, column(extended=True)] = -1
     handle: Annotated[int, column(worse="smaller", extended=True)] = -1
@@ -169,8 +169,8 @@ class ProfileShift(Row):
     b_mean: Annotated[float, column("mean\nb", importance=4)]
     a_std: Annotated[float, column("std\na", importance=5)]
     b_std: Annotated[float, column("std\nb", importance=5)]
-    a_nonfinite: Annotated[int, column(since=2, was="a_broken")]
-    b_nonfinite: Annotated[int, column("NaN, inf\nb", importance=9, optional=True, since=2, was="b_broken")]
+    a_nonfinite: int
+    b_nonfinite: Annotated[int, column("NaN, inf\nb", importance=9, optional=True)]
     a_value: Annotated[int, column(extended=True)] = -1
     b_value: Annotated[int, column(extended=True)] = -1
     handle: Annotated[int, column(worse="smaller", extended=True)] = -1

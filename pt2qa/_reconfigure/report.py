@@ -91,7 +91,7 @@ _CURVE_POINTS: Final = 12
 """Number of curve points that a text shows."""
 
 
-@register("reconfiguration", schema=3, oldest=1, since={"batches": 3, "samples": 3, "set_apart": 3, "input_ranges": 3})
+@register("reconfiguration", schema=3, oldest=2, since={"batches": 3, "samples": 3, "set_apart": 3, "input_ranges": 3})
 @dataclass(frozen=True, repr=False)
 class Reconfiguration(DataReport):
     """A quantizer configuration that was searched, applied and measured.

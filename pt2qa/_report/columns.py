@@ -71,7 +71,6 @@ class Column:
         extended: whether ``to_pandas`` and ``csv`` include it only with ``extended=True``.
         judged: for a number of the whole report: whether it says how good the report is.
         since: the schema of the report that first had it.
-        was: its name in files of older schemas, if it had one.
         least, most: the numbers that it may hold; None: any.  A file with others is damaged.  NaN is within any limits.
     """
 
@@ -89,7 +88,6 @@ class Column:
     extended: bool = False
     judged: bool = False
     since: int = 1
-    was: str = ""
     least: float | None = None
     most: float | None = None
 
@@ -274,13 +272,12 @@ def descriptions(row_type: type[Any]) -> dict[str, str]:
     return found
 
 
-def history_of(each: Field[Any], hint: Any) -> tuple[int, str]:
-    """The schema that introduced a field, and its former name, or empty."""
-    said = _said(hint)
-    since, was = said.get("since", 1), said.get("was", "")
-    if since > 1 and each.default is MISSING and each.default_factory is MISSING and not was:
-        raise TypeError(f"{each.name}: a field since schema {since} needs a default")
-    return since, was
+def since(each: Field[Any], hint: Any) -> int:
+    """The schema that introduced a field, which :func:`column` put in its type hint."""
+    first: int = _said(hint).get("since", 1)
+    if first > 1 and each.default is MISSING and each.default_factory is MISSING:
+        raise TypeError(f"{each.name}: a field since schema {first} needs a default")
+    return first
 
 
 def takes_custom(row_type: type[Any]) -> bool:
@@ -351,7 +348,7 @@ def cell(row: Any, name: str) -> Any:
 
 def _column(owner: type[Any], each: Field[Any], hint: Any) -> Column:
     known: dict[Any, CellType] = {int: "int", float: "float", bool: "bool", str: "text", tuple[int, ...]: "shape"}
-    history_of(each, hint)
+    since(each, hint)
     said = _said(hint)
     hint = get_args(hint)[0] if said else hint
     choices = get_args(hint) if get_origin(hint) is Literal else ()

@@ -44,7 +44,7 @@ class DiffRow(Row):
     change: Annotated[float, column(importance=5)]
     loss: Annotated[float, column(extended=True)]
     note: Annotated[str, column(importance=1, shrinks_to=16, optional=True, extended=True)]
-    unit: Annotated[str, column(extended=True, since=2)] = ""
+    unit: Annotated[str, column(extended=True)] = ""
 
     @property
     def place(self) -> str:
@@ -70,7 +70,7 @@ _ORDER: Final = ("worse", "changed", "gone", "new", "better")
 """The statuses that ``worst`` shows, in this order."""
 
 
-@register("diff", schema=2, oldest=1)
+@register("diff", schema=2)
 @dataclass(frozen=True, slots=True, repr=False)
 class ReportDiff(ModelReport):
     """What changed from an old report to a new one of the same kind, row by row.
@@ -97,7 +97,7 @@ class ReportDiff(ModelReport):
     rows: tuple[DiffRow, ...]
     figures: tuple[DiffRow, ...]
     changes: tuple[Change, ...]
-    of: Annotated[str, column(since=2, was="kind")]
+    of: str
     measure: str
     worst_is: str
     unit: str

@@ -14,8 +14,8 @@ a dataclass of ``str``   a JSON object
 ``dict[str, ndarray]``   one tensor per entry, ``inputs/<key>``, the keys in order as a JSON list
 =======================  ===========================================================================
 
-A field, column or record entry that the file's schema lacks takes its default, or the value under its former name
-(``since`` and ``was`` of :class:`pt2qa._report.columns.Column`).
+A field, column or record entry that the file's schema lacks takes its default (``since`` of
+:class:`pt2qa._report.columns.Column`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from pt2qa._report.columns import (
     custom_names,
     fields_of,
     from_columns,
-    history_of,
     numbers_of,
+    since,
     takes_custom,
     to_columns,
 )
@@ -54,10 +54,6 @@ ARRAYS: Final = (np.ndarray, npt.NDArray)
 """The origins of ``NDArray[...]``: that of its value, or, with numpy 2.5 and later, the alias itself."""
 
 _DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.dtype(np.bool_)}
-
-
-CHECKSUM: Final = "pt2qa.checksum"
-"""Files written before checksums existed lack it, and are read unchecked."""
 
 
 @dataclass(slots=True)
@@ -79,9 +75,7 @@ class Source:
 
     def error(self, name: str, problem: str) -> ReportError:
         """The one error of a damaged file: which file, which field, what is wrong, what to do."""
-        # Reports of the first day of 0.1.0 lack the columns part_of and step, under the schema of later ones.
-        early = "" if CHECKSUM in self.text else ", or an early state of pt2qa 0.1.0 wrote it"
-        return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged{early}, write the report again")
+        return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged, write the report again")
 
     def array(self, name: str) -> Array:
         """A tensor by name; an error if there is none."""
@@ -111,12 +105,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a field is written and read, the schema that introduced it, and its former name."""
+    """How a field is written and read, and the schema that introduced it."""
 
     write: Callable[[str, Any, dict[str, Array], dict[str, str]], None]
     read: Callable[[str, Source], Any]
     since: int = 1
-    was: str = ""
 
 
 def encode(report: Any) -> tuple[dict[str, Array], dict[str, str]]:
@@ -130,11 +123,8 @@ def encode(report: Any) -> tuple[dict[str, Array], dict[str, str]]:
 
 def decode(report_type: type[Value], source: Source) -> Value:
     """The inverse of :func:`encode`."""
-    values = {
-        name: codec.read(codec.was if codec.since > source.schema else name, source)
-        for name, codec in codecs_of(report_type).items()
-        if codec.since <= source.schema or codec.was
-    }
+    known = codecs_of(report_type).items()
+    values = {name: codec.read(name, source) for name, codec in known if codec.since <= source.schema}
     source.finish()
     try:
         return report_type(**values)
@@ -147,21 +137,19 @@ def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
     """How each field of a report class is stored."""
     plain, hints = get_type_hints(report_type), get_type_hints(report_type, include_extras=True)
     numbers = {each.name: each for each in numbers_of(report_type)}
-    inherited_since = getattr(report_type, "inherited_since", {})
+    inherited = getattr(report_type, "inherited_since", {})
     found = {}
     for f in fields_of(report_type):
         codec = _codec_of(f"{report_type.__name__}.{f.name}", plain[f.name], numbers.get(f.name))
-        since, was = history_of(f, hints[f.name])
-        found[f.name] = replace(codec, since=inherited_since.get(f.name, since), was=was)
+        found[f.name] = replace(codec, since=inherited.get(f.name, since(f, hints[f.name])))
     return found
 
 
 def _codec_of(where: str, hint: Any, number: Column | None) -> Codec:
     if number is not None:
-        expected, fits = ("a whole number", _is_int) if hint is int else ("a number", _is_float)
-        return Codec(_write_json, partial(_read_number, number, expected=expected, fits=fits))
+        return Codec(_write_json, partial(_read_number, number))
     if hint is str:
-        return Codec(_write_json, partial(_read_json, expected="text", fits=_is_text))
+        return Codec(_write_json, lambda name, source: source.json(name, "text", _is_text))
     if hint == tuple[str, ...]:
         return Codec(_write_texts, _read_texts)
     if get_origin(hint) is tuple and is_dataclass(row_type := get_args(hint)[0]) and isinstance(row_type, type):
@@ -177,10 +165,6 @@ def _write_json(name: str, value: Any, tensors: dict[str, Array], text: dict[str
     text[name] = json.dumps(value)
 
 
-def _read_json(name: str, source: Source, *, expected: str, fits: Callable[[Any], bool]) -> Any:
-    return source.json(name, expected, fits)
-
-
 def _write_texts(name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
     _write_json(name, [{"kind": n.kind, "text": n} if isinstance(n, Note) else n for n in value], tensors, text)
 
@@ -190,7 +174,8 @@ def _read_texts(name: str, source: Source) -> tuple[str, ...]:
     return tuple(note if isinstance(note, str) else Note(note["text"], note["kind"]) for note in found)
 
 
-def _read_number(column: Column, name: str, source: Source, *, expected: str, fits: Callable[[Any], bool]) -> Any:
+def _read_number(column: Column, name: str, source: Source) -> Any:
+    expected, fits = ("a whole number", _is_int) if column.type == "int" else ("a number", _is_float)
     number = source.json(name, expected, fits)
     if not column.allows(number):
         raise source.error(name, f"holds {number}, expected {column.limits}")
@@ -203,7 +188,7 @@ def _write_record(record: Any, name: str, value: Any, tensors: dict[str, Array],
 
 def _read_record(record: Any, name: str, source: Source) -> Any:
     hints = get_type_hints(record, include_extras=True)
-    names = [f.name for f in fields(record) if history_of(f, hints[f.name])[0] <= source.schema]
+    names = [f.name for f in fields(record) if since(f, hints[f.name]) <= source.schema]
 
     def fits(value: Any) -> bool:
         return isinstance(value, dict) and set(value) == set(names) and _is_texts(list(value.values()))
@@ -242,12 +227,8 @@ def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], 
 
 
 def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:
-    table = {}
-    for column in columns_of(row_type):
-        if column.since <= source.schema:
-            table[column.name] = _read_cells(name, column, source)
-        elif column.was:
-            table[column.name] = _read_cells(name, replace(column, name=column.was), source)
+    known = [column for column in columns_of(row_type) if column.since <= source.schema]
+    table = {column.name: _read_cells(name, column, source) for column in known}
     if takes_custom(row_type):
         for metric in source.json(f"{name}/{CUSTOM}", "a list of different texts", _is_names):
             key = f"{CUSTOM}/{metric}"
@@ -275,7 +256,10 @@ def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
         expected = f"a list of {' or '.join(column.choices) or 'texts'}"
         return list(source.json(key, expected, lambda v: _is_texts(v) and (not choices or choices.issuperset(v))))
     if column.type == "shape":
-        return [tuple(shape) for shape in source.json(key, "a list of shapes", _is_shapes)]
+        return [
+            tuple(shape)
+            for shape in source.json(key, "a list of shapes", lambda v: isinstance(v, list) and all(map(_is_shape, v)))
+        ]
     array = source.array(key)
     if array.dtype != _DTYPES[column.type] or array.ndim != 1:
         got = f"holds {array.dtype} of shape {array.shape}"
@@ -300,24 +284,20 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_note(value: Any) -> bool:
     is_fact = isinstance(value, dict) and value.keys() == {"kind", "text"} and _is_texts([*value.values()])
-    return value["kind"] in KINDS if is_fact else isinstance(value, str)
+    return value["kind"] in KINDS if is_fact else _is_text(value)
 
 
 def _is_names(value: Any) -> bool:
     return _is_texts(value) and len(set(value)) == len(value)
 
 
-def _is_shapes(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in value)
-
-
-def _is_size(value: Any) -> bool:
-    return _is_int(value) and value >= 0
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_int(size) and size >= 0 for size in value)
 
 
 def _brief(value: Any) -> str:

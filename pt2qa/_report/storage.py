@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from pt2qa import __version__
-from pt2qa._report.fields import CHECKSUM, Array, Source, codecs_of, decode, encode
+from pt2qa._report.fields import Array, Source, codecs_of, decode, encode
 from pt2qa.errors import ReportError
 
 ReportType = TypeVar("ReportType", bound=type[Any])
@@ -26,6 +26,7 @@ ReportType = TypeVar("ReportType", bound=type[Any])
 KIND: Final = "pt2qa.kind"
 SCHEMA: Final = "pt2qa.schema"
 VERSION: Final = "pt2qa.version"
+CHECKSUM: Final = "pt2qa.checksum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,10 @@ class Kind:
 
 
 _KINDS: dict[str, Kind] = {}
-_FORMER: dict[str, str] = {}
 
 
 def register(
-    name: str, *, schema: int, oldest: int | None = None, was: str = "", since: Mapping[str, int] | None = None
+    name: str, *, schema: int, oldest: int | None = None, since: Mapping[str, int] | None = None
 ) -> Callable[[ReportType], ReportType]:
     """Class decorator: lets reports of this class be saved under this kind and schema version.
 
@@ -61,7 +61,6 @@ def register(
         name: the kind.
         schema: the version of the fields that is written.
         oldest: the oldest version that is read; None for ``schema`` only.
-        was: the kind's former name in files, if any.
         since: the schemas that introduced fields which the class inherits; None if its base says so.
 
     Raises:
@@ -78,8 +77,6 @@ def register(
         if taken is not None and _full_name(taken.report_type) != _full_name(report_type):
             raise ValueError(f"report kind {name!r} is taken by {_full_name(taken.report_type)}")
         _KINDS[name] = Kind(name, schema, report_type, oldest)
-        if was:
-            _FORMER[was] = name
         report_type.kind = name
         if not hasattr(report_type, "heading"):
             report_type.heading = name.replace("-", " ").capitalize()
@@ -202,7 +199,6 @@ def _kind_in(source: Source) -> Kind:
             raise ReportError(f"{source.path}: a safetensors file, but not a pt2qa report: it has no field {name!r}")
     source.used.update((KIND, SCHEMA, VERSION, CHECKSUM))
     name, schema, version = source.text[KIND], source.text[SCHEMA], source.text[VERSION]
-    name = _FORMER.get(name, name)
     if name not in _KINDS:
         known = ", ".join(sorted(_KINDS))
         raise ReportError(

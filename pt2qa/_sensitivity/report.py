@@ -32,7 +32,7 @@ BARS: Final = 25
 """Sites that the chart shows."""
 
 
-@register("sensitivity", schema=4, oldest=1, since={"set_apart": 2, "input_ranges": 4})
+@register("sensitivity", schema=4, oldest=3, since={"set_apart": 2, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
 class SensitivityReport(DataReport):
     """How quantizing each site alone affects the model's output.

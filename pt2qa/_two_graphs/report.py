@@ -22,7 +22,7 @@ LOST = "no op of the other graph carries its handle: it was removed, or rewritte
 """Why an op has no counterpart, if nothing better is known."""
 
 
-@register("graphs", schema=4, oldest=2)
+@register("graphs", schema=4, oldest=3)
 @dataclass(frozen=True, slots=True, repr=False)
 class GraphReport(LayerReport):
     """Where two graphs of one model differ: a layer report of graph b, with graph a as the reference.
