@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,9 +112,7 @@ def _temporary(target: Path) -> tuple[Path, BinaryIO]:
 
 def _take_mode(descriptor: int, target: Path) -> None:
     """Give an open file the permissions of a target that exists, before there is anything to read in it."""
-    if sys.platform == "win32" or not target.exists():
-        return
-    mode = stat.S_IMODE(target.stat().st_mode)
+    mode = stat.S_IMODE(os.stat(target if target.exists() else descriptor).st_mode)
     # File systems without permissions refuse to change them.
     if mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
         os.fchmod(descriptor, mode)
@@ -122,10 +120,6 @@ def _take_mode(descriptor: int, target: Path) -> None:
 
 def _lock(descriptor: int, *, wait: bool, without: bool) -> bool:
     """Lock an open file; False if another process holds the lock, ``without`` if locks are not supported."""
-    if sys.platform == "win32":
-        return without
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -136,9 +130,7 @@ def _lock(descriptor: int, *, wait: bool, without: bool) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, if the system allows opening a folder."""
-    if os.name != "posix":
-        return
+    """Make the rename itself durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
