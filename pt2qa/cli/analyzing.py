@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import pt2qa
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli.group import (
     DEBUG,
     Failure,
     flow_argument,
+    folder_option,
     main,
+    make_folder,
     measured_on,
     overrides_option,
-    quantizers_of,
+    plan_in,
     quantizers_option,
     say,
     say_wrote,
 )
-from pt2qa.cli.launched import launched
+from pt2qa.cli.launched import own_part
 from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
-from pt2qa.errors import Pt2qaError, ReportError
+from pt2qa.errors import Pt2qaError
 
 if TYPE_CHECKING:
     from pt2qa.cli.flow import Flow
@@ -35,9 +38,7 @@ if TYPE_CHECKING:
 @main.command()
 @flow_argument
 @quantizers_option
-@click.option(
-    "-o", "folder", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder for the reports."
-)
+@folder_option
 @click.option(
     "--diagnosis/--no-diagnosis",
     "diagnoses",
@@ -125,25 +126,13 @@ def analyze(
     1 if quantization gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of
     finished work are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    from pt2qa.cli.flow import load_flow, part_of
-    from pt2qa.overrides import OverridePlan
-
-    chosen = quantizers_of(specs)
-    plan = None if overrides is None else OverridePlan.load(overrides)
+    plan = plan_in(overrides)
     _check_order(printing.sort)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
-    with launched() as ranks:
-        given = load_flow(flow)
+    make_folder(folder)
+    with own_part(flow) as (given, writes):
         wanted = given.target_of(target)
-        keeping = _Keeping(folder, writes_csv, writes_html, printing)
-        if ranks is not None:
-            given = part_of(given, ranks.rank, ranks.size)
-            keeping = keeping if ranks.rank == 0 else _Discarding(folder, False, False, printing)
         analyses = _Analyses(given, measured_on(given), diagnoses, repairs, bad_cases, ranks_sites, deploys, wanted)
-        _analyze_each(flow, analyses, chosen, plan, keeping)
+        _analyze_each(flow, analyses, specs, plan, _Keeping(folder, writes, writes_csv, writes_html, printing))
 
 
 def _check_order(sort: str) -> None:
@@ -160,8 +149,6 @@ def _check_order(sort: str) -> None:
 
 def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: Any, keeping: _Keeping) -> None:
     """Analyze with one quantizer after another; if one fails, the others still run."""
-    import pt2qa
-
     flow = analyses.flow
     capture = flow.capture()
     failed: list[Failure] = []
@@ -224,8 +211,6 @@ class _Analyses:
 
     def of(self, pair: Any) -> Iterator[tuple[str, Any]]:
         """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
-        import pt2qa
-
         diagnosis = self._diagnosis(pair) if self.diagnoses else None
         if diagnosis is not None:
             yield "diagnosis", diagnosis
@@ -251,8 +236,6 @@ class _Analyses:
 
     def _diagnosis(self, pair: Any) -> Any:
         """The diagnosis; None if there is none, for example without an SQNR, which must not stop the analyses."""
-        import pt2qa
-
         # A target knows the metric that it is for.
         metric = self.flow.metric if self.target is None else None
         try:
@@ -272,9 +255,10 @@ class _Analyses:
 
 @dataclass(frozen=True)
 class _Keeping:
-    """Where reports go, and how they are printed."""
+    """Where reports go, and how they are printed; of several processes, one ``writes``."""
 
     folder: Path
+    writes: bool
     writes_csv: bool
     writes_html: bool
     printing: Printing
@@ -285,11 +269,12 @@ class _Keeping:
         return self.folder / re.sub(r"[^\w.=-]+", "-", spec)
 
     def keep(self, report: Any, what: str, spec: str) -> None:
-        """Write a report, then print it; the long ones of weights and of the error budget are not printed.
+        """Write and print a report; a partial one of an interrupted analysis raises KeyboardInterrupt then."""
+        if self.writes:
+            self._write(report, what, spec)
+        stop_if_interrupted(getattr(report, "notes", ()))
 
-        Raises:
-            KeyboardInterrupt: the analysis was interrupted, and the report covers the finished part.
-        """
+    def _write(self, report: Any, what: str, spec: str) -> None:
         from pt2qa._report.atomic import write_atomic
 
         stem = self.stem(spec)
@@ -305,16 +290,14 @@ class _Keeping:
             say_wrote(f"{stem}-diagnosis-quantizer.py")
         if self.writes_csv:
             self._write_csv(report, f"{stem}-{what}")
-        if what not in ("weights", "error-budget"):
+        if what not in ("weights", "error-budget"):  # they are long
             printing = self.printing if what == "layers" else replace(self.printing, sort="worst")
             click.echo(f"{printing.text(report)}\n")
-        stop_if_interrupted(getattr(report, "notes", ()))
 
     def write_page(self, reports: Sequence[Any]) -> None:
-        """Writes the page of all reports, if it was asked for."""
         from pt2qa._report.html import write_html
 
-        if self.writes_html:
+        if self.writes and self.writes_html:
             write_html(reports, self.folder / "report.html")
             say_wrote(self.folder / "report.html")
 
@@ -326,17 +309,6 @@ class _Keeping:
                 file = f"{stem}.csv" if part == "rows" else f"{stem}-{part}.csv"
                 report.to_csv(file, extended=True, part=part)
                 say_wrote(file)
-
-
-class _Discarding(_Keeping):
-    """Keeps nothing: another process of the same run does."""
-
-    def keep(self, report: Any, what: str, spec: str) -> None:
-        """Stop where the other one stops."""
-        stop_if_interrupted(getattr(report, "notes", ()))
-
-    def write_page(self, reports: Sequence[Any]) -> None:
-        """Write nothing."""
 
 
 def _save(what: Any, path: str) -> None:

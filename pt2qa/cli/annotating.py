@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import pt2qa
 from pt2qa._near_names import near_names
-from pt2qa.cli.group import file_option, flow_argument, main, overrides_option, quantizer_option
+from pt2qa.cli.flow import load_flow
+from pt2qa.cli.group import file_option, flow_argument, main, overrides_option, plan_in, quantizer_option
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import PluginError
 
@@ -47,15 +49,9 @@ def list_annotations(
       pt2qa annotations flow.py:flow -q x86 --calibrate --limit 0 -o annotations.safetensors
       pt2qa annotations flow.py:flow -q xnnpack --overrides reports/xnnpack-plan.json
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
-    from pt2qa.cli.flow import load_flow
-    from pt2qa.overrides import OverridePlan
-    from pt2qa.plugins import resolve
-
     if qat and calibrate:
         raise click.UsageError("--calibrate quantizes without training: leave out --qat")
-    resolve(spec)
-    plan = None if overrides is None else OverridePlan.load(overrides)
+    plan = plan_in(overrides)
     given = load_flow(flow)
     capture = given.capture()
     if calibrate:

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+import pt2qa
 from pt2qa._check.report import SEVERITIES
 from pt2qa._report.base import Report, write_text
+from pt2qa.cli.flow import load_flow
 from pt2qa.cli.group import OutputFile, file_option, flow_argument, main, measured_on, say, say_wrote, width_option
 from pt2qa.errors import Pt2qaError
 
@@ -72,8 +74,6 @@ def check(
 
     The exit code is 1 if there are findings to fail on, 2 if the command line is wrong, otherwise 0.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
-    from pt2qa.cli.flow import load_flow
     from pt2qa.plugins import resolve
 
     if len(specs) > 1:

@@ -8,23 +8,28 @@ from pathlib import Path
 
 import click
 
+import pt2qa
 from pt2qa.cli.analyzing import unusable
-from pt2qa.cli.group import InputFile, OutputFile, flow_argument, main, measured_on, quantizer_option, say, say_wrote
+from pt2qa.cli.flow import load_flow
+from pt2qa.cli.group import (
+    InputFile,
+    OutputFile,
+    flow_argument,
+    folder_option,
+    main,
+    make_folder,
+    measured_on,
+    quantizer_option,
+    say,
+    say_wrote,
+)
 from pt2qa.cli.printing import Printing, prints_report
-from pt2qa.errors import ReportError
 
 
 @main.command()
 @flow_argument
 @quantizer_option
-@click.option(
-    "-o",
-    "folder",
-    required=True,
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder for the report and the lowered program.",
-)
+@folder_option
 @click.option(
     "--deployed",
     metavar="FILE",
@@ -70,18 +75,11 @@ def deploy(
     package (.pt2), or of a device (see pt2qa record-inputs). The exit code is 1 if quantization gives NaN or
     infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
     from pt2qa._deployed.deployment import OtherProgramError, backend_for
-    from pt2qa.cli.flow import load_flow
-    from pt2qa.plugins import resolve
 
     if deployed is not None and program is not None:
         raise click.UsageError("--deployed compares a program that was made elsewhere; --program is one of pt2qa")
-    resolve(spec)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
+    make_folder(folder)
     given = load_flow(flow)
     pair = pt2qa.quantize(given.capture(), spec, given.batches)
     own = deployed is None and program is None and backend_for(pair, backend).saves
@@ -125,9 +123,6 @@ def record_inputs(flow: str, file: Path) -> None:
 
     help(pt2qa.record_inputs) shows a script that runs a .pte file and writes its outputs.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
-    from pt2qa.cli.flow import load_flow
-
     given = load_flow(flow)
     pt2qa.record_inputs(given.capture(), given.evaluation, file)
     say_wrote(file)

@@ -178,6 +178,25 @@ def _debug_option() -> click.Option:
     )
 
 
+def _known_quantizer(context: click.Context, parameter: click.Parameter, spec: str) -> str:
+    from pt2qa.plugins import resolve
+
+    resolve(spec)
+    return spec
+
+
+def _known_quantizers(context: click.Context, parameter: click.Parameter, specs: Sequence[str]) -> tuple[str, ...]:
+    """The quantizers that were given, each once, or all that are installed."""
+    from pt2qa.plugins import available, resolve
+
+    chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
+    if not chosen:
+        raise click.UsageError("no quantizer is installed and none was given with -q")
+    for spec in chosen:
+        resolve(spec)
+    return chosen
+
+
 width_option = click.option(
     "--width",
     type=click.IntRange(min=40),
@@ -187,16 +206,26 @@ width_option = click.option(
 file_option = click.option(
     "-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the report to a file."
 )
+folder_option = click.option(
+    *("-o", "folder"),
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder to write to; created if missing.",
+)
 quantizers_option = click.option(
-    "-q",
-    "--quantizer",
-    "specs",
+    *("-q", "--quantizer", "specs"),
     multiple=True,
     metavar="SPEC",
+    callback=_known_quantizers,
     help="Name, or name:option=value,...; repeatable.  [default: all installed ones]",
 )
 quantizer_option = click.option(
-    "-q", "--quantizer", "spec", required=True, metavar="SPEC", help="Name, or name:option=value,..."
+    *("-q", "--quantizer", "spec"),
+    required=True,
+    metavar="SPEC",
+    callback=_known_quantizer,
+    help="Name, or name:option=value,...",
 )
 overrides_option = click.option(
     "--overrides",
@@ -213,6 +242,21 @@ def say(*lines: str) -> None:
         click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder to write to, if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
+
+
+def plan_in(file: Path | None) -> Any:
+    """The override plan in a file; None without one."""
+    from pt2qa.overrides import OverridePlan
+
+    return None if file is None else OverridePlan.load(file)
+
+
 def say_wrote(path: str | Path | None) -> None:
     """Names a file that was written, on stderr: stdout is the report's."""
     click.echo(f"wrote {path}", err=True)
@@ -226,18 +270,6 @@ def measured_on(flow: Flow) -> Any:
             "return evaluation=, other batches, from the flow function"
         )
     return flow.evaluation
-
-
-def quantizers_of(specs: Sequence[str]) -> tuple[str, ...]:
-    """The quantizers that were given, each once, or all that are installed; they are found before anything runs."""
-    from pt2qa.plugins import available, resolve
-
-    chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
-    if not chosen:
-        raise click.UsageError("no quantizer is installed and none was given with -q")
-    for spec in chosen:
-        resolve(spec)
-    return chosen
 
 
 @click.group(name="pt2qa", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,23 +7,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
+from pt2qa.cli.flow import Flow, load_flow, part_of
+
 if TYPE_CHECKING:
     from pt2qa._ranks import Ranks
-    from pt2qa.cli.flow import Flow
 
 
 @contextmanager
 def own_part(where: str) -> Iterator[tuple[Flow, bool]]:
     """A flow with this process's part of its data, and whether this is the process that writes."""
-    from pt2qa.cli.flow import load_flow, part_of
-
-    with launched() as ranks:
+    with _launched() as ranks:
         given = load_flow(where)
         yield (given, True) if ranks is None else (part_of(given, ranks.rank, ranks.size), ranks.rank == 0)
 
 
 @contextmanager
-def launched() -> Iterator[Ranks | None]:
+def _launched() -> Iterator[Ranks | None]:
     """The processes that torchrun started, of which only the first one prints; None if it did not."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         yield None

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+import pt2qa
+from pt2qa.cli.flow import load_flow
 from pt2qa.cli.group import (
     InputFile,
     OutputFile,
@@ -16,8 +18,8 @@ from pt2qa.cli.group import (
     main,
     measured_on,
     overrides_option,
+    plan_in,
     quantizer_option,
-    quantizers_of,
     quantizers_option,
     say,
     say_wrote,
@@ -70,8 +72,6 @@ def profile(
       pt2qa profile flow.py:flow -q xnnpack --side quantized -o quantized.safetensors
       pt2qa profile flow.py:flow -q xnnpack --side deployed --program lowered -o deployed.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
-
     if side is not None and spec is None:
         raise click.UsageError("--side chooses a graph of a quantized model: give -q too")
     for option, value in (("--program", program), ("--backend", backend)):
@@ -133,13 +133,7 @@ def repair(
 
     The exit code is 1 if nothing helps; the notes say why.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
-    from pt2qa.cli.flow import load_flow
-    from pt2qa.overrides import OverridePlan
-    from pt2qa.plugins import resolve
-
-    resolve(spec)
-    before = None if overrides is None else OverridePlan.load(overrides)
+    before = plan_in(overrides)
     given = load_flow(flow)
     pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=before)
     report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric, mask=given.mask)
@@ -170,11 +164,8 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
       pt2qa compare flow.py:flow
       pt2qa compare flow.py:flow -q xnnpack -q xnnpack:per_channel=false -q x86:mode=dynamic
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
-
-    chosen = quantizers_of(specs)
     with own_part(flow) as (given, writes):
-        report = pt2qa.compare_quantizers(given.capture(), chosen, given.batches, measured_on(given), mask=given.mask)
+        report = pt2qa.compare_quantizers(given.capture(), specs, given.batches, measured_on(given), mask=given.mask)
     if not writes:
         return
     printing.deliver(report, file)
@@ -234,12 +225,7 @@ def sensitivity(
 
     After Ctrl-C, exit code 130, the report covers what was finished, and --resume goes on from it.
     """
-    import pt2qa
-    from pt2qa.overrides import OverridePlan
-    from pt2qa.plugins import resolve
-
-    resolve(spec)
-    plan = None if overrides is None else OverridePlan.load(overrides)
+    plan = plan_in(overrides)
     before = None if resume is None else pt2qa.load(resume)
     if before is not None and not isinstance(before, pt2qa.SensitivityReport):
         raise ReportError(f"{resume}: --resume goes on from a sensitivity report, not from a {type(before).__name__}")
@@ -275,9 +261,6 @@ def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Pri
       pt2qa compare-graphs converted.pt2 loaded.pt2 flow.py:flow
       pt2qa compare-graphs old-torch.pt2 new-torch.pt2 flow.py:flow -o graphs.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
-    from pt2qa.cli.flow import load_flow
-
     one, other = _exported(a), _exported(b)
     given = load_flow(flow)
     name = type(given.model).__name__
