@@ -54,15 +54,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """An additional table of a text.
-
-    Args:
-        columns: to show.
-        rows: in order.
-        title: above it, or empty.
-        by: the column they are sorted by.
-        limit: rows to show; None for all.
-    """
+    """An additional table of a text; ``by`` is the column it is sorted by, and a limit of None shows all rows."""
 
     columns: Sequence[Column]
     rows: Sequence[Any]
@@ -76,9 +68,7 @@ class Group:
     """Findings that belong together; a page shows them collapsed.
 
     Args:
-        name: what they have in common.
         severity: ``error``, ``warning`` or ``note``.
-        title: what it is about.
         rows: with ``name``, ``source``, ``why`` and ``fix``.
         fix: what to do, if the same for all; else empty.
     """
@@ -98,9 +88,7 @@ class Step:
         what: is wrong, in a few words.
         name: the op or module to look at; empty for the whole model.
         source: the line of the user's code; empty if not known.
-        why: sentences with the numbers that show it.
-        remedy: what to do: a call, or advice.
-        gain: what that was measured to give.
+        gain: what the remedy was measured to give.
     """
 
     what: str
@@ -163,16 +151,10 @@ class Report:
             ReportError: there is no such column, or the limit is negative.
         """
         sort, columns = self.order(sort), screen_width(width)
-        head = [self._title(sort), "\n".join(self._data()), *self._lead(), *self._before()]
-        return clean_lines(
-            sections(
-                [
-                    *(_laid_out(part, columns) for part in head),
-                    self._body(sort, limit, columns),
-                    *(_laid_out(part, columns) for part in (*self._after(limit), "\n".join(self._summary()))),
-                ]
-            )
-        )
+        above = [self._title(sort), "\n".join(self._data()), *self._lead(), *self._before()]
+        below = [*self._after(limit), "\n".join(self._summary())]
+        head, foot = ([_laid_out(part, columns) for part in parts] for parts in (above, below))
+        return clean_lines(sections([*head, self._body(sort, limit, columns), *foot]))
 
     def table(self, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
         """The rows as a table: ``worst`` first, in ``graph`` order, by ``name`` or by any column.
@@ -282,13 +264,15 @@ class Report:
     def columns(self, part: str = "rows") -> tuple[Column, ...]:
         """The columns of a table as they apply to this report, the user's metrics last."""
         row_type = self.row_type(part)
-        custom = map(custom_column, custom_names(getattr(self, part)))
-        return tuple(map(self.meant, (*columns_of(row_type), *derived_of(row_type), *custom)))
+        return self._with_custom((*columns_of(row_type), *derived_of(row_type)), part)
 
     def shown(self, part: str = "rows") -> tuple[Column, ...]:
         """The :meth:`columns` that tables show by default, in order."""
+        return self._with_custom(shown_columns(self.row_type(part)), part)
+
+    def _with_custom(self, columns: Iterable[Column], part: str) -> tuple[Column, ...]:
         custom = map(custom_column, custom_names(getattr(self, part)))
-        return tuple(map(self.meant, (*shown_columns(self.row_type(part)), *custom)))
+        return tuple(map(self.meant, (*columns, *custom)))
 
     def column(self, name: str, part: str = "rows") -> Column:
         """One of :meth:`columns`.
@@ -325,11 +309,7 @@ class Report:
         return [*faults, *said, *([] if faults else self._data())]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """Charts of a page, as :mod:`pt2qa._report.html.charts` makes them.
-
-        Args:
-            others: the reports on the same page.
-        """
+        """Charts of a page with these reports, as :mod:`pt2qa._report.html.charts` makes them."""
         return []
 
     def on_page(self, part: str) -> Sequence[Any]:
@@ -350,12 +330,7 @@ class Report:
         return None
 
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
-        """What TensorBoard shows, by the name of the run.
-
-        Args:
-            step: the position on the axis.
-            per_channel: also numbers by channel, of a kind that has them.
-            others: the reports that are written together.
+        """What TensorBoard shows, by the name of the run; ``others`` are the reports that are written together.
 
         Raises:
             ReportError: the kind has nothing to show in TensorBoard.
@@ -365,7 +340,6 @@ class Report:
         )
 
     def _headline(self) -> str:
-        """The text inside ``repr``."""
         return f"<{type(self).__name__} of {self.subject()}: {counted(len(self.rows), 'row')}>"
 
     @property
@@ -413,24 +387,16 @@ class Report:
 
     @classmethod
     def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        """One report of several of this class, from their field ``sums``; see :func:`pt2qa.merge`.
+        """One report of several that agree in the fields ``one_run``, from their field ``sums``.
 
         Args:
-            reports: of one model, and alike in the fields ``one_run``.
+            reports: of this class.
             metrics: the user's metrics, in their empty state.
-
-        Raises:
-            ReportError: the sums differ in what they are of.
         """
         raise NotImplementedError
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
-        """A column with the unit and direction that this report's data give it.
-
-        Args:
-            column: as its class describes it.
-            key: of the row, if rows differ in unit or direction.
-        """
+        """A column with the unit and direction that this report's data give it, or those of the row with a key."""
         return column
 
     # -- shared by kinds -----------------------------------------------------------------------------------------------
@@ -447,27 +413,21 @@ class Report:
         return [] if self.health is None or self.health.is_sound else self._data()
 
     def worst_first(self, part: str) -> tuple[Sequence[Any], str | None]:
-        """The rows of a table in the order of a page, and the column that ranks them, or None.
-
-        A table of the same rows as ``rows``, such as those of modules, is ranked by the same column.
-        """
+        """The rows of a table in the order of a page, and the column that ranks them, or None."""
         if part == "rows":
             return self._ordered("worst")
+        # A table of the same rows as `rows`, such as those of modules, is ranked by the same column.
         by = self._worst_by() if self.row_type(part) is self.row_type() else None
         rows = self.on_page(part)
         return (rows, None) if by is None else (self.ranked(rows, by, part), by)
 
     def ranked(self, rows: Sequence[Any], by: str, part: str = "rows") -> tuple[Any, ...]:
-        """Rows of a table, worst by a column first; those without a number last.
-
-        Raises:
-            ReportError: there is no such column.
-        """
+        """Rows of a table, worst by a column first; those without a number last."""
         columns = self.columns(part)
         return ranked(self.row_type(part), rows, column_called(by, columns), ties=self.ties, custom=columns)
 
     def _ordered(self, sort: str) -> tuple[Sequence[Any], str | None]:
-        """The sorted rows, and the column they are sorted by; None for graph order."""
+        """The sorted rows, and the column they are sorted by, or None."""
         by = {"worst": self._worst_by(), "graph": None}.get(sort, sort)
         rows = self._tabled()
         return (rows, None) if by is None else (self.ranked(rows, by), by)
@@ -481,7 +441,6 @@ class Report:
         return table(self._columns_for(sort), rows, by, limit, width)
 
     def _how(self, sort: str, worst: str = "worst first") -> str:
-        """A sort order in words."""
         return {"worst": worst, "graph": "in graph order"}.get(sort, f"by {sort}")
 
     def _notes(self) -> Iterator[Listing]:
