@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa._report.html.sections import sections_of
+from pt2qa._report.html.page import sections_of
 from pt2qa.report import SetApart
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import KeywordInputs, Linears, NestedOutputs, Recurrent, images, residual

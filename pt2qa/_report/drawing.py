@@ -22,7 +22,7 @@ class Series:
     ys: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     """One chart.
 
@@ -39,10 +39,10 @@ class Drawing:
     kind: str
     title: str
     about: str
-    x: str
-    y: str
-    names: tuple[str, ...]
-    texts: tuple[str, ...]
+    x: str = ""
+    y: str = ""
+    names: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     series: tuple[Series, ...]
     line: float | None = None
     range: tuple[float, float] | None = None
@@ -55,73 +55,63 @@ def short(name: str) -> str:
 
 def drawings(report: Any, others: Sequence[Any] = ()) -> list[Drawing]:
     """The charts that a page shows of a report."""
-    return [_DRAWN[chart["kind"]](report, chart) for chart in report.charts((report, *others)) if "row" not in chart]
+    return [_drawing(report, chart) for chart in report.charts((report, *others)) if "row" not in chart]
 
 
 def of_rows(report: Any) -> list[tuple[Any, Drawing]]:
     """The charts of single rows, each with its row."""
     charts = [chart for chart in report.charts((report,)) if "row" in chart]
-    return [(getattr(report, chart["table"])[chart["row"]], _DRAWN[chart["kind"]](report, chart)) for chart in charts]
+    return [(getattr(report, chart["table"])[chart["row"]], _drawing(report, chart)) for chart in charts]
 
 
-def _columns(report: Any, chart: dict[str, Any], xs: Sequence[float]) -> tuple[Series, ...]:
-    rows = getattr(report, chart["table"])
+def _drawing(report: Any, chart: dict[str, Any]) -> Drawing:
+    rows = getattr(report, chart.get("table", "rows"))
+    return Drawing(title=chart["title"], about=chart["about"], **_DRAWN[chart["kind"]](rows, chart))
+
+
+def _columns(rows: Sequence[Any], chart: dict[str, Any], xs: Sequence[float]) -> tuple[Series, ...]:
     return tuple(
         Series(label if len(chart["series"]) > 1 else "", tuple(xs), tuple(float(cell(row, key)) for row in rows))
         for key, label in chart["series"]
     )
 
 
-def _along(report: Any, chart: dict[str, Any]) -> Drawing:
-    names = tuple(row.name for row in getattr(report, chart["table"]))
-    series = _columns(report, chart, range(len(names)))
-    return Drawing("points", chart["title"], chart["about"], "", chart["unit"], names, (), series, chart["line"])
+def _along(rows: Sequence[Any], chart: dict[str, Any]) -> dict[str, Any]:
+    series = _columns(rows, chart, range(len(rows)))
+    names = tuple(row.name for row in rows)
+    return {"kind": "points", "y": chart["unit"], "names": names, "series": series, "line": chart["line"]}
 
 
-def _curve(report: Any, chart: dict[str, Any]) -> Drawing:
-    xs = [100 * float(cell(row, chart["x"])) for row in getattr(report, chart["table"])]
-    return Drawing("points", chart["title"], chart["about"], chart["x_title"], "", (), (), _columns(report, chart, xs))
+def _curve(rows: Sequence[Any], chart: dict[str, Any]) -> dict[str, Any]:
+    xs = [100 * float(cell(row, chart["x"])) for row in rows]
+    return {"kind": "points", "x": chart["x_title"], "series": _columns(rows, chart, xs)}
 
 
-def _bars(report: Any, chart: dict[str, Any]) -> Drawing:
+def _bars(rows: Sequence[Any], chart: dict[str, Any]) -> dict[str, Any]:
     bars = chart["bars"]
     parts = zip(*(bar.get("parts", [bar["value"]]) for bar in bars), strict=True)
     series = tuple(Series(label, (), tuple(part)) for label, part in zip(chart.get("series", [""]), parts, strict=True))
-    names, texts = tuple(bar["label"] for bar in bars), tuple(bar["text"] for bar in bars)
-    return Drawing("bars", chart["title"], chart["about"], "", "", names, texts, series)
+    names, texts = (tuple(bar[key] for bar in bars) for key in ("label", "text"))
+    return {"kind": "bars", "names": names, "texts": texts, "series": series}
 
 
-def _histogram(report: Any, chart: dict[str, Any]) -> Drawing:
-    edges = tuple(chart["edges"])
-    series = tuple(Series(each["side"], edges, tuple(each["counts"])) for each in chart["series"])
-    return Drawing("histogram", chart["title"], chart["about"], "value", "values in a bin", (), (), series)
+def _histogram(rows: Sequence[Any], chart: dict[str, Any]) -> dict[str, Any]:
+    series = tuple(Series(each["side"], tuple(chart["edges"]), tuple(each["counts"])) for each in chart["series"])
+    return {"kind": "histogram", "x": "value", "y": "values in a bin", "series": series}
 
 
-def _heat(report: Any, chart: dict[str, Any]) -> Drawing:
-    rows = getattr(report, chart["table"])
+def _heat(rows: Sequence[Any], chart: dict[str, Any]) -> dict[str, Any]:
     values = [
         [nan if place is None else float(cell(rows[place], chart["column"])) for place in places]
         for places in chart["places"]
     ]
-    series = tuple(
-        Series(label, (), tuple(column))
-        for label, column in zip(chart["blocks"], zip(*values, strict=True), strict=True)
-    )
-    return Drawing(
-        "heat",
-        chart["title"],
-        chart["about"],
-        "block",
-        "dB",
-        tuple(chart["ops"]),
-        (),
-        series,
-        None,
-        tuple(chart["range"]),
-    )
+    columns = zip(chart["blocks"], zip(*values, strict=True), strict=True)
+    series = tuple(Series(label, (), tuple(column)) for label, column in columns)
+    drawn = {"names": tuple(chart["ops"]), "series": series, "range": tuple(chart["range"])}
+    return {"kind": "heat", "x": "block", "y": "dB", **drawn}
 
 
-_DRAWN: Final[dict[str, Callable[[Any, dict[str, Any]], Drawing]]] = {
+_DRAWN: Final[dict[str, Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]]] = {
     "along": _along,
     "curve": _curve,
     "bars": _bars,

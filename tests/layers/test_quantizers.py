@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa._report.html.sections import sections_of
+from pt2qa._report.html.page import sections_of
 from pt2qa._simulator.simulator import Simulator
 from pt2qa.report import SetApart
 from tests.models import images, residual

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import pt2qa
-from pt2qa._report.html.sections import sections_of
+from pt2qa._report.html.page import sections_of
 from pt2qa.report import Change, SetApart
 from tests.flows import quantized_pair
 from tests.layers.test_layers import ShareOff

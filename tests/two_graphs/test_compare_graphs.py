@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import pt2qa
 from pt2qa._graph.handles import names_of
 from pt2qa._metrics import error_sums
-from pt2qa._report.html.sections import sections_of
+from pt2qa._report.html.page import sections_of
 from pt2qa._two_graphs import analysis
 from pt2qa.cli import main
 from pt2qa.report import SetApart, Unpaired
