@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from math import inf, isnan, nan
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from pt2qa._report.base import Report
 from pt2qa._report.columns import columns_of, fields_of, tables_of
@@ -95,17 +95,14 @@ def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> 
     ordered = is_ordered(new, measure)
     rows = []
     for key in _in_order(list(before), list(after)):
-        if key not in before:
-            rows.append(_alone(after[key], "new", ordered))
-        elif key not in after:
-            rows.append(_alone(before[key], "gone", ordered))
+        a, b = before.get(key), after.get(key)
+        if a is None or b is None:
+            rows.append(_alone(a, b, ordered))
         elif not ordered:
-            rows.append(_compared_texts(before[key], after[key]))
+            rows.append(_compared_texts(a, b))
         else:
-            a, b = before[key], after[key]
-            smaller = smaller_is_worse(new, measure, key)
-            if smaller is None:
-                smaller = smaller_is_worse(old, measure, key)
+            ways = (smaller_is_worse(report, measure, key) for report in (new, old))
+            smaller = next((way for way in ways if way is not None), None)
             rows.append(_compared(b.name, b.role, a.number, b.number, smaller, tolerance, (a.note, b.note)))
     return tuple(rows)
 
@@ -126,18 +123,20 @@ def _in_order(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]]) ->
         yield from gone.get(key, ())
 
 
-def _alone(row: Reading, status: Literal["new", "gone"], ordered: bool) -> DiffRow:
+def _alone(before: Reading | None, after: Reading | None, ordered: bool) -> DiffRow:
+    row = before or after
+    assert row is not None, "one of the reports has it"
+    status: Status = "new" if before is None else "gone"
     if not ordered:
-        return DiffRow(row.name, row.role, status, nan, nan, nan, nan, row.text)
-    before, after = (nan, row.number) if status == "new" else (row.number, nan)
-    return DiffRow(row.name, row.role, status, before, after, nan, nan, row.note)
+        return DiffRow(row.name, row.role, status, note=row.text)
+    numbers = [nan if each is None else each.number for each in (before, after)]
+    return DiffRow(row.name, row.role, status, *numbers, note=row.note)
 
 
 def _compared_texts(a: Reading, b: Reading) -> DiffRow:
     if a.text == b.text:
-        return DiffRow(b.name, b.role, "unchanged", nan, nan, nan, nan, b.text)
-    note = f"{a.text or 'nothing'} → {b.text or 'nothing'}"
-    return DiffRow(b.name, b.role, "changed", nan, nan, nan, nan, note)
+        return DiffRow(b.name, b.role, "unchanged", note=b.text)
+    return DiffRow(b.name, b.role, "changed", note=f"{a.text or 'nothing'} → {b.text or 'nothing'}")
 
 
 def _compared(
@@ -153,12 +152,12 @@ def _compared(
         lacks = [isnan(value) for value in (before, after)]
         when = "before and now" if all(lacks) else "before" if lacks[0] else "now"
         note = f"no number {when}: {notes[1 if lacks[1] else 0] or 'nan'}"
-        return DiffRow(name, role, "unchanged" if all(lacks) else "changed", before, after, nan, nan, note)
+        return DiffRow(name, role, "unchanged" if all(lacks) else "changed", before, after, note=note)
     if smaller is None:
         alike: Status = "changed" if abs(change) > tolerance else "unchanged"
-        return DiffRow(name, role, alike, before, after, change + 0.0, nan, "")
+        return DiffRow(name, role, alike, before, after, change + 0.0)
     status: Status = "worse" if loss > tolerance else "better" if -loss > tolerance else "unchanged"
-    return DiffRow(name, role, status, before, after, change + 0.0, loss + 0.0, "")
+    return DiffRow(name, role, status, before, after, change + 0.0, loss + 0.0)
 
 
 def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[DiffRow]:

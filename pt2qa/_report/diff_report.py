@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
+from math import isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pt2qa._report.base import Block, ModelReport, Report
@@ -39,11 +39,11 @@ class DiffRow(Row):
     name: Annotated[str, column(key=True, importance=0, shrinks_to=20)]
     role: Annotated[str, column(key=True, importance=3, optional=True)]
     status: Annotated[Status, column(importance=0)]
-    before: Annotated[float, column(importance=2)]
-    after: Annotated[float, column(importance=4)]
-    change: Annotated[float, column(importance=5)]
-    loss: Annotated[float, column(extended=True)]
-    note: Annotated[str, column(importance=1, shrinks_to=16, optional=True, extended=True)]
+    before: Annotated[float, column(importance=2)] = nan
+    after: Annotated[float, column(importance=4)] = nan
+    change: Annotated[float, column(importance=5)] = nan
+    loss: Annotated[float, column(extended=True)] = nan
+    note: Annotated[str, column(importance=1, shrinks_to=16, optional=True, extended=True)] = ""
     unit: Annotated[str, column(extended=True)] = ""
 
     @property
@@ -156,15 +156,15 @@ class ReportDiff(ModelReport):
 
     def _summary(self) -> Sequence[str]:
         """Which rows to look at, by status."""
-        found = []
-        for status in ("worse", "gone", "new"):
-            names = [row.place for row in self._changed() if row.status == status]
-            if names:
-                found.append(f"{status.capitalize()}: {few(names)}.")
-        if silent := self._silent():
-            found.append(f"Without a number before and now: {few(silent)}.")
-        lost = [row.place for row in self.rows if row.status == "changed" and isnan(row.after) > isnan(row.before)]
-        return [*found, f"Without a number now: {few(lost)}."] if lost else found
+        found = {
+            status.capitalize(): [row.place for row in self._changed() if row.status == status]
+            for status in ("worse", "gone", "new")
+        }
+        found["Without a number before and now"] = self._silent()
+        found["Without a number now"] = [
+            row.place for row in self.having("changed") if isnan(row.after) > isnan(row.before)
+        ]
+        return [f"{what}: {few(names)}." for what, names in found.items() if names]
 
     def _changed(self) -> tuple[DiffRow, ...]:
         """The rows that changed, by status, largest loss first."""

@@ -60,44 +60,34 @@ def names_in(reports: Sequence[Report], table: str) -> tuple[str, ...]:
 
 def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
     """The measure of this name, or by default the usual one of the reports' kind."""
-    first = reports[0]
-    kind = kind_of(first).name
-    if by is not None:
-        measure = _written(reports, by)
-    elif first.usual_measures:
-        usual = [_written(reports, name) for name in first.usual_measures]
-        measured = [each for each in usual if all(_is_measured(report, each) for report in reports)]
-        measure = next(iter(measured), usual[-1])
-    else:
-        every = [
-            column if table == "rows" else f"{table}.{column}"
-            for table in tables_of(type(first))
-            for column in names_in(reports, table)
-        ]
-        raise ReportError(
-            f"reports of the kind {kind!r} have no measure of their own"
-            f"{' (pt2qa.diff_profiles compares their histograms)' if kind == 'profile' else ''}; "
-            f"name one with by= or --by: {', '.join(every) or 'but they hold no rows'}"
-        )
-    if not _keys(first, measure.table):
-        where = f"{type(first).__name__}.{measure.table}"
+    kind = kind_of(reports[0]).name
+    if by is None and not reports[0].usual_measures:
+        raise _no_usual_measure(reports, kind)
+    usual = [_written(reports, name) for name in ((by,) if by is not None else reports[0].usual_measures)]
+    measured = (each for each in usual if all(_is_measured(report, each) for report in reports))
+    measure = next(measured, usual[-1])
+    if not _keys(reports[0], measure.table):
+        where = f"{type(reports[0]).__name__}.{measure.table}"
         raise ReportError(f"the rows of {where} have no name, so they cannot be told apart")
     return measure
 
 
-def usual_measure(report: Report) -> str:
-    """The usual measure of a report's rows, in the form that :func:`find_measure` takes."""
-    return str(find_measure((report,), None))
+def _no_usual_measure(reports: Sequence[Report], kind: str) -> ReportError:
+    every = [
+        column if table == "rows" else f"{table}.{column}"
+        for table in tables_of(type(reports[0]))
+        for column in names_in(reports, table)
+    ]
+    return ReportError(
+        f"reports of the kind {kind!r} have no measure of their own"
+        f"{' (pt2qa.diff_profiles compares their histograms)' if kind == 'profile' else ''}; "
+        f"name one with by= or --by: {', '.join(every) or 'but they hold no rows'}"
+    )
 
 
 def column_of(report: Report, measure: Measure) -> Column:
     """The column of a measure, as it applies to this report."""
     return report.column(measure.column, measure.table)
-
-
-def is_number(report: Report, measure: Measure) -> bool:
-    """Whether the cells of a measure are numbers; yes and no are 1 and 0."""
-    return column_of(report, measure).type in ("int", "float", "bool")
 
 
 def is_ordered(report: Report, measure: Measure) -> bool:

@@ -12,7 +12,7 @@ from pt2qa._report.diff_report import DiffRow, ReportDiff
 from pt2qa._report.formats import exact
 from pt2qa._report.gating.requirement import read_requirement, required
 from pt2qa._report.gating.result import GateCheck, GateResult, Item, check_of, limit_text
-from pt2qa._report.measures import usual_measure
+from pt2qa._report.measures import find_measure
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, apart_entries, failures
 from pt2qa._report.storage import kind_of
@@ -98,7 +98,7 @@ def gate(
             raise SelectionError("a baseline and the largest drop (max_drop, --max-drop) belong together: give both.")
         if not 0 <= max_drop < inf:
             raise SelectionError(f"max_drop: got {max_drop}, expected 0 or more, in the unit of what is compared.")
-        found = diff(baseline, report, by=by or usual_measure(baseline))
+        found = diff(baseline, report, by=by or str(find_measure((baseline,), None)))
         if by is not None and not found.worst_is and found.figures:
             raise ReportError(f"by: {by!r} is a text, which has no better and worse; name a column of numbers")
         if found.worst_is == "unknown":
