@@ -430,7 +430,7 @@ def test_an_output_that_is_not_finite_names_its_batch_and_op_and_whose_fault_it_
         assert report.summary().splitlines()[:2] == [
             "Quantization fails on 1 of 3 batches: infinite in the quantized model alone, first at log "
             "(batch 1, sample 1).",
-            "The data of 1 of 3 batches is at fault: NaN in the input x (batch 0, sample 1).",
+            "The input data contain NaN or infinities in 1 of 3 batches: NaN in the input x (batch 0, sample 1).",
         ]
         assert not pt2qa.gate(report, require="rankings.values>=0").passed
         report.save(tmp_path / "cases.safetensors")

@@ -179,11 +179,11 @@ def test_show_writes_csv(run, report, tmp_path):
         (["show", "REPORT", "--limit", "-1"], r"Invalid value for '--limit': -1 is not .* \(see pt2qa show --help\)"),
         (["show", "REPORT", "--csv", "gone/x.csv"], r"cannot write gone/x\.csv: the folder .* does not exist; .*"),
         (["show", __file__], r".*test_cli\.py: damaged, or not a report file: .*"),
-        (["shw"], r"No such command 'shw'; did you mean 'show'\? \(see pt2qa --help\)"),
-        (["analyse", "--help"], r"No such command 'analyse'; did you mean 'analyze'\? \(see pt2qa --help\)"),
-        (["zzz"], r"No such command 'zzz'; expected analyze, annotations, .* show \(see pt2qa --help\)"),
+        (["shw"], r"No such command 'shw'\. Did you mean 'show'\? \(see pt2qa --help\)"),
+        (["analyse", "--help"], r"No such command 'analyse'\. Did you mean 'analyze'\? \(see pt2qa --help\)"),
+        (["zzz"], r"No such command 'zzz'\. \(see pt2qa --help\)"),
         (["--frob"], r"No such option '--frob'\. \(see pt2qa --help\)"),
-        (["show", "--sotr", "x"], r"No such option '--sotr'; did you mean '--sort'\? \(see pt2qa show --help\)"),
+        (["show", "--sotr", "x"], r"No such option '--sotr'\. Did you mean '--sort'\? \(see pt2qa show --help\)"),
         (["analyze", "flow.py:flow"], r"Missing option '-o'\. \(see pt2qa analyze --help\)"),
     ],
 )  # fmt: skip
@@ -632,7 +632,7 @@ def test_a_target_that_is_not_met_is_exit_code_1(run, library, searches, flow, t
             1,
             "Quantization fails on 1 of 4 batches: NaN in the quantized model alone, first at log (batch",
         ),
-        ("batch", 1, 1, "The data of 1 of 1 batch is at fault: NaN in the input log (batch"),
+        ("batch", 1, 1, "The input data contain NaN or infinities in 1 of 1 batch: NaN in the input log (batch"),
         ("batch", 4, 0, ""),
     ],
 )
@@ -665,7 +665,8 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
     result = run("compare", flow, "-q", "x86", "-o", tmp_path / "candidates.safetensors")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "pt2qa: no candidate has an SQNR: The data of 1 of 1 batch is at fault: NaN in the input x (batch 0, sample 3)."
+        "pt2qa: no candidate has an SQNR: The input data contain NaN or infinities in 1 of 1 batch: NaN in the input x "
+        "(batch 0, sample 3)."
     )
     assert load(tmp_path / "candidates.safetensors").set_apart == (found,)
     better = replace(nothing, candidates=(replace(candidate, sqnr=30.0),))

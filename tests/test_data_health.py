@@ -23,7 +23,7 @@ from tests.flows import quantized_pair
 
 Reported = Callable[[pt2qa.QuantizedPair, Any], Any]
 
-FIRST = "The data of 1 of 3 batches is at fault: NaN in the input x (batch 1, sample 2)."
+FIRST = "The input data contain NaN or infinities in 1 of 3 batches: NaN in the input x (batch 1, sample 2)."
 
 
 def _repair(pair: pt2qa.QuantizedPair, data: Any) -> Any:

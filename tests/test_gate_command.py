@@ -109,7 +109,7 @@ def test_a_mistake_exits_with_2(run, args, message):
 
 SCRIPT = """\
 set -e
-pt2qa() {{ "{python}" -m pt2qa.cli "$@"; }}
+pt2qa() {{ "{python}" -m pt2qa "$@"; }}
 pt2qa gate "$1" --require 'sqnr>=20' --baseline old.safetensors --max-drop 1.0 --junit gate.xml
 echo deployed
 """

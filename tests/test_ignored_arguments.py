@@ -51,7 +51,7 @@ def test_batches_that_no_rule_reads_are_named() -> None:
 def test_all_nan_data_are_no_clean_bill() -> None:
     found = pt2qa.check(_pair(), batches=[X * torch.nan], progress=False)
     assert found.error_count
-    assert found.lines()[0].startswith("The data of 1 of 1 batch is at fault: NaN in the input")
+    assert found.lines()[0].startswith("The input data contain NaN or infinities in 1 of 1 batch: NaN in the input")
 
 
 @pytest.mark.parametrize("analysis", [pt2qa.sensitivity, pt2qa.error_budget])

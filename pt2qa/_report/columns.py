@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
+from math import inf
 from typing import (
     Annotated,
     Any,
@@ -43,12 +44,13 @@ LONGEST_HEADER: Final = 20
 EXACT: Final = 2**53
 """The largest number of things that a report counts: floats, and so JSON and pages, count so far."""
 
-_SHOW: Final[dict[CellType, Callable[[Any], str]]] = {
-    "text": str,
-    "int": whole,
-    "bool": str,
-    "float": number,
-    "shape": shape,
+_SHOW: Final = {"text": str, "int": whole, "bool": str, "float": number, "shape": shape}
+_TYPES: Final[dict[Any, CellType]] = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "text",
+    tuple[int, ...]: "shape",
 }
 
 
@@ -92,10 +94,9 @@ class Column:
     most: float | None = None
 
     def allows(self, number: float) -> bool:
-        """Whether a number is one that it may hold."""
-        return not (self.least is not None and number < self.least) and not (
-            self.most is not None and number > self.most
-        )
+        """Whether it may hold a number; nan always."""
+        low, high = (-inf if self.least is None else self.least), (inf if self.most is None else self.most)
+        return not (number < low or number > high)
 
     @property
     def limits(self) -> str:
@@ -319,23 +320,19 @@ def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]
     ['relu']
     """
     table = {each.name: [getattr(row, each.name) for row in rows] for each in columns_of(row_type)}
-    for name in custom_names(rows):
-        table[f"{CUSTOM}/{name}"] = [getattr(row, CUSTOM)[name] for row in rows]
-    return table
+    custom = {f"{CUSTOM}/{name}": [getattr(row, CUSTOM)[name] for row in rows] for name in custom_names(rows)}
+    return table | custom
 
 
 def from_columns(row_type: type[Row], table: Mapping[str, Sequence[Any]]) -> tuple[Row, ...]:
     """The inverse of :func:`to_columns`.  All columns must have equal length; a missing one takes its default."""
     plain = [each.name for each in columns_of(row_type) if each.name in table]
-    custom = [name for name in table if name.startswith(f"{CUSTOM}/")]
-    own = takes_custom(row_type)
+    custom = [name.removeprefix(f"{CUSTOM}/") for name in table if name.startswith(f"{CUSTOM}/")]
     rows = []
-    for cells in zip(*(table[name] for name in plain + custom), strict=True):
+    for cells in zip(*(table[name] for name in plain), *(table[f"{CUSTOM}/{name}"] for name in custom), strict=True):
         values: dict[str, Any] = dict(zip(plain, cells, strict=False))
-        if own:
-            values[CUSTOM] = {
-                name.removeprefix(f"{CUSTOM}/"): cell for name, cell in zip(custom, cells[len(plain) :], strict=True)
-            }
+        if takes_custom(row_type):
+            values[CUSTOM] = dict(zip(custom, cells[len(plain) :], strict=True))
         rows.append(row_type(**values))
     return tuple(rows)
 
@@ -347,22 +344,20 @@ def cell(row: Any, name: str) -> Any:
 
 
 def _column(owner: type[Any], each: Field[Any], hint: Any) -> Column:
-    known: dict[Any, CellType] = {int: "int", float: "float", bool: "bool", str: "text", tuple[int, ...]: "shape"}
     since(each, hint)
     said = _said(hint)
     hint = get_args(hint)[0] if said else hint
     choices = get_args(hint) if get_origin(hint) is Literal else ()
-    if not choices and hint not in known:
+    if not choices and hint not in _TYPES:
         raise TypeError(
-            f"{owner.__name__}.{each.name}: a column cannot hold {hint}; it holds {', '.join(map(str, known))}"
+            f"{owner.__name__}.{each.name}: a column cannot hold {hint}; it holds {', '.join(map(str, _TYPES))}"
         )
-    return replace(_described(each.name, "text" if choices else known[hint], said), choices=choices)
+    return replace(_described(each.name, "text" if choices else _TYPES[hint], said), choices=choices)
 
 
 def _said(hint: Any) -> Mapping[str, Any]:
     """The description that :func:`column` put in a type hint."""
-    found = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, dict))
-    return next(found, {})
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, dict)), {})
 
 
 def number_of(name: str, hint: Any) -> Column:
@@ -373,11 +368,7 @@ def number_of(name: str, hint: Any) -> Column:
 def _described(name: str, kind: str, description: Mapping[str, Any]) -> Column:
     """A column, with defaults from its type and unit."""
     cells: CellType = "text" if kind == "str" else kind  # type: ignore[assignment]
-    in_decibels = description.get("unit") == "dB"
-    show = decibel if in_decibels else _SHOW[cells]
-    implied: dict[str, Any] = {
-        "show": show,
-        "worse": "smaller" if in_decibels else "larger",
-        "header": shorten(name, LONGEST_HEADER) + ("\ndB" if in_decibels else ""),
-    }
+    implied: dict[str, Any] = {"show": _SHOW[cells], "header": shorten(name, LONGEST_HEADER)}
+    if description.get("unit") == "dB":
+        implied = {"show": decibel, "worse": "smaller", "header": f"{implied['header']}\ndB"}
     return Column(name, cells, **{**implied, **description})

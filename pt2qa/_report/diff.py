@@ -129,8 +129,8 @@ def _alone(before: Reading | None, after: Reading | None, ordered: bool) -> Diff
     status: Status = "new" if before is None else "gone"
     if not ordered:
         return DiffRow(row.name, row.role, status, note=row.text)
-    numbers = [nan if each is None else each.number for each in (before, after)]
-    return DiffRow(row.name, row.role, status, *numbers, note=row.note)
+    a, b = (nan if each is None else each.number for each in (before, after))
+    return DiffRow(row.name, row.role, status, a, b, note=row.note)
 
 
 def _compared_texts(a: Reading, b: Reading) -> DiffRow:

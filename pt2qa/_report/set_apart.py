@@ -27,7 +27,16 @@ _FAULTS: Final = {
     "b": "in graph b alone, first at",
     "graphs": "in both graphs, first at",
 }
-"""What to do next, by side; ``{}`` stands for the quantized model."""
+"""Whose fault it is, by side; ``{}`` stands for the quantized model."""
+
+_SENTENCES: Final = {
+    ("quantized", "isolated"): "Quantization fails on {}",
+    ("deployed",): "The deployed program fails on {}",
+    ("both", "reference"): "The float model itself gives NaN or infinities in {}",
+    ("a", "b"): "Only one of the graphs gives finite values in {}",
+    ("graphs",): "Both graphs give NaN or infinities in {}",
+    ("batch",): "The input data contain NaN or infinities in {}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +199,6 @@ def added(ranges: Iterable[Sequence[InputRange]]) -> tuple[InputRange, ...]:
 
 
 def failures(found: Sequence[SetApart]) -> tuple[SetApart, ...]:
-    """The batches on which quantization alone produces non-finite values."""
     return tuple(each for each in found if each.is_failure)
 
 
@@ -234,23 +242,13 @@ def about_faults(found: Sequence[SetApart], batches: int) -> list[str]:
     >>> about_faults([SetApart(1, 8, 3, "quantized", "NaN", "log")], 4)[0]
     'Quantization fails on 1 of 4 batches: NaN in the quantized model alone, first at log (batch 1, sample 3).'
     """
-    empty = [each for each in found if each.what == EMPTY]
-    kinds = (
-        ("Quantization fails on {}: {}.", [e for e in failures(found) if e.side != "deployed"]),
-        ("The deployed program fails on {}: {}.", [e for e in found if e.side == "deployed"]),
-        (
-            "The float model itself gives values that are not finite in {}: {}.",
-            [e for e in found if e.side in ("both", "reference")],
-        ),
-        ("Only one of the graphs gives finite values in {}: {}.", [e for e in found if e.side in ("a", "b")]),
-        ("Both graphs give values that are not finite in {}: {}.", [e for e in found if e.side == "graphs"]),
-        ("The data of {} is at fault: {}.", [e for e in found if e.side == "batch" and e not in empty]),
-        ("No samples in {}: {}.", empty),
-    )
     total = counted(batches, "batch", "batches")
+    faulty = [each for each in found if each.what != EMPTY]
     lines = []
-    for sentence, those in kinds:
-        if those:
-            first = those[0].place if those[0] in empty else f"{those[0].fault} ({those[0].place})"
-            lines.append(sentence.format(f"{len(those)} of {total}", first))
+    for sides, sentence in _SENTENCES.items():
+        if those := [each for each in faulty if each.side in sides]:
+            which = f"{len(those)} of {total}"
+            lines.append(f"{sentence.format(which)}: {those[0].fault} ({those[0].place}).")
+    if empty := [each for each in found if each.what == EMPTY]:
+        lines.append(f"No samples in {len(empty)} of {total}: {empty[0].place}.")
     return lines

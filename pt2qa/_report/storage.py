@@ -31,14 +31,7 @@ CHECKSUM: Final = "pt2qa.checksum"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of report that can be saved.
-
-    Args:
-        name: what the file's header says, e.g. ``layers``.
-        schema: version of its fields; incremented whenever a field is added, dropped or changes its meaning.
-        report_type: the class of its reports.
-        oldest: the oldest schema that is still read; None for ``schema`` only.
-    """
+    """A kind of report that can be saved; ``oldest`` is the oldest schema that is still read, None for the last only."""
 
     name: str
     schema: int
@@ -153,12 +146,11 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def kind_of(report: Any) -> Kind:
-    """The kind of a report."""
     if not is_dataclass(report):
         raise ReportError(f"got a {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
-    for kind in _KINDS.values():
-        if kind.report_type is type(report):
-            return kind
+    found = next((kind for kind in _KINDS.values() if kind.report_type is type(report)), None)
+    if found is not None:
+        return found
     raise TypeError(f"{type(report).__name__} is not a registered kind of report; decorate it with register()")
 
 
@@ -198,27 +190,24 @@ def _kind_in(source: Source) -> Kind:
         if name not in source.text:
             raise ReportError(f"{source.path}: a safetensors file, but not a pt2qa report: it has no field {name!r}")
     source.used.update((KIND, SCHEMA, VERSION, CHECKSUM))
-    name, schema, version = source.text[KIND], source.text[SCHEMA], source.text[VERSION]
+    name, schema = source.text[KIND], source.text[SCHEMA]
     if name not in _KINDS:
-        known = ", ".join(sorted(_KINDS))
-        raise ReportError(
-            f"{source.path}: field {KIND!r} says {name!r}, written by pt2qa {version}; "
-            f"this is pt2qa {__version__}, which knows {known}; update pt2qa"
-        )
+        raise _unreadable(source, KIND, repr(name), f"knows {', '.join(sorted(_KINDS))}; update pt2qa")
     kind = _KINDS[name]
     if not schema.isdecimal() or not schema.isascii() or len(schema) > 9 or int(schema) < 1:
         raise source.error(SCHEMA, f"says {schema!r:.60}, expected a whole number from 1")
     source.schema = int(schema)
     if source.schema > kind.schema:
-        raise ReportError(
-            f"{source.path}: field {SCHEMA!r} says {schema}, written by pt2qa {version}; "
-            f"this is pt2qa {__version__}, which reads up to {kind.schema}; update pt2qa"
-        )
+        raise _unreadable(source, SCHEMA, schema, f"reads up to {kind.schema}; update pt2qa")
     oldest = kind.schema if kind.oldest is None else kind.oldest
     if source.schema < oldest:
         reads = f"{oldest} to {kind.schema}" if oldest < kind.schema else kind.schema
-        raise ReportError(
-            f"{source.path}: field {SCHEMA!r} says {schema}, written by pt2qa {version}; "
-            f"this is pt2qa {__version__}, which reads {reads}; analyse the model again"
-        )
+        raise _unreadable(source, SCHEMA, schema, f"reads {reads}; analyse the model again")
     return kind
+
+
+def _unreadable(source: Source, field: str, says: str, reads: str) -> ReportError:
+    return ReportError(
+        f"{source.path}: field {field!r} says {says}, written by pt2qa {source.text[VERSION]}; "
+        f"this is pt2qa {__version__}, which {reads}"
+    )

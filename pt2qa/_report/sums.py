@@ -59,14 +59,12 @@ def unpack(sums: Sums, group: str, empty: State) -> list[State]:
 
 def settings_of(sums: Sums) -> dict[str, str]:
     """The settings that the sums were made with."""
-    found = _from_bytes(sums, SETTINGS)
-    if not isinstance(found, dict):
-        raise _damaged(f"no settings in {SETTINGS!r}")
+    found: dict[str, str] = _from_bytes(sums, SETTINGS, dict)
     return found
 
 
 def why_not(state: Any) -> str:
-    """Why an accumulator cannot be packed; empty if it can."""
+    """Why an accumulator cannot be packed, or empty."""
     if not _children(state):
         return f"a {type(state).__name__} is neither a NamedTuple nor a dataclass"
     try:
@@ -129,10 +127,7 @@ def _cells(sums: Sums, path: str, like: Any) -> Sequence[Any]:
         raise _damaged(f"no array {path!r}")
     array = sums[path]
     if like is None or isinstance(like, (str, tuple)):
-        cells = _from_bytes(sums, path)
-        if not isinstance(cells, list):
-            raise _damaged(f"no list in {path!r}")
-        return [tuple(cell) if isinstance(cell, list) else cell for cell in cells]
+        return [tuple(cell) if isinstance(cell, list) else cell for cell in _from_bytes(sums, path, list)]
     if _is_array(like):
         if array.shape[1:] != tuple(like.shape):
             raise _damaged(f"{path!r} holds arrays of shape {array.shape[1:]}, expected {tuple(like.shape)}")
@@ -169,11 +164,14 @@ def _as_bytes(value: Any) -> Array:
     return found
 
 
-def _from_bytes(sums: Sums, path: str) -> Any:
+def _from_bytes(sums: Sums, path: str, kind: type[Any]) -> Any:
     try:
-        return json.loads(sums[path].tobytes())
+        found = json.loads(sums[path].tobytes())
     except (KeyError, ValueError, RecursionError) as error:
         raise _damaged(f"no text in {path!r}") from error
+    if not isinstance(found, kind):
+        raise _damaged(f"{path!r} holds a {type(found).__name__}, expected a {kind.__name__}")
+    return found
 
 
 def _damaged(problem: str) -> ReportError:

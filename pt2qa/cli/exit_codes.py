@@ -1,11 +1,4 @@
 """Exit codes beside 0 and 1."""
 
-from __future__ import annotations
-
-from typing import Final
-
-INTERRUPTED: Final = 130
-"""The exit code of Ctrl-C, as in shells: 128 plus the number of the signal."""
-
-FAILED: Final = 2
-"""Nothing was found out: bad usage, or stdout that cannot be written to."""
+INTERRUPTED = 130  # Ctrl-C, as in shells: 128 plus the number of the signal
+FAILED = 2  # nothing was found out: bad usage, or stdout that cannot be written to

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pt2qa._near_names import did_you_mean, question
 from pt2qa._printable import clean, clean_lines
 from pt2qa.cli.exit_codes import INTERRUPTED
 from pt2qa.errors import Pt2qaError, ReportError
@@ -117,17 +116,6 @@ class Commands(click.Group):
         context.meta[DEBUG] = debug
         return context
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """The command that the arguments begin with.
-
-        Raises:
-            UsageError: there is none of that name; the text names near ones, or all.
-        """
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            meant = question(args[0], self.commands) or f"expected {', '.join(sorted(self.commands))}"
-            raise click.UsageError(f"No such command {args[0]!r}; {meant}", ctx)
-        return super().resolve_command(ctx, args)
-
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; expected errors become a :class:`Failure`."""
         with _failing(ctx.meta[DEBUG]):
@@ -142,7 +130,7 @@ def _failing(debug: bool) -> Iterator[None]:
         raise
     except click.UsageError as error:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
-        raise Failure(error, f"{_message(error)}{hint}", debug=debug) from error
+        raise Failure(error, f"{error.format_message()}{hint}", debug=debug) from error
     except Pt2qaError as error:
         raise Failure(error, str(error), debug=debug) from error
     except KeyboardInterrupt:
@@ -153,13 +141,6 @@ def _failing(debug: bool) -> Iterator[None]:
         # Exit code 1 means "findings" or "missed"; a crash must not look like one of these.
         message = f"unexpected {type(error).__name__}: {error}; --debug shows where"
         raise Failure(error, message, debug=debug) from error
-
-
-def _message(error: click.UsageError) -> str:
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return error.format_message()
-    known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("--")]
-    return f"No such option {error.option_name!r}{did_you_mean(error.option_name, known)}"
 
 
 def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:

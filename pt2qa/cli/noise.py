@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 LOGGED: Final = {
@@ -31,7 +32,7 @@ PRINTED: Final = re.escape(PRINTER) + rb"\d+\] (Reading file |Failed to open mid
 @contextmanager
 def without_noise() -> Iterator[Printed]:
     """Drops warnings and log messages while it lasts; gives what drops lines from a stream."""
-    filters = {name: _Unlike(pattern) for name, pattern in LOGGED.items()}
+    filters = {name: partial(_unlike, pattern) for name, pattern in LOGGED.items()}
     for name, each in filters.items():
         logging.getLogger(name).addFilter(each)
     try:
@@ -44,15 +45,8 @@ def without_noise() -> Iterator[Printed]:
             logging.getLogger(name).removeFilter(each)
 
 
-class _Unlike(logging.Filter):
-    """Lets a record pass unless its message begins like this."""
-
-    def __init__(self, pattern: str) -> None:
-        super().__init__()
-        self._drops = re.compile(pattern)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not self._drops.match(str(record.msg))
+def _unlike(pattern: str, record: logging.LogRecord) -> bool:
+    return not re.match(pattern, str(record.msg))
 
 
 class Printed:

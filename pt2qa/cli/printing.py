@@ -67,17 +67,11 @@ class Printing:
         return report.text(sort=self.sort, width=self.width, **limited)
 
 
-def prints_report(function: Callable[..., None]) -> Callable[..., None]:
+def prints_report(
+    function: Callable[..., None], options: Sequence[Callable[..., Any]] = (_SORT, _LIMIT, _CSV, width_option)
+) -> Callable[..., None]:
     """Gives a command the options of :class:`Printing`, which it takes as ``printing``."""
-    return _taking((_SORT, _LIMIT, _CSV, width_option), function)
 
-
-def prints_reports(function: Callable[..., None]) -> Callable[..., None]:
-    """The same for a command that prints several reports, which no one CSV file can hold."""
-    return _taking((_SORT, _LIMIT, width_option), function)
-
-
-def _taking(options: Sequence[Callable[..., Any]], function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(sort: str, limit: int | None, width: int | None, csv_file: str | None = None, **given: Any) -> None:
         function(printing=Printing(sort, limit, csv_file, width), **given)
@@ -85,3 +79,7 @@ def _taking(options: Sequence[Callable[..., Any]], function: Callable[..., None]
     for option in reversed(options):
         command = option(command)
     return command
+
+
+prints_reports: Final = functools.partial(prints_report, options=(_SORT, _LIMIT, width_option))
+"""The same for a command that prints several reports, which no one CSV file can hold."""

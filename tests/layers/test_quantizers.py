@@ -194,7 +194,7 @@ def test_a_spoilt_or_empty_batch_is_in_no_candidates_numbers() -> None:
     assert (report.rows, report.candidates) == (clean.rows, clean.candidates)
     assert (report.batches, report.samples, report.batches_apart) == (4, 9, 2)
     assert report.summary().splitlines()[:3] == [
-        "The data of 1 of 4 batches is at fault: NaN in the input x (batch 1, sample 2).",
+        "The input data contain NaN or infinities in 1 of 4 batches: NaN in the input x (batch 1, sample 2).",
         "No samples in 1 of 4 batches: batch 2.",
         "The numbers are of the other 2 batches, 6 samples; 0.00 % of the input values outside the calibrated range.",
     ]

@@ -67,7 +67,10 @@ def test_one_spoilt_batch_of_four_leaves_the_numbers_of_the_others(
     assert (report.rows, report.outputs) == (clean.rows, clean.outputs)
     assert math.isfinite(report.sqnr)
     said = report.summary().splitlines()
-    assert said[0] == f"The data of 1 of 4 batches is at fault: {what} in the input x (batch 1, sample 1)."
+    assert (
+        said[0]
+        == f"The input data contain NaN or infinities in 1 of 4 batches: {what} in the input x (batch 1, sample 1)."
+    )
     assert said[1].startswith("The numbers are of the other 3 batches, 9 samples; ")
     assert said[1].endswith(" % of the input values outside the calibrated range.")
     assert f"batch 1, sample 1: {what} in the input x" in str(report)
@@ -92,7 +95,7 @@ def test_where_every_batch_is_spoilt_the_rows_are_made_of_them_and_the_text_says
     assert math.isnan(report.sqnr)
     assert all(math.isnan(row.sqnr) and row.note for row in report.rows)
     said = report.summary()
-    assert "The data of 2 of 2 batches is at fault" in said
+    assert "The input data contain NaN or infinities in 2 of 2 batches" in said
     assert "No other batch is left: rows whose values are not finite have no number." in said
     assert "No layer has an isolated SQNR" in said
     assert "was not measured" not in said
@@ -134,9 +137,8 @@ def test_a_mask_sets_no_batch_apart_but_a_row_that_it_hides_whole_does() -> None
     assert report.set_apart == (SetApart(1, 2, 1, "both", "NaN", "softmax", "masked_fill"),)
     masked = next(row for row in report.rows if row.op == "masked_fill")
     assert masked.note == "20 equal NaN or infinite values left out"
-    assert (
-        "The float model itself gives values that are not finite in 1 of 2 batches: NaN in both models, first at "
-        in (report.summary())
+    assert "The float model itself gives NaN or infinities in 1 of 2 batches: NaN in both models, first at " in (
+        report.summary()
     )
 
 

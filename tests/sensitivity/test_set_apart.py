@@ -41,13 +41,16 @@ def test_a_nan_in_one_batch_leaves_the_others_their_numbers(method: Any, positio
     alone = run(good, **options)
     assert [row.noise for row in report.rows] == pytest.approx([row.noise for row in alone.rows], rel=1e-3)
     assert [report.signal, report.noise] == [alone.signal, alone.noise]
-    assert "The data of 1 of 3 batches is at fault: NaN in the input x (batch " in report.summary()
+    assert "The input data contain NaN or infinities in 1 of 3 batches: NaN in the input x (batch " in report.summary()
     assert "Set apart (1)" in str(report)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_batch_with_a_number_is_an_error(method: Any) -> None:
-    with pytest.raises(BatchError, match=r"no batch gives a number\. The data of 2 of 2 batches is at fault: NaN in"):
+    with pytest.raises(
+        BatchError,
+        match=r"no batch gives a number\. The input data contain NaN or infinities in 2 of 2 batches: NaN in",
+    ):
         run([with_nan(), with_nan(2)], method=method)
 
 

@@ -455,9 +455,7 @@ def test_infinities_of_one_graph_alone_are_named() -> None:
     assert report.grade() == "bad"
     negative = compared(pair.reference, pair.reference, [-torch.ones(4, 4)])
     assert negative.set_apart[0].side == "graphs"
-    assert negative.summary().startswith(
-        "Both graphs give values that are not finite in 1 of 1 batch: NaN in both graphs"
-    )
+    assert negative.summary().startswith("Both graphs give NaN or infinities in 1 of 1 batch: NaN in both graphs")
 
 
 # -- errors, and the report --------------------------------------------------------------------------------------------
