@@ -31,7 +31,7 @@ CHECKSUM: Final = "pt2qa.checksum"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of report that can be saved; ``oldest`` is the oldest schema that is still read, None for the last only."""
+    """A kind of report; ``oldest`` is the oldest schema that is still read, None for the last only."""
 
     name: str
     schema: int

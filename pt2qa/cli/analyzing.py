@@ -52,9 +52,7 @@ if TYPE_CHECKING:
     help="In the diagnosis, also measure what `pt2qa repair` would give. It costs nothing at run time, and here about "
     "twice the time.",
 )
-@click.option(
-    "--bad-cases", "bad_cases", metavar="K", type=click.IntRange(1), help="Also find the K samples that lose most."
-)
+@click.option("--bad-cases", metavar="K", type=click.IntRange(1), help="Also find the K samples that lose most.")
 @click.option(
     "--sensitivity",
     "ranks_sites",
@@ -78,16 +76,10 @@ def analyze(
     flow: str,
     specs: Sequence[str],
     folder: Path,
-    diagnoses: bool,
-    repairs: bool,
-    bad_cases: int | None,
-    ranks_sites: bool,
-    deploys: bool,
     target: str | None,
     overrides: Path | None,
-    writes_csv: bool,
-    writes_html: bool,
     printing: Printing,
+    **asked: Any,
 ) -> None:
     """Quantize a model, and find what causes its error, by layer and by weight too.
 
@@ -131,8 +123,8 @@ def analyze(
     make_folder(folder)
     with own_part(flow) as (given, writes):
         wanted = given.target_of(target)
-        analyses = _Analyses(given, measured_on(given), diagnoses, repairs, bad_cases, ranks_sites, deploys, wanted)
-        _analyze_each(flow, analyses, specs, plan, _Keeping(folder, writes, writes_csv, writes_html, printing))
+        analyses = _Analyses(given, measured_on(given), wanted, folder, writes, printing, **asked)
+        _analyze_each(flow, analyses, specs, plan)
 
 
 def _check_order(sort: str) -> None:
@@ -147,7 +139,7 @@ def _check_order(sort: str) -> None:
         check_column(columns, column_called(sort, columns))
 
 
-def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: Any, keeping: _Keeping) -> None:
+def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: Any) -> None:
     """Analyze with one quantizer after another; if one fails, the others still run."""
     flow = analyses.flow
     capture = flow.capture()
@@ -158,7 +150,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
         made: dict[str, Any] = {}
         try:
             for what, report in analyses.of(pt2qa.quantize(capture, spec, flow.batches, overrides=plan)):
-                keeping.keep(report, what, spec)
+                analyses.keep(report, what, spec)
                 made[what] = report
                 every.append(report)
                 if what in ("layers", "deployed"):
@@ -166,7 +158,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
                     reasons += [line for line in found if line not in reasons]
                 if what == "reconfiguration" and not report.met:
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
-            if step := next_step(made, where, flow, spec, keeping.stem(spec)):
+            if step := next_step(made, where, flow, spec, analyses.stem(spec)):
                 click.echo(f"Next: {step}" + ("\n" if spec != specs[-1] else ""))
                 every[every.index(made["diagnosis"])] = replace(made["diagnosis"], next_command=step)
         except Pt2qaError as error:
@@ -177,7 +169,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
                 failure.show()
             raise
     if every:
-        keeping.write_page(every)
+        analyses.write_page(every)
     say(*reasons)
     for failure in failed[:-1]:
         failure.show()
@@ -188,7 +180,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
 
 
 def unusable(report: Any) -> list[str]:
-    """Why a report is unusable: quantization fails on a batch, or no batch has a number."""
+    """Why a report cannot be relied on: quantization fails on a batch, or no batch has a number."""
     from pt2qa._report.set_apart import about_faults, failures
 
     found = report.set_apart
@@ -198,16 +190,21 @@ def unusable(report: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class _Analyses:
-    """What is asked for."""
+    """What is asked for, and where reports go; of several processes, one ``writes``."""
 
     flow: Flow
     batches: Any
+    target: Any
+    folder: Path
+    writes: bool
+    printing: Printing
     diagnoses: bool
     repairs: bool
-    k: int | None
+    bad_cases: int | None
     ranks_sites: bool
     deploys: bool
-    target: Any
+    writes_csv: bool
+    writes_html: bool
 
     def of(self, pair: Any) -> Iterator[tuple[str, Any]]:
         """Each report with its kind, as soon as it is made; if one fails, those before it are kept."""
@@ -218,8 +215,8 @@ class _Analyses:
                 yield "error-budget", diagnosis.reports["budget"]
         yield "layers", pt2qa.compare_layers(pair, self.batches, mask=self.flow.mask)
         yield "weights", pt2qa.compare_weights(pair)
-        if self.k is not None:
-            yield "bad-cases", pt2qa.find_bad_cases(pair, self.batches, k=self.k, mask=self.flow.mask)
+        if self.bad_cases is not None:
+            yield "bad-cases", pt2qa.find_bad_cases(pair, self.batches, k=self.bad_cases, mask=self.flow.mask)
         if self.deploys:
             kernels = None if diagnosis is None else diagnosis.reports.get("deployed")
             if kernels is None:
@@ -251,17 +248,6 @@ class _Analyses:
         except Pt2qaError as error:
             say(f"no diagnosis: {error}")
             return None
-
-
-@dataclass(frozen=True)
-class _Keeping:
-    """Where reports go, and how they are printed; of several processes, one ``writes``."""
-
-    folder: Path
-    writes: bool
-    writes_csv: bool
-    writes_html: bool
-    printing: Printing
 
     def stem(self, spec: str) -> Path:
         """What the paths of a quantizer's reports begin with."""

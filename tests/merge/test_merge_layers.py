@@ -278,7 +278,10 @@ def test_metrics_must_be_given_and_be_storable(layers, batches) -> None:
         (lambda sums: sums.update({"counted/sums/noise": np.zeros(2)}), "arrays of different length in 'counted'"),
         (lambda sums: sums.update({"counted/sums/noise": np.zeros((8, 2))}), r"'counted/sums/noise' holds float64"),
         (lambda sums: sums.update({"compared/name": np.zeros(2, np.uint8)}), "no text in 'compared/name'"),
-        (lambda sums: sums.update({"settings": np.frombuffer(b"[]", np.uint8)}), "'settings' holds a list, expected a dict"),
+        (
+            lambda sums: sums.update({"settings": np.frombuffer(b"[]", np.uint8)}),
+            "'settings' holds a list, expected a dict",
+        ),
     ],
     ids=["missing", "length", "shape", "text", "settings"],
 )

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import pt2qa
 from pt2qa._report.notes import Note, joined_notes, kind_of, notes_without, stop_if_interrupted
 from pt2qa.errors import ReportError
-from tests.report.test_earlier_files import RENAMED
+from tests.report.test_earlier_files import V0_2_0
 from tests.report.test_report_storage import content
 
 CUT = Note("das Ende fehlt", "interrupted")
@@ -25,7 +25,7 @@ def test_a_note_is_its_text_with_a_kind_and_stays_so_in_copies() -> None:
     assert kind_of("interrupted: a plain text") is None
 
 
-@pytest.mark.parametrize("path", RENAMED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", V0_2_0, ids=lambda path: path.stem)
 def test_a_file_of_every_kind_keeps_the_kinds_of_notes(path: Path, tmp_path: Path) -> None:
     report = pt2qa.load(path)
     replace(report, notes=("interrupted", CUT)).save(tmp_path / "file.safetensors")
@@ -34,7 +34,7 @@ def test_a_file_of_every_kind_keeps_the_kinds_of_notes(path: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("note", ['{"kind": "other", "text": "a"}', '{"kind": "of sums", "text": 1}', '{"text": "a"}'])
 def test_a_file_with_notes_of_another_form_is_refused(note: str, tmp_path: Path) -> None:
-    pt2qa.load(RENAMED[0]).save(path := tmp_path / "file.safetensors")
+    pt2qa.load(V0_2_0[0]).save(path := tmp_path / "file.safetensors")
     tensors, text = content(path)
     save_file(tensors, path, text | {"notes": f"[{note}]"})
     with pytest.raises(ReportError, match=r"field 'notes' holds .*, expected a list of texts"):
