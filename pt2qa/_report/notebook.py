@@ -46,7 +46,7 @@ def _picture(drawing: Drawing) -> str:
     picture = (
         f'<img alt="{_text(drawing.title)}" width="{width}" src="data:image/png;base64,{b64encode(data).decode()}">'
     )
-    return f"<p><small>{_text(drawing.about)}</small><br>{picture}</p>"
+    return f"<p><small>{_text(drawing.chart['about'])}</small><br>{picture}</p>"
 
 
 def _table(report: Any) -> str:

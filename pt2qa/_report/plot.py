@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pt2qa._near_names import question
 from pt2qa._printable import clean
-from pt2qa._report.drawing import Drawing, drawings, of_rows, short
+from pt2qa._report.columns import cell
+from pt2qa._report.drawing import Drawing, drawings, of_rows
 from pt2qa._report.prose import few
 from pt2qa.errors import ReportError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DPI = 100
+LONGEST = 44
+"""Characters of a name beside a chart."""
 NAMES_SHOWN = 40
 """Points that are named on an axis; of more, every so many."""
 ROOM = 1.15
@@ -67,18 +70,19 @@ def png(drawing: Drawing) -> tuple[bytes, int, int]:
     return held.getvalue(), width, height
 
 
-def _size(drawing: Drawing) -> tuple[float, float]:
-    return 9.0, 1.2 + 0.25 * len(drawing.names) if drawing.kind in ("bars", "heat") else 4.0
-
-
 def draw(drawing: Drawing, ax: Axes) -> Axes:
-    {"points": _points, "bars": _bars, "histogram": _histogram, "heat": _heat}[drawing.kind](drawing, ax)
+    """Draw a chart on axes, and return them."""
     ax.set_title(_text(drawing.title))
-    ax.set_xlabel(_text(drawing.x))
-    ax.set_ylabel("" if drawing.kind == "heat" else _text(drawing.y))
-    if drawing.kind != "heat" and any(series.label for series in drawing.series):
+    kinds = {"along": _along, "curve": _curve, "bars": _bars, "histogram": _histogram, "heat": _heat}
+    kinds[drawing.chart["kind"]](drawing.chart, drawing.rows, ax)
+    if ax.get_legend_handles_labels()[1]:
         ax.legend()
     return ax
+
+
+def _size(drawing: Drawing) -> tuple[float, float]:
+    lines = drawing.chart.get("bars") or drawing.chart.get("ops")
+    return 9.0, 1.2 + 0.25 * len(lines) if lines else 4.0
 
 
 def _text(text: str) -> str:
@@ -87,51 +91,67 @@ def _text(text: str) -> str:
 
 
 def _name(name: str) -> str:
-    return _text(short(name))
+    """A name as it is written beside a chart: of a longer one, its end, which tells ops apart."""
+    return _text(name if len(name) < LONGEST else f"…{name[2 - LONGEST :]}")
 
 
-def _points(drawing: Drawing, ax: Axes) -> None:
-    for series in drawing.series:
-        ax.plot(series.xs, series.ys, ".-", linewidth=0.8, label=_text(series.label))
-    if drawing.line is not None:
-        ax.axhline(drawing.line, linestyle="--", linewidth=0.8, color="gray")
-    if drawing.names:
-        every = -(-len(drawing.names) // NAMES_SHOWN)
-        shown = range(0, len(drawing.names), every)
-        ax.set_xticks(list(shown), [_name(drawing.names[i]) for i in shown], rotation=90, fontsize="x-small")
+def _some(count: int) -> range:
+    """The places that are named on an axis."""
+    return range(0, count, -(-count // NAMES_SHOWN) or 1)
 
 
-def _bars(drawing: Drawing, ax: Axes) -> None:
-    places = range(len(drawing.names))
-    ends = [0.0] * len(drawing.names)
-    for series in drawing.series:
-        ax.barh(places, series.ys, left=ends, label=_text(series.label))
-        ends = [end + length for end, length in zip(ends, series.ys, strict=True)]
-    for place, (end, text) in enumerate(zip(ends, drawing.texts, strict=True)):
-        ax.annotate(_text(text), (max(end, 0.0), place), xytext=(3, 0), textcoords="offset points", va="center")
-    ax.set_yticks(list(places), list(map(_name, drawing.names)))
+def _lines(chart: dict[str, Any], rows: Sequence[Any], xs: Sequence[float], ax: Axes) -> None:
+    for key, label in chart["series"]:
+        ys = [float(cell(row, key)) for row in rows]
+        ax.plot(xs, ys, ".-", linewidth=0.8, label=_text(label) if len(chart["series"]) > 1 else "")
+
+
+def _along(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
+    _lines(chart, rows, range(len(rows)), ax)
+    ax.axhline(chart["line"], linestyle="--", linewidth=0.8, color="gray")
+    shown = _some(len(rows))
+    ax.set_xticks(list(shown), [_name(rows[i].name) for i in shown], rotation=90, fontsize="x-small")
+    ax.set_ylabel(_text(chart["unit"]))
+
+
+def _curve(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
+    _lines(chart, rows, [100 * float(cell(row, chart["x"])) for row in rows], ax)
+    ax.set_xlabel(_text(chart["x_title"]))
+
+
+def _bars(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
+    bars = chart["bars"]
+    places, ends = range(len(bars)), [0.0] * len(bars)
+    for number, label in enumerate(chart.get("series", [""])):
+        lengths = [bar.get("parts", [bar["value"]])[number] for bar in bars]
+        ax.barh(places, lengths, left=ends, label=_text(label))
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    for place, (end, bar) in enumerate(zip(ends, bars, strict=True)):
+        ax.annotate(_text(bar["text"]), (max(end, 0.0), place), xytext=(3, 0), textcoords="offset points", va="center")
+    ax.set_yticks(list(places), [_name(bar["label"]) for bar in bars])
     ax.invert_yaxis()
     # Margins would end at the bars: each part of a stacked bar is an edge that matplotlib's view sticks to.
     ax.set_xlim(ROOM * min(0.0, *ends), ROOM * max(0.0, *ends) or 1.0)
 
 
-def _histogram(drawing: Drawing, ax: Axes) -> None:
-    for series in drawing.series:
-        ax.stairs(series.ys, series.xs, label=_text(series.label))
+def _histogram(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
+    for series in chart["series"]:
+        ax.stairs(series["counts"], chart["edges"], label=_text(series["side"]))
     ax.set_yscale("symlog", linthresh=1.0)
     ax.set_ylim(bottom=0)
+    ax.set_xlabel("value")
+    ax.set_ylabel("values in a bin")
 
 
-def _heat(drawing: Drawing, ax: Axes) -> None:
-    columns = zip(*(series.ys for series in drawing.series), strict=True)
-    values = [[value if isfinite(value) else nan for value in row] for row in columns]
-    assert drawing.range is not None, "a heat map has a range"
-    low, high = drawing.range
+def _heat(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
+    numbers = [[nan if at is None else float(cell(rows[at], chart["column"])) for at in ats] for ats in chart["places"]]
+    values = [[value if isfinite(value) else nan for value in line] for line in numbers]
+    low, high = chart["range"]
     picture = ax.imshow(values, vmin=low, vmax=high, aspect="auto", cmap="Reds_r", interpolation="nearest")
     figure = ax.get_figure()
     assert figure is not None, "axes are on a figure"
-    figure.colorbar(picture, ax=ax, label=drawing.y)
-    every = -(-len(drawing.series) // NAMES_SHOWN)
-    shown = range(0, len(drawing.series), every)
-    ax.set_xticks(list(shown), [_text(drawing.series[i].label) for i in shown])
-    ax.set_yticks(range(len(drawing.names)), list(map(_name, drawing.names)), fontsize="x-small")
+    figure.colorbar(picture, ax=ax, label="dB")
+    shown = _some(len(chart["blocks"]))
+    ax.set_xticks(list(shown), [_text(chart["blocks"][i]) for i in shown])
+    ax.set_yticks(range(len(chart["ops"])), list(map(_name, chart["ops"])), fontsize="x-small")
+    ax.set_xlabel("block")

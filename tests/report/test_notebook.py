@@ -80,12 +80,9 @@ def test_without_matplotlib_it_says_what_charts_need(monkeypatch: pytest.MonkeyP
     assert "matplotlib" not in samples.findings()._repr_html_()
 
 
-def test_drawings_hold_the_numbers_of_the_report() -> None:
-    first, isolated, _ = drawings(samples.layers())
-    assert (first.kind, first.line, first.names[3]) == ("points", 20.0, "blocks.3/conv2d")
-    assert isolated.series[0].ys[3] == 8.125
-    kinds = [each.kind for each in drawings(samples.layers(), samples.profiles())]
-    assert kinds == ["points"] * 3 + ["histogram"]
+def test_a_layer_report_draws_histograms_if_there_are_profiles() -> None:
+    kinds = [each.chart["kind"] for each in drawings(samples.layers(), samples.profiles())]
+    assert kinds == ["along"] * 3 + ["histogram"]
 
 
 def test_charts_become_axes(pyplot: Any) -> None:
@@ -93,6 +90,7 @@ def test_charts_become_axes(pyplot: Any) -> None:
     axes = report.plot("Isolated SQNR along the graph")
     assert (axes.get_title(), axes.get_ylabel()) == ("Isolated SQNR along the graph", "dB")
     assert axes.get_lines()[0].get_ydata()[3] == 8.125
+    assert axes.get_lines()[-1].get_ydata()[0] == 20.0
     assert axes.get_xticklabels()[3].get_text() == "blocks.3/conv2d"
     _, given = pyplot.subplots()
     assert samples.sensitivity().plot(ax=given) is given
