@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan, nan
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.base import Block, ModelReport, Report
 from pt2qa._report.columns import Column, column
@@ -151,7 +152,7 @@ class ReportDiff(ModelReport):
         if column.name not in ("before", "after", "change") or column.type == "text":
             return column
         show = decibel if self.unit == "dB" else number
-        shown = _Signed(show) if column.name == "change" else show
+        shown = partial(_signed, show) if column.name == "change" else show
         return replace(column, show=shown, header=f"{column.name}\n{self.unit}".rstrip(), unit=self.unit)
 
     def _summary(self) -> Sequence[str]:
@@ -179,14 +180,8 @@ class ReportDiff(ModelReport):
         return [row.place for row in same if isnan(row.before) and isnan(row.after)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Signed:
-    """A format that always writes the sign."""
-
-    show: Any
-
-    def __call__(self, value: float) -> str:
-        return f"+{self.show(value)}" if value > 0 else str(self.show(value))
+def _signed(show: Callable[[float], str], value: float) -> str:
+    return f"{'+' * (value > 0)}{show(value)}"
 
 
 def _figure_line(row: DiffRow) -> str:

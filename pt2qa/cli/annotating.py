@@ -113,11 +113,7 @@ def conformance(
 
 
 def _spec_of(quantizer: str) -> BackendSpec:
-    """What a plug-in's backend takes, or a spec of one's own as module:object.
-
-    Raises:
-        PluginError: there is no such plug-in or object, or it states nothing.
-    """
+    """What a plug-in's backend takes, or a spec of one's own as module:object."""
     from pt2qa.plugins import BackendSpec, available, resolve, spec_of
 
     name, _, rest = quantizer.partition(":")
@@ -134,11 +130,7 @@ def _split(names: str | None) -> Sequence[str] | None:
 
 
 def _imported(module: str, name: str) -> Any:
-    """An object of a module, which may be in the current folder, as for ``python -m``.
-
-    Raises:
-        PluginError: there is none, or its module cannot be imported.
-    """
+    """An object of a module, which may be in the current folder, as for ``python -m``."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

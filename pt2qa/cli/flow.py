@@ -50,9 +50,6 @@ class Flow:
         """The :class:`pt2qa.Target` that ``text`` asks for, or the flow's own; None without one.
 
         A number is a target for the flow's metric, in its unit, or dB without a metric; ``sqnr>=30`` is always dB.
-
-        Raises:
-            SelectionError: it is neither.
         """
         wanted: Any = self.target if text is None else _number(text)
         return None if wanted is None else _target(wanted, self.metric)
@@ -118,9 +115,6 @@ def load_flow(where: str) -> Flow:
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
     fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``).
     ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs.
-
-    Raises:
-        FlowError: there is no such file or function, it fails, or it returns something else.
     """
     path, name = _split(where)
     function = _function(_module(path), path, name)

@@ -65,12 +65,7 @@ class Command(click.Command):
         self.params.append(_debug_option())
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, unless one of its outputs is one of its inputs, or another output.
-
-        Raises:
-            ReportError: it is; the message names the option and the file.
-            UsageError: the options do not fit each other; it knows of which command.
-        """
+        """Run the command, unless one of its outputs is one of its inputs, or another output."""
         taken = {_real(path): "which is read here" for _, path in self._files(ctx, (InputFile, FlowFile))}
         for option, path in self._files(ctx, (OutputFile,)):
             if why := taken.get(_real(path)):

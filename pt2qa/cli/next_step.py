@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 
 
 def next_step(made: Mapping[str, Any], where: str, flow: Flow, spec: str, stem: Path) -> str:
-    """The command that follows from the reports of one quantizer, or a sentence; empty without a diagnosis.
-
-    Args:
-        made: the reports by kind.
-        where: ``FLOW.py:function``.
-        flow: what it returned.
-        spec: the quantizer.
-        stem: what the paths of the reports begin with.
-    """
+    """The command that follows from the reports of one quantizer, or a sentence; empty without a diagnosis."""
     if "diagnosis" not in made:
         return ""
     diagnosis, searched = made["diagnosis"], made.get("reconfiguration")

@@ -81,25 +81,6 @@ def test_comes_back_from_its_file(report: SensitivityReport, tmp_path) -> None:
     assert [type(each.near_tie) for each in back.rows] == [bool] * 4
 
 
-def test_files_of_the_first_schema_load(report: SensitivityReport, tmp_path) -> None:
-    made = replace(report, set_apart=(), data=tuple(replace(batch, projections=0) for batch in report.data))
-    path = tmp_path / "r.safetensors"
-    made.save(path)
-    from safetensors import safe_open
-
-    with safe_open(path, framework="np") as file:
-        metadata = dict(file.metadata())
-    later = {name for name in metadata if name.startswith(("set_apart/", "input_ranges/"))} | {"pt2qa.checksum", "sums"}
-    older = {name: text for name, text in metadata.items() if name not in later} | {"pt2qa.schema": "1"}
-    tensors = {
-        name: tensor
-        for name, tensor in load_file(path).items()
-        if not name.startswith(("set_apart/", "input_ranges/")) and name != "data/projections"
-    }
-    save_file(tensors, path, older)
-    assert load(path) == made
-
-
 def test_batches_set_apart_come_first(report: SensitivityReport, tmp_path) -> None:
     apart = replace(report, set_apart=(SetApart(1, 8, 3, "quantized", "NaN", "log"),))
     apart.save(tmp_path / "r.safetensors")
