@@ -160,7 +160,7 @@ def test_a_verdict_alone_says_what_is_wrong_with_its_data() -> None:
 
 
 def test_what_is_finite_in_a_batch_with_nan_counts_only_where_samples_are_ranked_or_profiled() -> None:
-    whole = "What is finite in them counts: 12 samples in all"
+    whole = "Their finite values count: 12 samples in all"
     for analysis in ("bad cases", "profile"):
         assert whole in _reported(analysis, "nan").summary()
     assert whole not in _reported("layers", "nan").summary()

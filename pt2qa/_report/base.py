@@ -525,7 +525,8 @@ def check_name(what: str, name: str, names: Iterable[str], hint: str = "") -> No
     known = tuple(names)
     if name not in known:
         meant = f"{question(name, known)} ".lstrip()
-        raise ReportError(f"{what} {name!r}: {meant}{hint}expected {', '.join(known) or 'nothing: there is none'}")
+        expected = f"expected {', '.join(known)}" if known else "it has none"
+        raise ReportError(f"{what} {name!r}: {meant}{hint}{expected}")
 
 
 def _laid_out(part: Block, width: int) -> str:

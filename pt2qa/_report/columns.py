@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
-from math import inf
 from typing import (
     Annotated,
     Any,
@@ -95,8 +94,7 @@ class Column:
 
     def allows(self, number: float) -> bool:
         """Whether it may hold a number; nan always."""
-        low, high = (-inf if self.least is None else self.least), (inf if self.most is None else self.most)
-        return not (number < low or number > high)
+        return (self.least is None or not number < self.least) and (self.most is None or not number > self.most)
 
     @property
     def limits(self) -> str:

@@ -61,10 +61,14 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
     """
     kinds = [kind_of(report).name for report in (old, new)]
     if kinds[0] != kinds[1]:
-        raise ReportError(f"cannot compare a report of {kinds[0]} with one of {kinds[1]}: give two of one kind")
+        raise ReportError(
+            f"cannot compare a report of {kinds[0]} with one of {kinds[1]}: give two reports of the same kind"
+        )
     metrics = [str(getattr(report, "metric", "")) for report in (old, new)]
     if metrics[0] != metrics[1]:
-        raise ReportError(f"cannot compare by {metrics[0]} with by {metrics[1]}: give two reports with one metric")
+        raise ReportError(
+            f"cannot compare a report by {metrics[0]} with one by {metrics[1]}: give two reports with the same metric"
+        )
     if tolerance is not None and not 0 <= tolerance < inf:
         raise ReportError(f"tolerance: got {tolerance}, expected 0 or more, in the unit of what is compared")
     measure = find_measure((old, new), by)

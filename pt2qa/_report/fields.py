@@ -75,7 +75,7 @@ class Source:
 
     def error(self, name: str, problem: str) -> ReportError:
         """The one error of a damaged file: which file, which field, what is wrong, what to do."""
-        return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged, write the report again")
+        return ReportError(f"{self.path}: field {name!r} {problem}; the file is damaged, save the report again")
 
     def array(self, name: str) -> Array:
         """A tensor by name; an error if there is none."""
@@ -216,7 +216,7 @@ def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], 
         for metric in names:
             key = _spelled(f"{name}/{CUSTOM}/{metric}")
             if key in tensors:
-                raise ReportError(f"custom metric {metric!r}: another is written alike in a file; give it another name")
+                raise ReportError(f"custom metric {metric!r}: another metric has the same name in a file; rename it")
             tensors[key] = np.array(table[f"{CUSTOM}/{metric}"], np.float64)
     for column in columns_of(row_type):
         cells = table[column.name]
@@ -241,7 +241,7 @@ def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:
     try:
         return from_columns(row_type, table)
     except ReportError as error:
-        raise source.error(name, f"holds a row that cannot be ({error})") from error
+        raise source.error(name, f"holds an invalid row ({error})") from error
 
 
 def _spelled(name: str) -> str:

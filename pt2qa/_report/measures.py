@@ -68,7 +68,7 @@ def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
     measure = next(measured, usual[-1])
     if not _keys(reports[0], measure.table):
         where = f"{type(reports[0]).__name__}.{measure.table}"
-        raise ReportError(f"the rows of {where} have no name, so they cannot be told apart")
+        raise ReportError(f"the rows of {where} have no name to match them by")
     return measure
 
 
@@ -79,7 +79,7 @@ def _no_usual_measure(reports: Sequence[Report], kind: str) -> ReportError:
         for column in names_in(reports, table)
     ]
     return ReportError(
-        f"reports of the kind {kind!r} have no measure of their own"
+        f"reports of the kind {kind!r} have no default measure"
         f"{' (pt2qa.diff_profiles compares their histograms)' if kind == 'profile' else ''}; "
         f"name one with by= or --by: {', '.join(every) or 'but they hold no rows'}"
     )

@@ -64,7 +64,7 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
         _check_alike(number, "kind", type(report).__name__, type(first).__name__)
         _check_run(number, report, first)
     if metrics and not takes_custom(first.row_type()):
-        raise ReportError(f"metrics: {name} has no columns of the user's own. Leave them out.")
+        raise ReportError(f"metrics: {name} has no custom metrics. Leave the argument out.")
     merged: AnyReport = first.merged(given, metrics or {})
     return merged
 
@@ -73,7 +73,7 @@ def _check_run(number: int, report: Any, first: Any) -> None:
     """Checks that a report has sums, and that they are of the same run as those of the first."""
     if not report.sums:
         raise ReportError(
-            f"cannot merge: report {number} has no sums: an older version of pt2qa made it, or another program. Make "
+            f"cannot merge: report {number} has no sums: an older version of pt2qa or another program wrote it. Make "
             "it again with this version."
         )
     for each in fields(first.environment):

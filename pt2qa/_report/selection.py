@@ -46,7 +46,7 @@ def select(labels: Sequence[Labelled], prefixes: Sequence[str], ops: Collection[
 def no_match(what: str, given: str, known: Iterable[str]) -> SelectionError:
     """The error for a selector that matches nothing, with near names."""
     names = sorted({name for name in known if name})
-    return SelectionError(f"no {what} is called {given!r}. Near names: {near_names(given, names, 5)}.")
+    return SelectionError(f"no {what} is called {given!r}. Closest names: {near_names(given, names, 5)}.")
 
 
 def _is_under(label: Labelled, prefix: str) -> bool:

@@ -221,13 +221,13 @@ def about_data(health: DataHealth) -> list[str]:
         for each in health.beyond
     ]
     if health.all_zero:
-        lines.append("Every input value is zero: the numbers say nothing of other data.")
+        lines.append("Every input value is zero: the numbers say nothing about real data.")
     outside = "" if health.beyond or health.outside != health.outside else share(health.outside)
     outside = outside and f"; {outside} % of the input values outside the calibrated range"
     samples = counted(health.samples, "sample")
     used = health.batches - len({each.batch for each in health.set_apart})
     if health.set_apart and health.in_part:
-        return [*lines, f"What is finite in them counts: {samples} in all{outside}."]
+        return [*lines, f"Their finite values count: {samples} in all{outside}."]
     if not used:
         return [*lines, "No other batch is left: rows whose values are not finite have no number."]
     if health.set_apart:

@@ -132,7 +132,7 @@ def read(path: str | os.PathLike[str]) -> Any:
     report = decode(kind.report_type, source)
     # Last, since an error that names the damaged field is more helpful.
     if source.text.get(CHECKSUM, "") not in ("", checksum(source.tensors, source.text)):
-        raise source.error(CHECKSUM, "does not fit what the file holds")
+        raise source.error(CHECKSUM, "does not match the contents of the file")
     return report
 
 
@@ -172,7 +172,9 @@ def _read(path: Path) -> tuple[Kind, Source]:
                 source.tensors[name] = _tensor(file, source, name)
             return kind, source
     except SafetensorError as error:
-        raise ReportError(f"{path}: damaged, or not a report file: its safetensors header fails ({error})") from error
+        raise ReportError(
+            f"{path}: not a report file, or damaged: its safetensors header is invalid ({error})"
+        ) from error
     except OSError as error:
         raise ReportError(f"{path}: cannot be read: {error.strerror or error}") from error
 

@@ -69,7 +69,7 @@ def write_tensorboard(
         tags = {(run, each.tag) for run, events in found.items() for each in events}
         if both := written & tags:
             run = min(both)[0]
-            raise ReportError(f"two reports would be the run {run!r}; write them into folders of their own")
+            raise ReportError(f"two reports would be written as the run {run!r}; write them to separate folders")
         written |= tags
         for run, events in found.items():
             runs.setdefault(run, []).extend(events)

@@ -12,20 +12,8 @@ import click
 
 import pt2qa
 from pt2qa._report.notes import stop_if_interrupted
-from pt2qa.cli.group import (
-    DEBUG,
-    Failure,
-    flow_argument,
-    folder_option,
-    main,
-    make_folder,
-    measured_on,
-    overrides_option,
-    plan_in,
-    quantizers_option,
-    say,
-    say_wrote,
-)
+from pt2qa.cli import options
+from pt2qa.cli.group import DEBUG, Failure, main, make_folder, measured_on, plan_in, say, say_wrote
 from pt2qa.cli.launched import own_part
 from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
@@ -36,9 +24,9 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@flow_argument
-@quantizers_option
-@folder_option
+@options.flow
+@options.quantizers
+@options.folder
 @click.option(
     "--diagnosis/--no-diagnosis",
     "diagnoses",
@@ -49,26 +37,23 @@ if TYPE_CHECKING:
 @click.option(
     "--repairs",
     is_flag=True,
-    help="In the diagnosis, also measure what `pt2qa repair` would give. It costs nothing at run time, and here about "
-    "twice the time.",
+    help="Also measure repairs (see pt2qa repair) in the diagnosis, which then takes about twice as long.",
 )
-@click.option("--bad-cases", metavar="K", type=click.IntRange(1), help="Also find the K samples that lose most.")
+@click.option("--bad-cases", metavar="K", type=click.IntRange(1), help="Also find the K worst samples.")
 @click.option(
     "--sensitivity",
     "ranks_sites",
     is_flag=True,
-    help="Also rank activations and weights by the noise that each one makes.",
+    help="Also rank activations and weights by the noise that each adds.",
 )
-@click.option(
-    "--deployed", "deploys", is_flag=True, help="Also lower the model, and compare the kernels that ship with it."
-)
+@click.option("--deployed", "deploys", is_flag=True, help="Also lower the model and compare the deployed kernels.")
 @click.option(
     "--target",
     metavar="'sqnr>=30'",
-    help="Also search for a configuration whose output has this SQNR, in dB, or for plain 30 this much of the flow's "
-    "metric.  [default: the flow's target]",
+    help="Also search for a configuration that reaches this SQNR in dB or, as a plain number, the flow's metric.  "
+    "[default: the flow's target]",
 )
-@overrides_option
+@options.overrides
 @click.option("--csv", "writes_csv", is_flag=True, help="Also write the tables of each report as CSV files.")
 @click.option("--html", "writes_html", is_flag=True, help="Also write all reports as one page, DIR/report.html.")
 @prints_reports
@@ -81,7 +66,7 @@ def analyze(
     printing: Printing,
     **asked: Any,
 ) -> None:
-    """Quantize a model, and find what causes its error, by layer and by weight too.
+    """Quantize a model and find the causes of its error, by layer and by weight.
 
     The function takes no arguments and returns (model, example_inputs, batches): the float model in eval mode; a
     tensor, a tuple of positional inputs or a dict of keyword inputs; and a list or DataLoader of batches of the same
@@ -106,7 +91,7 @@ def analyze(
     one, -layers and -weights. --bad-cases adds -bad-cases with the samples' inputs, --sensitivity adds -sensitivity,
     --deployed adds -deployed (see pt2qa deploy), and --target adds -reconfiguration. The edits that these and the
     diagnosis recommend are -plan.json and -diagnosis-plan.json, for --overrides; -quantizer.py and
-    -diagnosis-quantizer.py are code that quantizes so in any export flow. The diagnosis is printed first, and the
+    -diagnosis-quantizer.py apply them in any export flow. The diagnosis is printed first, and the
     command to type next last; --sort is for the layers.
 
     Under torchrun, each process takes its part of the batches, and the first one writes and prints the reports of all:

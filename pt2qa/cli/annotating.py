@@ -13,8 +13,9 @@ import click
 
 import pt2qa
 from pt2qa._near_names import near_names
+from pt2qa.cli import options
 from pt2qa.cli.flow import load_flow
-from pt2qa.cli.group import file_option, flow_argument, main, overrides_option, plan_in, quantizer_option
+from pt2qa.cli.group import main, plan_in
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import PluginError
 
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 
 @main.command("annotations")
-@flow_argument
-@quantizer_option
+@options.flow
+@options.quantizer
 @click.option("--qat", is_flag=True, help="As for quantization-aware training.")
 @click.option("--calibrate", is_flag=True, help="Also quantize, and show what the converted model does.")
-@overrides_option
-@file_option
+@options.overrides
+@options.file
 @prints_report
 def list_annotations(
     flow: str,
@@ -69,9 +70,9 @@ def list_annotations(
 @click.option(
     "--spec",
     metavar="QUANTIZER",
-    help="Hold what is annotated against what this quantizer's backend takes.  [default: its own]",
+    help="Check the annotations against what this quantizer's backend supports.  [default: its own]",
 )
-@file_option
+@options.file
 @prints_report
 def conformance(
     quantizer: str,
@@ -82,7 +83,7 @@ def conformance(
     file: Path | None,
     printing: Printing,
 ) -> None:
-    """Check whether a quantizer behaves, on small models of one pattern each.
+    """Check that a quantizer behaves correctly, on small models of one pattern each.
 
     QUANTIZER is a plug-in, with options or without, or module:object: a torchao Quantizer, its class, a plug-in, or a
     function without arguments that returns one of these. A class or function makes a new quantizer for each model.

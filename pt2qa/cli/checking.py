@@ -11,13 +11,14 @@ import click
 import pt2qa
 from pt2qa._check.report import SEVERITIES
 from pt2qa._report.base import Report, write_text
+from pt2qa.cli import options
 from pt2qa.cli.flow import load_flow
-from pt2qa.cli.group import OutputFile, file_option, flow_argument, main, measured_on, say, say_wrote, width_option
+from pt2qa.cli.group import OutputFile, main, measured_on, say, say_wrote
 from pt2qa.errors import Pt2qaError
 
 
 @main.command()
-@flow_argument
+@options.flow
 @click.option(
     "-q",
     "--quantizer",
@@ -39,7 +40,7 @@ from pt2qa.errors import Pt2qaError
 @click.option(
     "--silence", multiple=True, metavar="ID[:PATTERN]", help="Hide a rule's findings on these names; repeatable."
 )
-@file_option
+@options.file
 @click.option(
     "--text",
     metavar="FILE",
@@ -47,7 +48,7 @@ from pt2qa.errors import Pt2qaError
     help="Also write one text file: all findings and, with -q, the configuration of every op and all modules' calls.",
 )
 @click.option("--limit", default=5, show_default=True, type=click.IntRange(0), help="Findings of a rule; 0 for all.")
-@width_option
+@options.width
 def check(
     flow: str,
     specs: Sequence[str],
@@ -84,17 +85,17 @@ def check(
     if spec is not None:
         resolve(spec)
     loaded = load_flow(flow)
-    options: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
+    asked: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
     shapes = {"dynamic_shapes": loaded.dynamic_shapes}
-    findings = pt2qa.check(loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, **shapes, **options)
+    findings = pt2qa.check(loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, **shapes, **asked)
     pair = None
     if calibrate and findings.error_count:
         say("not calibrated, because of the errors below")
     elif calibrate:
         if loaded.mask is not None:
-            say("the mask does not matter here: ops are checked at all positions, those of padding too")
+            say("check ignores the mask: it checks ops at all positions, padding included")
         pair = pt2qa.quantize(loaded.capture(), spec, loaded.batches)
-        findings = pt2qa.check(pair, model=loaded.model, batches=measured_on(loaded), **options).joined(findings)
+        findings = pt2qa.check(pair, model=loaded.model, batches=measured_on(loaded), **asked).joined(findings)
     if text is not None:
         reports: list[Report] = [findings]
         if spec is not None:

@@ -9,27 +9,17 @@ from pathlib import Path
 import click
 
 import pt2qa
+from pt2qa.cli import options
 from pt2qa.cli.analyzing import unusable
 from pt2qa.cli.flow import load_flow
-from pt2qa.cli.group import (
-    InputFile,
-    OutputFile,
-    flow_argument,
-    folder_option,
-    main,
-    make_folder,
-    measured_on,
-    quantizer_option,
-    say,
-    say_wrote,
-)
+from pt2qa.cli.group import InputFile, OutputFile, main, make_folder, measured_on, say, say_wrote
 from pt2qa.cli.printing import Printing, prints_report
 
 
 @main.command()
-@flow_argument
-@quantizer_option
-@folder_option
+@options.flow
+@options.quantizer
+@options.folder
 @click.option(
     "--deployed",
     metavar="FILE",
@@ -60,8 +50,8 @@ def deploy(
     """Lower a quantized model, run it here, and compare its kernels with the converted graph.
 
     FLOW.py:function is the same as for analyze; its evaluation batches are run, if it has any. The report says
-    which stage makes the output's error (eager, capture, prepared, converted, deployed), and which kernels compute
-    something else than the converted graph.
+    which stage adds the output's error (eager, capture, prepared, converted, deployed), and which kernels differ from
+    the converted graph.
 
     \b
       pt2qa deploy flow.py:flow -q xnnpack -o deploy
@@ -78,7 +68,7 @@ def deploy(
     from pt2qa._deployed.deployment import OtherProgramError, backend_for
 
     if deployed is not None and program is not None:
-        raise click.UsageError("--deployed compares a program that was made elsewhere; --program is one of pt2qa")
+        raise click.UsageError("give --deployed, a program made elsewhere, or --program, one of pt2qa, not both")
     make_folder(folder)
     given = load_flow(flow)
     pair = pt2qa.quantize(given.capture(), spec, given.batches)
@@ -97,7 +87,7 @@ def deploy(
     except OtherProgramError:
         if not own:
             raise
-        say(f"{folder / 'program'} was lowered from something else: it is replaced")
+        say(f"{folder / 'program'} was lowered from another model or by other versions, and is replaced")
         shutil.rmtree(folder / "program")
         report = compare()
     printing.deliver(report, folder / "deployed.safetensors")
@@ -107,7 +97,7 @@ def deploy(
 
 
 @main.command("record-inputs")
-@flow_argument
+@options.flow
 @click.option("-o", "file", required=True, metavar="FILE", type=OutputFile(path_type=Path), help="The file to write.")
 def record_inputs(flow: str, file: Path) -> None:
     """Write the inputs that a device must run, for a backend that cannot run here.

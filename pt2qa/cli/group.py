@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -152,64 +152,6 @@ def _debug_option() -> click.Option:
     return click.Option(
         ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error, and all that torch prints."
     )
-
-
-def _known_quantizer(context: click.Context, parameter: click.Parameter, spec: str) -> str:
-    from pt2qa.plugins import resolve
-
-    resolve(spec)
-    return spec
-
-
-def _known_quantizers(context: click.Context, parameter: click.Parameter, specs: Sequence[str]) -> tuple[str, ...]:
-    """The quantizers that were given, each once, or all that are installed."""
-    from pt2qa.plugins import available, resolve
-
-    chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
-    if not chosen:
-        raise click.UsageError("no quantizer is installed and none was given with -q")
-    for spec in chosen:
-        resolve(spec)
-    return chosen
-
-
-width_option = click.option(
-    "--width",
-    type=click.IntRange(min=40),
-    metavar="N",
-    help="Columns of the screen, 40 or more.  [default: the terminal's, or 100]",
-)
-file_option = click.option(
-    "-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the report to a file."
-)
-folder_option = click.option(
-    *("-o", "folder"),
-    required=True,
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder to write to; created if missing.",
-)
-quantizers_option = click.option(
-    *("-q", "--quantizer", "specs"),
-    multiple=True,
-    metavar="SPEC",
-    callback=_known_quantizers,
-    help="Name, or name:option=value,...; repeatable.  [default: all installed ones]",
-)
-quantizer_option = click.option(
-    *("-q", "--quantizer", "spec"),
-    required=True,
-    metavar="SPEC",
-    callback=_known_quantizer,
-    help="Name, or name:option=value,...",
-)
-overrides_option = click.option(
-    "--overrides",
-    metavar="PLAN.json",
-    type=InputFile(path_type=Path),
-    help="Quantize with the edits of this plan, which an earlier analyze wrote.",
-)
-flow_argument = click.argument("flow", metavar="FLOW.py:function", type=FlowFile())
 
 
 def say(*lines: str) -> None:

@@ -8,14 +8,15 @@ from typing import Any, Final
 
 import click
 
-from pt2qa.cli.group import main, width_option
+from pt2qa.cli import options
+from pt2qa.cli.group import main
 
 _SUMMARY_WIDTH: Final = 24
 
 
 @main.command()
 @click.option("--spec", "chosen", metavar="NAME", help="Print what this quantizer's backend takes, line by line.")
-@width_option
+@options.width
 def quantizers(chosen: str | None, width: int | None) -> None:
     """List the installed quantizers and their options.
 
@@ -39,11 +40,11 @@ def quantizers(chosen: str | None, width: int | None) -> None:
         click.echo(reason, err=True)
     if not found:
         return
-    options = {name: _options(plugin) for name, plugin in found.items()}
-    taken = max(map(len, found)) + max(len(line) for lines in options.values() for line in lines) + 4
+    written = {name: _options(plugin) for name, plugin in found.items()}
+    taken = max(map(len, found)) + max(len(line) for lines in written.values() for line in lines) + 4
     room = max(_SUMMARY_WIDTH, screen_width(width) - taken)
     rows = [
-        (name, "\n".join(textwrap.wrap(plugin.summary, room)), "\n".join(options[name]))
+        (name, "\n".join(textwrap.wrap(plugin.summary, room)), "\n".join(written[name]))
         for name, plugin in sorted(found.items())
     ]
     click.echo(tabulate(rows, headers=("name", "summary", "options"), disable_numparse=True))

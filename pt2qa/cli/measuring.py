@@ -9,28 +9,16 @@ from typing import Any
 import click
 
 import pt2qa
+from pt2qa.cli import options
 from pt2qa.cli.flow import load_flow
-from pt2qa.cli.group import (
-    InputFile,
-    OutputFile,
-    file_option,
-    flow_argument,
-    main,
-    measured_on,
-    overrides_option,
-    plan_in,
-    quantizer_option,
-    quantizers_option,
-    say,
-    say_wrote,
-)
+from pt2qa.cli.group import InputFile, OutputFile, main, measured_on, plan_in, say, say_wrote
 from pt2qa.cli.launched import own_part
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import FlowError, ReportError
 
 
 @main.command()
-@flow_argument
+@options.flow
 @click.option("-q", "--quantizer", "spec", metavar="SPEC", help="Quantize it first.  [default: the float model]")
 @click.option(
     "--side",
@@ -47,7 +35,7 @@ from pt2qa.errors import FlowError, ReportError
     metavar="SPEC",
     help="With --side deployed, what lowers and runs it: NAME, or NAME:option=value,...  [default: the quantizer's]",
 )
-@file_option
+@options.file
 @click.option(
     "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."
 )
@@ -73,24 +61,24 @@ def profile(
       pt2qa profile flow.py:flow -q xnnpack --side deployed --program lowered -o deployed.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     if side is not None and spec is None:
-        raise click.UsageError("--side chooses a graph of a quantized model: give -q too")
+        raise click.UsageError("--side needs a quantized model: give -q")
     for option, value in (("--program", program), ("--backend", backend)):
         if value is not None and side != "deployed":
-            raise click.UsageError(f"{option} is that of --side deployed")
+            raise click.UsageError(f"{option} needs --side deployed")
     with own_part(flow) as (given, writes):
         subject: Any = given.capture()
         if spec is not None:
             subject = pt2qa.quantize(subject, spec, given.batches)
         batches = given.evaluation if spec is None else measured_on(given)
-        options: dict[str, Any] = {"side": side, "program": program, "backend": backend}
-        report = pt2qa.profile(subject, batches, histograms=histograms, mask=given.mask, **options)
+        asked: dict[str, Any] = {"side": side, "program": program, "backend": backend}
+        report = pt2qa.profile(subject, batches, histograms=histograms, mask=given.mask, **asked)
     if writes:
         printing.deliver(report, file)
 
 
 @main.command()
-@flow_argument
-@quantizer_option
+@options.flow
+@options.quantizer
 @click.option(
     "--method",
     "methods",
@@ -98,8 +86,8 @@ def profile(
     metavar="NAME",
     help="shifting, smoothing, ranges, rounding or biases; repeatable.  [default: all but rounding]",
 )
-@overrides_option
-@file_option
+@options.overrides
+@options.file
 @click.option(
     "--plan",
     metavar="FILE",
@@ -107,7 +95,10 @@ def profile(
     help="Write the edits, for --overrides of other commands.",
 )
 @click.option(
-    "--code", metavar="FILE", type=OutputFile(path_type=Path), help="Write a Python module that quantizes so."
+    "--code",
+    metavar="FILE",
+    type=OutputFile(path_type=Path),
+    help="Write a Python module that quantizes with these edits.",
 )
 @prints_report
 def repair(
@@ -149,9 +140,9 @@ def repair(
 
 
 @main.command()
-@flow_argument
-@quantizers_option
-@file_option
+@options.flow
+@options.quantizers
+@options.file
 @prints_report
 def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printing) -> None:
     """Compare several quantizers on one model, as a whole and layer by layer.
@@ -175,8 +166,8 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
 
 
 @main.command()
-@flow_argument
-@quantizer_option
+@options.flow
+@options.quantizer
 @click.option(
     "--method",
     type=click.Choice(["auto", "projection", "exact"]),
@@ -196,10 +187,10 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
     "--projections", type=click.IntRange(1), metavar="N", help="Random projections per batch.  [default: 4 to 64]"
 )
 @click.option(
-    "--resume", metavar="FILE", type=InputFile(path_type=Path), help="Go on from the report of an interrupted run."
+    "--resume", metavar="FILE", type=InputFile(path_type=Path), help="Continue from the report of an interrupted run."
 )
-@overrides_option
-@file_option
+@options.overrides
+@options.file
 @prints_report
 def sensitivity(
     flow: str,
@@ -248,8 +239,8 @@ def sensitivity(
 @main.command()
 @click.argument("a", metavar="A.pt2", type=InputFile(path_type=Path))
 @click.argument("b", metavar="B.pt2", type=InputFile(path_type=Path))
-@flow_argument
-@file_option
+@options.flow
+@options.file
 @prints_report
 def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Printing) -> None:
     """Compare two graphs of one model, value by value, with A.pt2 as the signal.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pt2qa._report.notes import stop_if_interrupted
-from pt2qa.cli.group import OutputFile, say_wrote, width_option
+from pt2qa.cli import options
+from pt2qa.cli.group import OutputFile, say_wrote
 
 if TYPE_CHECKING:
     from pt2qa._report.base import Report
@@ -68,7 +69,7 @@ class Printing:
 
 
 def prints_report(
-    function: Callable[..., None], options: Sequence[Callable[..., Any]] = (_SORT, _LIMIT, _CSV, width_option)
+    function: Callable[..., None], added: Sequence[Callable[..., Any]] = (_SORT, _LIMIT, _CSV, options.width)
 ) -> Callable[..., None]:
     """Gives a command the options of :class:`Printing`, which it takes as ``printing``."""
 
@@ -76,10 +77,10 @@ def prints_report(
     def command(sort: str, limit: int | None, width: int | None, csv_file: str | None = None, **given: Any) -> None:
         function(printing=Printing(sort, limit, csv_file, width), **given)
 
-    for option in reversed(options):
+    for option in reversed(added):
         command = option(command)
     return command
 
 
-prints_reports: Final = functools.partial(prints_report, options=(_SORT, _LIMIT, width_option))
+prints_reports: Final = functools.partial(prints_report, added=(_SORT, _LIMIT, options.width))
 """The same for a command that prints several reports, which no one CSV file can hold."""

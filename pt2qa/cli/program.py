@@ -20,13 +20,6 @@ from pt2qa import _interrupts
 from pt2qa._interrupts import Interrupts
 from pt2qa.cli.exit_codes import FAILED, INTERRUPTED
 
-_MMAP_THRESHOLD: Final = -3
-_TRIM_THRESHOLD: Final = -1
-"""Parameters of glibc's ``mallopt``, in bytes."""
-_KEPT_EACH: Final = 256 << 20
-"""Up to which size freed memory is kept."""
-_KEPT: Final = 512 << 20
-"""How much of it is kept at the end of the heap, in bytes."""
 _AGAIN: Final = 0.02
 """Seconds after which an interrupt is raised again if it fell into a destructor, which cannot raise errors."""
 
@@ -137,9 +130,10 @@ def keep_freed_memory() -> None:
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # The second alone would be worse than neither: either ends glibc's own adjustment of both.
-    if mallopt is not None and mallopt(_MMAP_THRESHOLD, _KEPT_EACH):
-        mallopt(_TRIM_THRESHOLD, _KEPT)
+    # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD: values up to 256 MiB are kept, and 512 MiB at the end of the heap.  The second
+    # alone would be worse than neither: either ends glibc's own adjustment of both.
+    if mallopt is not None and mallopt(-3, 256 << 20):
+        mallopt(-1, 512 << 20)
 
 
 def _commands() -> Any:

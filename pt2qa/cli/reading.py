@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from pt2qa._printable import clean_lines
-from pt2qa.cli.group import InputFile, OutputFile, file_option, main, say_wrote, width_option
+from pt2qa.cli import options
+from pt2qa.cli.group import InputFile, OutputFile, main, say_wrote
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import ReportError
 
@@ -57,7 +58,7 @@ def show(report: Path, opened: Sequence[str], by_block: bool, prints_code: bool,
 def html(reports: Sequence[Path], file: Path) -> None:
     """Write report files as one HTML page that opens offline.
 
-    The page has the verdict first, then each report with charts, tables to sort and filter, and notes. Profiles of the
+    The page starts with the verdict; each report follows with charts, sortable tables and notes. Profiles of the
     reference and of the quantized model add histograms of the worst layers to a layer report.
 
     \b
@@ -73,12 +74,12 @@ def html(reports: Sequence[Path], file: Path) -> None:
 @main.command()
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
 @prints_report
-@file_option
+@options.file
 def merge(reports: Sequence[Path], file: Path | None, printing: Printing) -> None:
-    """Make one report of those of parts of the data.
+    """Merge reports of parts of the data into one.
 
-    Its numbers are those of one run over all batches, those of the first file first. The files must be of one model,
-    quantized alike and analysed alike.
+    Its numbers are those of one run over all batches, in the order of the files. The files must come from one model,
+    quantized and analysed with the same arguments.
 
     \b
       pt2qa merge shards/*/xnnpack-layers.safetensors -o layers.safetensors
@@ -101,7 +102,7 @@ def merge(reports: Sequence[Path], file: Path | None, printing: Printing) -> Non
     help="Changes up to this are ignored, in the column's unit.  [default: 0.1 dB; 0 if the column is not in dB]",
 )
 @prints_report
-@file_option
+@options.file
 def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Path | None, printing: Printing) -> None:
     """Show what changed between two report files of one kind.
 
@@ -136,7 +137,7 @@ def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Pa
 @click.option("--by", metavar="COLUMN", help="Which column to compare with the baseline, as in pt2qa diff.")
 @click.option("--junit", metavar="FILE", type=OutputFile(), help="Also write the checks as JUnit XML.")
 @click.option("--github", is_flag=True, help="Also print failed checks as annotations for GitHub Actions.")
-@width_option
+@options.width
 def gate(
     report: Path,
     require: Sequence[str],

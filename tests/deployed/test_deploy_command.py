@@ -78,7 +78,7 @@ def test_the_program_of_another_graph_is_replaced_in_the_commands_own_folder_alo
     assert (program / "model.pte").read_bytes() == before
     result = run("deploy", flow, "-q", spec, "-o", tmp_path / "made")
     assert result.exit_code == 0, result.output
-    assert "program was lowered from something else: it is replaced" in result.stderr
+    assert "program was lowered from another model or by other versions, and is replaced" in result.stderr
     assert (program / "model.pte").read_bytes() != before
 
 

@@ -174,18 +174,18 @@ def test_ops_may_be_given_by_class_function_or_overload() -> None:
     }
     for kind, names in kinds.items():
         assert [row.name for row in layers(pair, BATCHES[:1], ops=[kind], isolated=False).rows] == names
-    with pytest.raises(pt2qa.SelectionError, match=r"no op type is called 'Conv3d'\. Near names: conv2d"):
+    with pytest.raises(pt2qa.SelectionError, match=r"no op type is called 'Conv3d'\. Closest names: conv2d"):
         layers(pair, BATCHES[:1], ops=[nn.Conv3d])
 
 
 def test_filters_that_match_nothing_list_near_names() -> None:
     pair = residual_pair()
-    with pytest.raises(pt2qa.SelectionError, match=r"no module or op is called 'conv'\. Near names: conv"):
+    with pytest.raises(pt2qa.SelectionError, match=r"no module or op is called 'conv'\. Closest names: conv"):
         layers(pair, BATCHES, prefixes=["conv"])
-    with pytest.raises(pt2qa.SelectionError, match=r"no op type is called 'conv3d'\. Near names: conv2d"):
+    with pytest.raises(pt2qa.SelectionError, match=r"no op type is called 'conv3d'\. Closest names: conv2d"):
         layers(pair, BATCHES, ops=["conv3d"])
     with pytest.raises(
-        pt2qa.SelectionError, match=r"no module path or class is called 'Residuals'\. Near names: Residual"
+        pt2qa.SelectionError, match=r"no module path or class is called 'Residuals'\. Closest names: Residual"
     ):
         layers(pair, BATCHES, modules=["Residuals"])
 

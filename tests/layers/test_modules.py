@@ -63,7 +63,9 @@ def test_an_lstm_with_its_states_is_one_block_of_three_outputs() -> None:
 
 
 def test_a_module_that_is_not_there_lists_near_names() -> None:
-    with pytest.raises(pt2qa.SelectionError, match=r"no module path or class is called 'Conv3d'\. Near names: Conv2d"):
+    with pytest.raises(
+        pt2qa.SelectionError, match=r"no module path or class is called 'Conv3d'\. Closest names: Conv2d"
+    ):
         modules(residual_pair(), BATCHES, nn.Conv3d)
     with pytest.raises(pt2qa.BatchError, match="no batch to compare on"):
         modules(residual_pair(), [], "conv1")

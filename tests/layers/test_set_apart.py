@@ -174,7 +174,7 @@ def test_a_diff_says_that_the_numbers_are_of_other_batches(pair: pt2qa.Quantized
     change = Change("batches_apart", "0", "1")
     assert change in pt2qa.diff(clean, apart).changes
     held = pt2qa.gate(apart, baseline=clean, max_drop=30.0)
-    assert "the numbers are of other batches than the baseline's: batches_apart 0, now 1" in held.warnings
+    assert "the numbers come from other batches than the baseline's: batches_apart 0, now 1" in held.warnings
 
 
 def test_the_page_is_bad_where_quantization_fails_and_never_good_where_a_batch_is_set_apart(

@@ -50,7 +50,7 @@ def test_a_side_of_the_quantized_pair_is_profiled_and_written(run: Any) -> None:
 def test_a_side_without_a_quantizer_is_refused(run: Any) -> None:
     result = run("--side", "quantized")
     assert result.exit_code == 2
-    assert "--side chooses a graph of a quantized model: give -q too" in result.output
+    assert "--side needs a quantized model: give -q" in result.output
 
 
 def test_the_deployed_side_is_profiled_and_its_program_kept(run: Any) -> None:
@@ -65,7 +65,7 @@ def test_the_deployed_side_is_profiled_and_its_program_kept(run: Any) -> None:
 def test_options_of_the_deployed_side_are_refused_for_others(run: Any, option: str) -> None:
     refused = run("-q", "xnnpack", option, "xnnpack")
     assert refused.exit_code == 2
-    assert f"{option} is that of --side deployed" in refused.output
+    assert f"{option} needs --side deployed" in refused.output
 
 
 def test_the_deployed_side_takes_a_backend_with_options(run: Any) -> None:

@@ -102,7 +102,7 @@ def test_prefixes_and_ops_choose_what_is_written(accumulator, tmp_path, weights:
     write_tensorboard([layers, whole], tmp_path / "dead", prefixes=[dead.name])
     assert accumulator(tmp_path / "dead" / "weights").Tags()["images"] == [f"charts/{dead.name}, weight"]
     assert whole.with_rows([dead]).histogram(dead)[1].tolist() == counts[1].tolist()
-    with pytest.raises(SelectionError, match=r"no op type is called 'conv9'\. Near names: conv2d"):
+    with pytest.raises(SelectionError, match=r"no op type is called 'conv9'\. Closest names: conv2d"):
         write_tensorboard([layers, profile], tmp_path, ops=["conv9"])
 
 
@@ -159,7 +159,7 @@ def test_rows_of_one_name_and_the_users_metrics_have_tags_of_their_own():
 
 def test_what_does_not_fit_is_refused(layers: LayerReport, tmp_path: Path) -> None:
     reference, _ = samples.profiles()
-    with pytest.raises(ReportError, match="two reports would be the run 'layers'; write them into folders"):
+    with pytest.raises(ReportError, match="two reports would be written as the run 'layers'; write them to separate"):
         write_tensorboard([layers, layers], tmp_path)
     with pytest.raises(
         ReportError, match="got a Findings; TensorBoard shows layer, weight and deployed reports, and profiles"

@@ -216,7 +216,9 @@ def test_sensitivities_are_compared_as_their_metric_says(golden):
     found = diff(replace(SENSITIVITY, **loss), replace(later, **loss))
     assert (found.unit, found.tolerance, found.worst_is) == ("", 0.0, "largest")
     assert statuses(found)["a (weight)"] == "better"
-    with pytest.raises(ReportError, match="cannot compare by sqnr with by kl: give two reports with one metric"):
+    with pytest.raises(
+        ReportError, match="cannot compare a report by sqnr with one by kl: give two reports with the same metric"
+    ):
         diff(SENSITIVITY, replace(later, **loss))
 
 
@@ -331,7 +333,7 @@ def test_an_unknown_measure_is_refused(layers, by, message):
 
 def test_two_kinds_are_refused(layers, weights):
     with pytest.raises(
-        ReportError, match="cannot compare a report of layers with one of weights: give two of one kind"
+        ReportError, match="cannot compare a report of layers with one of weights: give two reports of the same kind"
     ):
         diff(layers, weights)
 
@@ -345,7 +347,7 @@ def test_a_tolerance_is_no_less_than_nothing(layers, tolerance):
 def test_a_kind_without_a_measure_says_how_to_name_one(layers):
     made = diff(layers, layers)
     with pytest.raises(
-        ReportError, match=r"the kind 'diff' have no measure of their own; name one with by= or --by: name, "
+        ReportError, match=r"the kind 'diff' have no default measure; name one with by= or --by: name, "
     ):
         diff(made, made)
     assert diff(made, made, by="after").rows[0] == DiffRow("x", "", "unchanged", inf, inf, 0.0, 0.0, "")

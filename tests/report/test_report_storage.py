@@ -65,7 +65,7 @@ def test_a_metric_whose_name_is_no_utf_8_comes_back(layers, layer, tmp_path):
     replace(layers, rows=rows, outputs=(), modules=()).save(path)
     assert load(path).rows[0].custom == {"\ud800": 1.0, "b": 2.0}
     rows = (layer(custom={"\ud800": 1.0, "\\ud800": 2.0}),)
-    with pytest.raises(ReportError, match="another is written alike in a file; give it another name"):
+    with pytest.raises(ReportError, match="another metric has the same name in a file; rename it"):
         replace(layers, rows=rows, outputs=(), modules=()).save(path)
 
 
@@ -94,7 +94,7 @@ def test_every_missing_field_is_named(saved):
         save_file({k: v for k, v in tensors.items() if k != name}, saved, {k: v for k, v in text.items() if k != name})
         with pytest.raises(ReportError) as caught:
             load(saved)
-        assert str(caught.value) == (f"{saved}: field {name!r} is missing; the file is damaged, write the report again")
+        assert str(caught.value) == (f"{saved}: field {name!r} is missing; the file is damaged, save the report again")
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,7 @@ def test_a_damaged_field_is_named(saved, name, value, problem):
 def test_a_row_that_cannot_be_is_named(saved):
     tensors, text = content(saved)
     save_file(tensors | {"rows/zero_point": np.full(26, 0.5)}, saved, text)
-    with pytest.raises(
-        ReportError, match=r"field 'rows' holds a row that cannot be \(zero_point of 'x': got 0\.5, expec"
-    ):
+    with pytest.raises(ReportError, match=r"field 'rows' holds an invalid row \(zero_point of 'x': got 0\.5, expec"):
         load(saved)
 
 
@@ -212,7 +210,8 @@ def test_a_number_that_was_changed_is_noticed(saved):
     with pytest.raises(ReportError) as caught:
         load(saved)
     assert str(caught.value) == (
-        f"{saved}: field 'pt2qa.checksum' does not fit what the file holds; the file is damaged, write the report again"
+        f"{saved}: field 'pt2qa.checksum' does not match the contents of the file; the file is damaged, save the "
+        "report again"
     )
 
 
@@ -236,7 +235,7 @@ def test_what_is_no_safetensors_file_is_refused(data, tmp_path):
     path = tmp_path / "report.safetensors"
     path.write_bytes(data)
     with pytest.raises(
-        ReportError, match=r"report\.safetensors: damaged, or not a report file: its safetensors header"
+        ReportError, match=r"report\.safetensors: not a report file, or damaged: its safetensors header"
     ):
         load(path)
 
@@ -245,7 +244,7 @@ def test_what_is_no_safetensors_file_is_refused(data, tmp_path):
 def test_a_truncated_file_is_refused(saved, kept):
     data = saved.read_bytes()
     saved.write_bytes(data[: int(len(data) * kept)])
-    with pytest.raises(ReportError, match=r"layers\.safetensors: damaged"):
+    with pytest.raises(ReportError, match=r"layers\.safetensors: not a report file, or damaged"):
         load(saved)
 
 

@@ -147,7 +147,7 @@ def _of_rows(report: Report, requirement: Requirement, table: str, limit: str, u
     check_name(f"{kind.__name__}.{table} has no column", metric, names_in([report], table))
     measure = Measure(table, metric)
     if column_of(report, measure).type not in ("int", "float", "bool"):
-        raise ReportError(f"{requirement.subject}: the column {metric!r} holds text, expected one of numbers")
+        raise ReportError(f"{requirement.subject}: the column {metric!r} holds text, expected numbers")
     items = [_item(each, requirement, unit) for each in _chosen(readings(report, measure), requirement)]
     return check_of(requirement.subject, limit, unit, items, nothing=f"the report has no {table}")
 
@@ -157,9 +157,7 @@ def _chosen(rows: Sequence[Reading], requirement: Requirement) -> list[Reading]:
     if rows and not chosen:
         names = few(list(dict.fromkeys(each.name for each in rows)))
         pattern = requirement.pattern
-        raise SelectionError(
-            f"{requirement.subject}: the pattern {pattern!r} matches none of the rows, which are {names}"
-        )
+        raise SelectionError(f"{requirement.subject}: the pattern {pattern!r} matches no row; the rows are {names}")
     return chosen
 
 

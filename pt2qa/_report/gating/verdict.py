@@ -19,16 +19,16 @@ from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError, SelectionError
 
 _CONDITIONS: Final = {
-    "fingerprint": "the baseline is of another float model",
-    "model": "the baseline is of another class of model",
-    "quantizer": "the baseline is of another quantizer",
-    "batches": "the baseline is of another amount of data",
-    "samples": "the baseline is of another amount of data",
-    "steps": "the baseline is of another amount of data",
-    "batches_apart": "the numbers are of other batches than the baseline's",
+    "fingerprint": "the baseline was made from another float model",
+    "model": "the baseline was made from another class of model",
+    "quantizer": "the baseline was made with another quantizer",
+    "batches": "the baseline used another amount of data",
+    "samples": "the baseline used another amount of data",
+    "steps": "the baseline used another amount of data",
+    "batches_apart": "the numbers come from other batches than the baseline's",
     "method": "the baseline was made by another method",
-    "basis": "the baseline was read from another stage",
-    "group": "the rows of the baseline stand for something else",
+    "basis": "the baseline was taken at another stage",
+    "group": "the baseline groups its rows differently",
 }
 """What should be equal, by name of :class:`Change`, and what to say if it is not."""
 
@@ -80,9 +80,9 @@ def gate(
     texts = (require,) if isinstance(require, str) else tuple(require)
     wanted = [read_requirement(text) for text in texts]
     if not wanted and baseline is None and max_drop is None:
-        raise SelectionError("nothing is required: give requirements such as 'sqnr>=20', or a baseline and a drop.")
+        raise SelectionError("nothing to check: give requirements such as 'sqnr>=20', or a baseline and max_drop.")
     if by is not None and baseline is None:
-        raise SelectionError(f"by: got {by!r}, which says what to compare with a baseline: give that, too.")
+        raise SelectionError(f"by: got {by!r} without a baseline; it names the column to compare with one.")
     checks = [required(report, each) for each in dict.fromkeys(wanted)]
     left_out: Sequence[SetApart] = getattr(report, "set_apart", ())
     # A failing candidate has no SQNR, and does not keep the other candidates from passing.
@@ -95,16 +95,16 @@ def gate(
     notes: tuple[str, ...] = ()
     if baseline is not None or max_drop is not None:
         if baseline is None or max_drop is None:
-            raise SelectionError("a baseline and the largest drop (max_drop, --max-drop) belong together: give both.")
+            raise SelectionError("give a baseline and max_drop (--max-drop) together.")
         if not 0 <= max_drop < inf:
             raise SelectionError(f"max_drop: got {max_drop}, expected 0 or more, in the unit of what is compared.")
         found = diff(baseline, report, by=by or str(find_measure((baseline,), None)))
         if by is not None and not found.worst_is and found.figures:
-            raise ReportError(f"by: {by!r} is a text, which has no better and worse; name a column of numbers")
+            raise ReportError(f"by: {by!r} is text, which is neither better nor worse; name a column of numbers")
         if found.worst_is == "unknown":
             raise ReportError(
-                f"by: the metric {by!r} does not say which of its values are worse, so nothing can be said of a drop. "
-                "Give it the attribute worse = 'smaller' or 'larger' and analyse again, or require a limit, such as "
+                f"by: the metric {by!r} does not say which of its values are worse, so a drop is not defined. "
+                "Set its attribute worse = 'smaller' or 'larger' and analyse again, or require a limit, such as "
                 f"'rows.{found.measure.rpartition('.')[2]}>=30'"
             )
         checks += _drops(found, max_drop)

@@ -113,7 +113,7 @@ def html_page(reports: Report | Sequence[Report]) -> str:
 
     given = [reports] if isinstance(reports, Report) else list(reports)
     if not given:
-        raise ReportError("a page needs one report or more, got none")
+        raise ReportError("a page needs at least one report, got none")
     sections = sections_of(given)
     models = [getattr(each.report, "model", "") for each in sections]
     templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

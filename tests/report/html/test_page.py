@@ -361,7 +361,7 @@ def test_empty_reports_make_a_page(empty: LayerReport) -> None:
 
 
 def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="a page needs one report or more, got none"):
+    with pytest.raises(ReportError, match="a page needs at least one report, got none"):
         write_html([], tmp_path / "report.html")
     with pytest.raises(ReportError, match="does not exist; create it first"):
         write_html(samples.layers(), tmp_path / "nowhere" / "report.html")
