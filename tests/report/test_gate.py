@@ -334,7 +334,8 @@ def test_github_annotations_are_exactly_these(layers, worse):
         "%0Afeatures.3.conv.1.0/conv2d: 12 dB, from 33 to 21 dB"
         "%0Afeatures.4.conv.1.0/conv2d: 0.5 dB, from 27 to 26.5 dB",
         f"::warning title=pt2qa gate::{subject}: the baseline used another amount of data: samples 32, now 64",
-        f"::warning title=pt2qa gate::{subject}: the baseline was made from another float model: fingerprint 3f2a, now 77",
+        f"::warning title=pt2qa gate::{subject}: the baseline was made from another float model: fingerprint 3f2a, "
+        "now 77",
         f"::warning title=pt2qa gate::{subject}: 1 row of the baseline is gone: features.6.conv.1.0/conv2d",
     ]
     assert gate(layers, require="sqnr>=1").github() == ""
