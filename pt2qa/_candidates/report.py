@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from pt2qa._candidates.rows import Candidate, CandidateRow
 from pt2qa._report.base import Block, DataReport, Report, Table, data_read
+from pt2qa._report.charts import bars
 from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
 from pt2qa._report.formats import decibel
-from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, sections, wrap
 from pt2qa._report.storage import register
 from pt2qa._report.table import table

@@ -8,8 +8,8 @@ from typing import Any
 
 from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._deployed.rows import LSB, DeployedRow, StageRow
+from pt2qa._report.charts import along, bars
 from pt2qa._report.formats import decibel
-from pt2qa._report.html.charts import along, bars
 
 
 def stage_bars(stages: Sequence[StageRow]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from pt2qa._deployed.charts import along_graph, stage_bars
 from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
+from pt2qa._report.charts import drawings
 from pt2qa._report.columns import derived
-from pt2qa._report.drawing import drawings
 from pt2qa._report.events import Event, Runs, Scalar, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted

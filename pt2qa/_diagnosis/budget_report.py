@@ -13,9 +13,9 @@ import numpy.typing as npt
 from pt2qa._decibels import decibels, summed
 from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
 from pt2qa._report.base import DataReport, Report, data_read
+from pt2qa._report.charts import stacked
 from pt2qa._report.columns import Column, Count, column, derived
 from pt2qa._report.formats import absent, decibel, share
-from pt2qa._report.html.charts import stacked
 from pt2qa._report.prose import counted, few
 from pt2qa._report.storage import register
 

@@ -13,8 +13,8 @@ from pt2qa._decibels import LOW_SQNR
 from pt2qa._layers.blocks import heat_maps
 from pt2qa._layers.rows import LayerRow
 from pt2qa._report.base import Report
+from pt2qa._report.charts import along
 from pt2qa._report.formats import decibel, number
-from pt2qa._report.html.charts import along
 from pt2qa.errors import ReportError
 
 _MEASURES: Final = (

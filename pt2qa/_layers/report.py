@@ -16,8 +16,8 @@ from pt2qa._layers.rows import LayerRow
 from pt2qa._layers.steps import folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
+from pt2qa._report.charts import drawings
 from pt2qa._report.columns import Column, check_custom, column, columns_of, custom_names, derived
-from pt2qa._report.drawing import drawings
 from pt2qa._report.events import Runs, pictures, scalars, sides
 from pt2qa._report.formats import cosine, decibel, number
 from pt2qa._report.prose import by_reason, counted, wrap

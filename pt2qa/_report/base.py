@@ -309,7 +309,7 @@ class Report:
         return [*faults, *said, *([] if faults else self._data())]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """Charts of a page with these reports, as :mod:`pt2qa._report.html.charts` makes them."""
+        """Charts of a page with these reports, as :mod:`pt2qa._report.charts` makes them."""
         return []
 
     def on_page(self, part: str) -> Sequence[Any]:

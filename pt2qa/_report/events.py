@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from pt2qa._report.charts import Drawing
 from pt2qa._report.columns import cell
-from pt2qa._report.drawing import Drawing
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from math import isnan
 from typing import Any, Final
 
 from pt2qa._printable import clean_lines
+from pt2qa._report.charts import Drawing, drawings
 from pt2qa._report.columns import cell
-from pt2qa._report.drawing import Drawing, drawings
 from pt2qa._report.plot import png
 
 ROWS: Final = 20

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pt2qa._near_names import question
 from pt2qa._printable import clean
+from pt2qa._report.charts import Drawing, drawings, of_rows
 from pt2qa._report.columns import cell
-from pt2qa._report.drawing import Drawing, drawings, of_rows
 from pt2qa._report.prose import few
 from pt2qa.errors import ReportError
 

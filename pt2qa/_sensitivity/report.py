@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from pt2qa._decibels import decibels
 from pt2qa._report.base import DataReport, Report, data_read
+from pt2qa._report.charts import bars
 from pt2qa._report.columns import Column, Count, Worse, column, derived
 from pt2qa._report.formats import absent, decibel, number, share
-from pt2qa._report.html.charts import bars
 from pt2qa._report.prose import counted, few
 from pt2qa._report.ranking import without_number
 from pt2qa._report.storage import register

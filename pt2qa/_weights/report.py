@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._report.base import Block, Listing, ModelReport, Report
+from pt2qa._report.charts import of_rows
 from pt2qa._report.columns import column
-from pt2qa._report.drawing import of_rows
 from pt2qa._report.events import Runs, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted

@@ -6,21 +6,18 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import pt2qa
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options
+from pt2qa.cli.flow import Flow, own_part
 from pt2qa.cli.group import DEBUG, Failure, main, make_folder, measured_on, plan_in, say, say_wrote
-from pt2qa.cli.launched import own_part
 from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
 from pt2qa.errors import Pt2qaError
-
-if TYPE_CHECKING:
-    from pt2qa.cli.flow import Flow
 
 
 @main.command()

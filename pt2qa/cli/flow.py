@@ -6,15 +6,18 @@ import functools
 import importlib.util
 import inspect
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from operator import length_hint
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import pt2qa
 from pt2qa._near_names import question
 from pt2qa.errors import FlowError, SelectionError
 
@@ -56,8 +59,6 @@ class Flow:
 
     def capture(self) -> Any:
         """The model's :class:`pt2qa.Capture`."""
-        import pt2qa
-
         return pt2qa.capture(self.model, self.args, self.kwargs, dynamic_shapes=self.dynamic_shapes)
 
 
@@ -149,6 +150,35 @@ def load_flow(where: str) -> Flow:
     except SelectionError as error:
         raise FlowError(f"{where}: {error}") from error
     return flow
+
+
+@contextmanager
+def own_part(where: str) -> Iterator[tuple[Flow, bool]]:
+    """A flow with this process's part of its data, and whether this is the process that prints and writes."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+        yield load_flow(where), True
+        return
+    import torch
+    import torch.distributed as dist
+
+    # It imports torch._dynamo, which keeps a reference to a group that is there before; the threads of the group would
+    # then live until the process ends, and now and then abort it.
+    import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401
+
+    if torch.accelerator.is_available():
+        # So that "cuda" is another device in each process.
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+    dist.init_process_group("gloo")
+    try:
+        with ExitStack() as stack:
+            ranks = stack.enter_context(pt2qa.distributed())
+            if ranks.rank:
+                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(redirect_stdout(nowhere))
+                stack.enter_context(redirect_stderr(nowhere))
+            yield part_of(load_flow(where), ranks.rank, ranks.size), ranks.rank == 0
+    finally:
+        dist.destroy_process_group()
 
 
 def _number(text: str) -> float | str:

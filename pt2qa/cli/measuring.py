@@ -10,9 +10,8 @@ import click
 
 import pt2qa
 from pt2qa.cli import options
-from pt2qa.cli.flow import load_flow
+from pt2qa.cli.flow import load_flow, own_part
 from pt2qa.cli.group import InputFile, OutputFile, main, measured_on, plan_in, say, say_wrote
-from pt2qa.cli.launched import own_part
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import FlowError, ReportError
 

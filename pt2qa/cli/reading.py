@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,20 +34,18 @@ def show(report: Path, opened: Sequence[str], by_block: bool, prints_code: bool,
     from pt2qa._layers.report import LayerReport
     from pt2qa.report import load
 
-    loaded = load(report)
+    loaded: Any = load(report)
     if prints_code:
         code = getattr(loaded, "code", "")
         if not code:
             raise ReportError(f"{report}: --code: this {loaded.kind} report has no code; reconfigurations have it")
         click.echo(clean_lines(code), nl=False)
         return
+    if (opened or by_block) and not isinstance(loaded, LayerReport):
+        raise ReportError(f"{report}: {'--open' if opened else '--by-block'} is for layer reports")
     for name in opened:
-        if not isinstance(loaded, LayerReport):
-            raise ReportError(f"{report}: --open is for layer reports, whose recurrent ops have steps")
         loaded = loaded.opened(name)
     if by_block:
-        if not isinstance(loaded, LayerReport):
-            raise ReportError(f"{report}: --by-block is for layer reports")
         click.echo(loaded.by_block(width=printing.width))
         return
     printing.show(loaded)

@@ -518,12 +518,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from pt2qa.cli.launched import launched
+from pt2qa.cli import flow
 
 start = dist.init_process_group
 os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "LOCAL_RANK": "0"}
 with mock.patch.object(dist, "init_process_group", lambda of: start(of, store=dist.HashStore(), rank=0, world_size=1)):
-    with launched():
+    with mock.patch.multiple(flow, load_flow=mock.DEFAULT, part_of=mock.DEFAULT), flow.own_part("flow.py:flow"):
         torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
 print([name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text())])
 """

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import pt2qa
-from pt2qa._report.drawing import drawings
-from pt2qa._report.html.charts import stacked
+from pt2qa._report.charts import drawings, stacked
 from pt2qa.errors import ReportError
 from pt2qa.report import Report
 from tests.flows import residual_pair

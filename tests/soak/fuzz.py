@@ -27,7 +27,7 @@ from safetensors.numpy import save as to_bytes
 
 from pt2qa import merge
 from pt2qa._report.base import write_text
-from pt2qa._report.drawing import drawings, of_rows
+from pt2qa._report.charts import drawings, of_rows
 from pt2qa._report.html import html_page
 from pt2qa._report.notebook import notebook_html
 from pt2qa._report.plot import png

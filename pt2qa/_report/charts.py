@@ -1,8 +1,12 @@
-"""Charts of pages as data for the scripts; charts that read the section's tables do not repeat numbers."""
+"""Charts of a report as data, which scripts of a page and matplotlib draw.
+
+Charts that read the report's tables do not repeat numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pt2qa._decibels import LOW_SQNR
@@ -38,3 +42,32 @@ def along(
     """Columns of the report's rows, each with what it is called, in graph order; ``line`` is dashed."""
     found = {"kind": "along", "title": title, "about": about, "table": "rows", "line": line, "unit": unit}
     return {**found, "series": [list(each) for each in series]}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One chart, as ``report.charts`` gives it, with the report whose tables it reads."""
+
+    report: Any
+    chart: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        title: str = self.chart["title"]
+        return title
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        rows: Sequence[Any] = getattr(self.report, self.chart.get("table", "rows"))
+        return rows
+
+
+def drawings(report: Any, others: Sequence[Any] = ()) -> list[Drawing]:
+    """The charts that a page with these reports shows of the first."""
+    return [Drawing(report, chart) for chart in report.charts((report, *others)) if "row" not in chart]
+
+
+def of_rows(report: Any) -> list[tuple[Any, Drawing]]:
+    """The charts of single rows, each with its row."""
+    found = [Drawing(report, chart) for chart in report.charts((report,)) if "row" in chart]
+    return [(each.rows[each.chart["row"]], each) for each in found]
