@@ -79,11 +79,7 @@ class Unpaired:
 
 
 def installed(package: str) -> str:
-    """The installed version of a package, or ``"not installed"``; the package is not imported.
-
-    >>> installed("surely-no-such-package")
-    'not installed'
-    """
+    """The installed version of a package, which is not imported, or ``"not installed"``."""
     # Imported here because importlib.metadata pulls in email and zipfile, which reading a report does not need.
     from importlib.metadata import PackageNotFoundError, version
 

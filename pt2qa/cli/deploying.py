@@ -32,11 +32,7 @@ from pt2qa.cli.printing import Printing, prints_report
     type=click.Path(path_type=Path),
     help="Folder of the lowered program.  [default: DIR/program, if the backend can write it]",
 )
-@click.option(
-    "--backend",
-    metavar="SPEC",
-    help="What lowers and runs it: NAME, or NAME:option=value,...  [default: the quantizer's]",
-)
+@options.backend
 @prints_report
 def deploy(
     flow: str,

@@ -29,11 +29,7 @@ from pt2qa.errors import FlowError, ReportError
     type=click.Path(file_okay=False, path_type=Path),
     help="With --side deployed, folder of the lowered program; it is written if it does not exist.",
 )
-@click.option(
-    "--backend",
-    metavar="SPEC",
-    help="With --side deployed, what lowers and runs it: NAME, or NAME:option=value,...  [default: the quantizer's]",
-)
+@options.backend
 @options.file
 @click.option(
     "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."

@@ -59,6 +59,11 @@ quantizer = click.option(
     callback=_known_quantizer,
     help="Name, or name:option=value,...",
 )
+backend = click.option(
+    "--backend",
+    metavar="SPEC",
+    help="What lowers and runs the quantized model: NAME, or NAME:option=value,...  [default: the quantizer's]",
+)
 overrides = click.option(
     "--overrides",
     metavar="PLAN.json",

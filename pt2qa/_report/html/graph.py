@@ -60,7 +60,8 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
     ops: dict[str, list[int]] = {}
     for number in sorted(place, key=place.__getitem__):
         ops.setdefault(names[number], []).append(number)
-    paths = _by_call({name: _path(name, str(cell(rows[numbers[0]], "module"))) for name, numbers in ops.items()})
+    modules = {name: str(cell(rows[numbers[0]], "module")) for name, numbers in ops.items()}
+    paths = _by_call({name: (*_around(module), Part(name, is_op=True)) for name, module in modules.items()})
     edges = _edges(paths, inputs)
     return {
         "modules": _module("", paths, ops, _lifted(edges, paths), ()),
@@ -68,9 +69,8 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
     }
 
 
-def _path(name: str, module: str) -> Path:
-    """The modules around an op, and the op itself."""
-    return *map(Part, module.split(".", DEEPEST) if module else ()), Part(name, is_op=True)
+def _around(module: str) -> Path:
+    return tuple(map(Part, module.split(".", DEEPEST) if module else ()))
 
 
 def _by_call(paths: Mapping[str, Path], depth: int = 0) -> dict[str, Path]:
