@@ -178,7 +178,7 @@ def test_show_writes_csv(run, report, tmp_path):
         (["show", "REPORT", "--sort", "cosin"], r"cannot sort by 'cosin': did you mean 'cosine'\? expected worst, .*"),
         (["show", "REPORT", "--limit", "-1"], r"Invalid value for '--limit': -1 is not .* \(see pt2qa show --help\)"),
         (["show", "REPORT", "--csv", "gone/x.csv"], r"cannot write gone/x\.csv: the folder .* does not exist; .*"),
-        (["show", __file__], r".*test_cli\.py: damaged, or not a report file: .*"),
+        (["show", __file__], r".*test_cli\.py: not a report file, or damaged: .*"),
         (["shw"], r"No such command 'shw'\. Did you mean 'show'\? \(see pt2qa --help\)"),
         (["analyse", "--help"], r"No such command 'analyse'\. Did you mean 'analyze'\? \(see pt2qa --help\)"),
         (["zzz"], r"No such command 'zzz'\. \(see pt2qa --help\)"),

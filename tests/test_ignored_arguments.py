@@ -76,5 +76,5 @@ def test_a_diagnosis_takes_no_report_of_another_model() -> None:
 
 def test_metrics_are_merged_only_where_there_can_be_some() -> None:
     report = pt2qa.error_budget(_pair(), [X], progress=False)
-    with pytest.raises(pt2qa.ReportError, match="metrics: ErrorBudget has no columns of the user's own"):
+    with pytest.raises(pt2qa.ReportError, match="metrics: ErrorBudget has no custom metrics"):
         pt2qa.merge([report, report], metrics={"mine": object()})
