@@ -308,7 +308,7 @@ def test_quantizers_says_when_a_backend_has_no_spec(run, plugins):
     sys.modules["pt2qa.plugins"].spec_of = lambda plugin: None
     result = run("quantizers", "--spec", "x86")
     assert result.exit_code == 2
-    assert "the quantizer x86 states no spec of what its backend takes" in result.stderr
+    assert "the quantizer x86 does not state what its backend takes" in result.stderr
 
 
 def test_quantizers_says_when_there_is_none(run, plugins):
