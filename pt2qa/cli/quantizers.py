@@ -24,7 +24,6 @@ from pt2qa.errors import PluginError
 if TYPE_CHECKING:
     from pt2qa.plugins import BackendSpec
 
-
 _SUMMARY_WIDTH: Final = 24
 
 
@@ -41,15 +40,16 @@ def quantizers(chosen: str | None, width: int | None) -> None:
     from tabulate import tabulate
 
     from pt2qa._report.table import screen_width
-    from pt2qa.plugins import available, resolve, spec_of, unavailable
+    from pt2qa.plugins import available, unavailable
 
     if chosen is not None:
+        from pt2qa.plugins import resolve, spec_of
+
         spec = spec_of(resolve(chosen))
         if spec is None:
             raise click.UsageError(f"the quantizer {chosen} does not state what its backend takes")
         click.echo(str(spec))
         return
-
     found, broken = available(), unavailable()
     if not found and not broken:
         click.echo("no quantizer is installed: no package has an entry point in the group pt2qa.quantizers")
