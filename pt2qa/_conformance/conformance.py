@@ -14,11 +14,10 @@ from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
 from pt2qa._conformance.properties import PROPERTIES, Property
 from pt2qa._conformance.properties.property import Outcome, failed
-from pt2qa._conformance.properties.soundness import BACKEND_SPEC, NO_SPEC
-from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
+from pt2qa._conformance.properties.soundness import NO_SPEC, backend_spec
 from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
-from pt2qa._conformance.trial import Failure, Trial
+from pt2qa._conformance.trial import Failure, QuantizerUnderTest, Trial
 from pt2qa._exclusion import exports
 from pt2qa._near_names import did_you_mean
 from pt2qa._report.rows import Environment
@@ -83,11 +82,11 @@ def check_quantizer(
                 ConformanceRow(name, each.name, model, outcome.verdict, outcome.why, time.perf_counter() - start)
             )
     coverage = tuple(run.coverage(model) for model in run.trials)
-    unjudged = BACKEND_SPEC.name in wanted and tested.spec is None
+    unjudged = backend_spec.name in wanted and tested.spec is None
     return ConformanceReport(
         rows=tuple(rows),
         coverage=coverage,
-        notes=(tested.note, *([f"{BACKEND_SPEC.name} was not applied: {NO_SPEC}"] if unjudged else [])),
+        notes=(tested.note, *([f"{backend_spec.name} was not applied: {NO_SPEC}"] if unjudged else [])),
         quantizer=name,
         environment=Environment.here(""),
         models=len({*MODELS, *run.trials}),

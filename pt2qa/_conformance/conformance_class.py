@@ -10,7 +10,7 @@ from pt2qa._conformance.conformance import ConformanceRun, chosen
 from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
 from pt2qa._conformance.properties import PROPERTIES, Property
-from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
+from pt2qa._conformance.trial import QuantizerUnderTest
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import SelectionError
 from pt2qa.plugins import BackendSpec

@@ -11,12 +11,12 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from pt2qa._conformance import nets
-from pt2qa._conformance.model import ConformanceModel
-from pt2qa._conformance.nets import Net, images, rows, sequences
+from pt2qa._conformance.model import ConformanceModel as Model
+from pt2qa._conformance.nets import Net, drawn, images, rows, sequences
 
 _ALL = (
     # Convolutions with what follows them, in every spelling.
-    ConformanceModel(
+    Model(
         "conv_bn_relu",
         "convolution, batch norm, ReLU",
         nets.conv(nn.ReLU(), norm=True),
@@ -30,14 +30,14 @@ _ALL = (
             "subclass": nets.conv(nn.ReLU(), norm=True, make=nets.Conv),
         },
     ),
-    ConformanceModel(
+    Model(
         "conv_relu",
         "convolution, ReLU",
         nets.conv(nn.ReLU()),
         images,
         {"functional": nets.functional_conv(F.relu), "nn.ReLU(inplace=True)": nets.conv(nn.ReLU(inplace=True))},
     ),
-    ConformanceModel(
+    Model(
         "conv_relu6",
         "convolution, ReLU6",
         nets.conv(nn.ReLU6()),
@@ -49,41 +49,32 @@ _ALL = (
             "torch.clamp": nets.conv(lambda x: torch.clamp(x, 0.0, 6.0)),
         },
     ),
-    ConformanceModel(
+    Model(
         "conv_bn",
         "convolution, batch norm",
         nets.conv(nn.Identity(), norm=True),
         images,
         {"functional": nets.functional_conv(nn.Identity(), norm=True)},
     ),
-    ConformanceModel(
-        "conv1d",
-        "convolution over time, ReLU",
-        lambda: nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU()),
-        lambda: (torch.randn(2, 3, 16),),
-    ),
-    ConformanceModel(
-        "depthwise", "one filter a channel", nets.between(lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8)), images
-    ),
-    ConformanceModel("grouped", "groups of channels", nets.between(lambda: nn.Conv2d(8, 4, 3, groups=2)), images),
-    ConformanceModel(
-        "dilated", "dilation and stride", nets.between(lambda: nn.Conv2d(8, 4, 3, dilation=2, stride=2)), images
-    ),
-    ConformanceModel(
+    Model("conv1d", "convolution over time, ReLU", nets.chain(partial(nn.Conv1d, 3, 8, 3), nn.ReLU), drawn(2, 3, 16)),
+    Model("depthwise", "one filter a channel", nets.between(nn.Conv2d, 8, 8, 3, padding=1, groups=8), images),
+    Model("grouped", "groups of channels", nets.between(nn.Conv2d, 8, 4, 3, groups=2), images),
+    Model("dilated", "dilation and stride", nets.between(nn.Conv2d, 8, 4, 3, dilation=2, stride=2), images),
+    Model(
         "conv_transpose",
         "transposed convolution: its channel axis is the second",
-        nets.between(lambda: nn.ConvTranspose2d(8, 4, 2, stride=2)),
+        nets.between(nn.ConvTranspose2d, 8, 4, 2, stride=2),
         images,
     ),
     # Linears, and activations whose range is known.
-    ConformanceModel(
+    Model(
         "linear",
         "two linears",
         nets.linears(nn.Linear),
         rows,
         {"functional": nets.linears(nets.Functional), "subclass": nets.linears(nets.Linear)},
     ),
-    ConformanceModel(
+    Model(
         "linear_relu",
         "linear, ReLU",
         nets.linear(nn.ReLU()),
@@ -94,22 +85,22 @@ _ALL = (
             "relu_": nets.linear(lambda x: x.relu_()),
         },
     ),
-    ConformanceModel(
+    Model(
         "linear_3d",
         "a linear on a batch of sequences, without bias",
-        lambda: nn.Linear(8, 6, bias=False),
-        lambda: (torch.randn(2, 5, 8),),
+        partial(nn.Linear, 8, 6, bias=False),
+        drawn(2, 5, 8),
     ),
-    ConformanceModel(
+    Model(
         "sigmoid",
         "linear, sigmoid: the range is 0..1 whatever the data",
         nets.linear(nn.Sigmoid()),
         rows,
         {"torch.sigmoid": nets.linear(torch.sigmoid)},
     ),
-    ConformanceModel("layer_norm", "linear, layer norm", lambda: nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6)), rows),
+    Model("layer_norm", "linear, layer norm", nets.chain(partial(nn.Linear, 8, 6), partial(nn.LayerNorm, 6)), rows),
     # Sums, products and concatenations.
-    ConformanceModel(
+    Model(
         "residual_add",
         "a residual connection",
         nets.residual(operator.add),
@@ -120,32 +111,27 @@ _ALL = (
             "add_": nets.residual(lambda left, right: left.add_(right)),
         },
     ),
-    ConformanceModel(
+    Model(
         "residual_add_relu",
         "a residual connection with a ReLU behind it",
         nets.residual(lambda left, right: torch.relu(left + right)),
         images,
         {"+= and relu_": nets.residual(lambda left, right: nets.add_in_place(left, right).relu_())},
     ),
-    ConformanceModel("cat", "two values joined", nets.residual(nets.cat), images),
-    ConformanceModel(
+    Model("cat", "two values joined", nets.residual(nets.cat), images),
+    Model(
         "mul",
         "two values multiplied",
         nets.residual(operator.mul),
         images,
         {"mul_": nets.residual(lambda left, right: left.mul_(right))},
     ),
-    ConformanceModel("add_self", "x + x: two uses, one edge", nets.both(operator.add), images),
-    ConformanceModel("cat_self", "cat([x, x]): two uses, one edge", nets.both(nets.cat), images),
-    ConformanceModel(
-        "two_users",
-        "a value before and after its ReLU",
-        lambda: Net(nets.before_and_after_relu, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU()),
-        images,
-    ),
-    ConformanceModel("scalars", "a value times and plus a number", nets.both(lambda x, _: 0.5 * x + 1.0), images),
+    Model("add_self", "x + x: two uses, one edge", nets.both(operator.add), images),
+    Model("cat_self", "cat([x, x]): two uses, one edge", nets.both(nets.cat), images),
+    Model("two_users", "a value before and after its ReLU", nets.before_and_after_relu, images),
+    Model("scalars", "a value times and plus a number", nets.both(lambda x, _: 0.5 * x + 1.0), images),
     # Modules and weights that are used more than once, and code that nothing uses.
-    ConformanceModel(
+    Model(
         "shared_relu",
         "one ReLU module called twice",
         lambda: Net(
@@ -156,27 +142,22 @@ _ALL = (
         ),
         images,
     ),
-    ConformanceModel(
+    Model(
         "shared_conv",
         "one convolution called twice",
         lambda: Net(lambda m, x: m.conv(torch.tanh(m.conv(x))), conv=nn.Conv2d(3, 3, 1)),
         images,
     ),
-    ConformanceModel("tied_weights", "two linears with one weight", nets.tied_weights, rows),
-    ConformanceModel(
-        "dead_code",
-        "an op that nothing reads",
-        lambda: Net(nets.half_unused, used=nn.Linear(8, 4), unused=nn.Linear(8, 4)),
-        rows,
-    ),
+    Model("tied_weights", "two linears with one weight", nets.tied_weights, rows),
+    Model("dead_code", "an op that nothing reads", nets.half_unused, rows),
     # Ops that move values without changing them, pools, and shapes that change from batch to batch.
-    ConformanceModel(
+    Model(
         "transpose",
         "linears around a transpose",
         lambda: Net(lambda m, x: m.columns(m.rows(x).transpose(1, 2)), rows=nn.Linear(8, 6), columns=nn.Linear(5, 4)),
-        lambda: (torch.randn(2, 5, 8),),
+        drawn(2, 5, 8),
     ),
-    ConformanceModel(
+    Model(
         "permute",
         "permute before and after a linear",
         lambda: Net(
@@ -186,7 +167,7 @@ _ALL = (
         ),
         images,
     ),
-    ConformanceModel(
+    Model(
         "reshape",
         "convolutions around a reshape",
         lambda: Net(
@@ -196,20 +177,20 @@ _ALL = (
         ),
         images,
     ),
-    ConformanceModel("max_pool", "convolution, max pool, flatten, linear", nets.pooled(nn.MaxPool2d(2), 64), images),
-    ConformanceModel(
+    Model("max_pool", "convolution, max pool, flatten, linear", nets.pooled(nn.MaxPool2d(2), 64), images),
+    Model(
         "avg_pool",
         "convolution, adaptive average pool, flatten, linear",
         nets.pooled(nn.AdaptiveAvgPool2d(1), 4),
         images,
     ),
-    ConformanceModel(
+    Model(
         "mean",
         "convolution, ReLU, mean, linear",
         lambda: Net(lambda m, x: m.fc(F.relu(m.conv(x)).mean((2, 3))), conv=nn.Conv2d(3, 4, 1), fc=nn.Linear(4, 5)),
         images,
     ),
-    ConformanceModel(
+    Model(
         "dynamic_batch",
         "any number of samples",
         nets.pooled(nn.MaxPool2d(2), 64),
@@ -217,14 +198,14 @@ _ALL = (
         dynamic_shapes=({0: Dim("batch", max=64)},),
     ),
     # Attention and recurrent ops.
-    ConformanceModel("attention", "attention by matmul and softmax", nets.attention(nets.by_matmul), sequences),
-    ConformanceModel(
+    Model("attention", "attention by matmul and softmax", nets.attention(nets.by_matmul), sequences),
+    Model(
         "scaled_dot_product",
         "attention as one op",
         nets.attention(lambda m, x: F.scaled_dot_product_attention(m.query(x), m.key(x), m.value(x))),
         sequences,
     ),
-    ConformanceModel(
+    Model(
         "multihead_attention",
         "nn.MultiheadAttention",
         lambda: Net(
@@ -233,26 +214,19 @@ _ALL = (
         ),
         sequences,
     ),
-    ConformanceModel("lstm", "an LSTM, which is one op", nets.recurrent, sequences),
-    ConformanceModel(
-        "lstm_decomposed",
-        "an LSTM taken apart",
-        nets.recurrent,
-        lambda: (torch.randn(2, 2, 8),),  # short, because an LSTM is unrolled step by step
-        decompose=("lstm",),
-    ),
+    Model("lstm", "an LSTM, which is one op", nets.recurrent, sequences),
+    # Short, because an LSTM is unrolled step by step.
+    Model("lstm_decomposed", "an LSTM taken apart", nets.recurrent, drawn(2, 2, 8), decompose=("lstm",)),
     # Values that are not activations: integers, booleans, constants, parameters outside convolutions and linears.
-    ConformanceModel("embedding", "words looked up", nets.Embedded, lambda: (torch.randint(0, 10, (2, 5)),)),
-    ConformanceModel(
-        "integers", "arithmetic of integers", nets.Indexed, lambda: (torch.randn(8, 8), torch.randint(0, 3, (3,)))
-    ),
-    ConformanceModel(
+    Model("embedding", "words looked up", nets.Embedded, lambda: (torch.randint(0, 10, (2, 5)),)),
+    Model("integers", "arithmetic of integers", nets.Indexed, lambda: (torch.randn(8, 8), torch.randint(0, 3, (3,)))),
+    Model(
         "mask",
         "a boolean mask",
         lambda: Net(lambda m, x: torch.where(x > 0, m.fc(x), torch.zeros_like(x)), fc=nn.Linear(8, 8)),
         rows,
     ),
-    ConformanceModel(
+    Model(
         "buffer",
         "buffers multiplied and added",
         lambda: Net(
@@ -263,13 +237,13 @@ _ALL = (
         ),
         rows,
     ),
-    ConformanceModel(
+    Model(
         "literal",
         "a constant that forward makes",
         lambda: Net(lambda m, x: m.fc(x) + torch.tensor([0.5, -0.5, 1.0, -1.0]), fc=nn.Linear(8, 4)),
         rows,
     ),
-    ConformanceModel(
+    Model(
         "parameter",
         "a parameter multiplied",
         lambda: Net(lambda m, x: m.fc(x) * m.gain, fc=nn.Linear(8, 6), gain=nn.Parameter(torch.rand(6) + 0.5)),
@@ -277,5 +251,5 @@ _ALL = (
     ),
 )
 
-MODELS: dict[str, ConformanceModel] = {model.name: model for model in _ALL}
+MODELS: dict[str, Model] = {model.name: model for model in _ALL}
 """By name, in run order."""

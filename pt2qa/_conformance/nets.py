@@ -26,31 +26,26 @@ class Net(nn.Module):
             setattr(self, name, part)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What it computes."""
         return self.compute(self, x)
 
 
-def images() -> Inputs:
-    """Two images."""
-    return (torch.randn(2, 3, 8, 8),)
+def drawn(*shape: int) -> Callable[[], Inputs]:
+    """One input of normally distributed numbers."""
+    return lambda: (torch.randn(shape),)
 
 
-def rows() -> Inputs:
-    """Four rows of eight numbers."""
-    return (torch.randn(4, 8),)
+images, rows, sequences = drawn(2, 3, 8, 8), drawn(4, 8), drawn(2, 3, 8)
 
 
-def sequences() -> Inputs:
-    """Two sequences of three vectors."""
-    return (torch.randn(2, 3, 8),)
+def chain(*makes: Make) -> Make:
+    return lambda: nn.Sequential(*(make() for make in makes))
 
 
 class Conv(nn.Conv2d):
-    """A user-defined subclass of convolution."""
+    """A user's subclass of convolution."""
 
 
 def conv(activation: Activation, *, norm: bool = False, make: type[nn.Conv2d] = nn.Conv2d) -> Make:
-    """A convolution, optionally a batch norm, and an activation."""
     return lambda: Net(
         lambda m, x: m.activation(m.bn(m.conv(x))),
         conv=make(3, 8, 3, padding=1),
@@ -72,32 +67,32 @@ def functional_conv(activation: Activation, *, norm: bool = False) -> Make:
     return lambda: Net(compute, conv=nn.Conv2d(3, 8, 3, padding=1), bn=bn(8), activation=activation)
 
 
-def between(make: Make) -> Make:
+def between(make: Callable[..., nn.Module], *args: int, **options: int) -> Make:
     """A module between a 1×1 convolution and a ReLU."""
     return lambda: Net(
-        lambda m, x: m.relu(m.second(m.first(x))), first=nn.Conv2d(3, 8, 1), second=make(), relu=nn.ReLU()
+        lambda m, x: m.relu(m.second(m.first(x))),
+        first=nn.Conv2d(3, 8, 1),
+        second=make(*args, **options),
+        relu=nn.ReLU(),
     )
 
 
 class Linear(nn.Linear):
-    """A user-defined subclass of linear."""
+    """A user's subclass of linear."""
 
 
 class Functional(nn.Linear):
     """A linear called as a function."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """What it computes."""
         return F.linear(x, self.weight, self.bias)
 
 
 def linears(make: type[nn.Linear]) -> Make:
-    """Two linears of a class."""
     return lambda: nn.Sequential(make(8, 6), make(6, 4))
 
 
 def linear(activation: Activation, make: type[nn.Linear] = nn.Linear) -> Make:
-    """A linear and an activation."""
     return lambda: Net(lambda m, x: m.activation(m.fc(x)), fc=make(8, 6), activation=activation)
 
 
@@ -121,34 +116,35 @@ def both(join: Join) -> Make:
     return lambda: Net(compute, conv=nn.Conv2d(3, 4, 1))
 
 
-def before_and_after_relu(m: Any, x: Tensor) -> Any:
-    """A forward: a value read by a ReLU and an addition."""
-    x = m.conv(x)
-    return m.relu(x) + x
+def before_and_after_relu() -> nn.Module:
+    def compute(m: Any, x: Tensor) -> Any:
+        x = m.conv(x)
+        return m.relu(x) + x
+
+    return Net(compute, conv=nn.Conv2d(3, 4, 1), relu=nn.ReLU())
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    """``+=``, as a function."""
     left += right
     return left
 
 
 def cat(left: Tensor, right: Tensor) -> Tensor:
-    """Both, concatenated along the channels."""
     return torch.cat([left, right], 1)
 
 
 def tied_weights() -> nn.Module:
-    """Two linears that share one weight."""
     encode, decode = nn.Linear(8, 8), nn.Linear(8, 8)
     decode.weight = encode.weight
     return Net(lambda m, x: m.decode(torch.tanh(m.encode(x))), encode=encode, decode=decode)
 
 
-def half_unused(m: Any, x: Tensor) -> Any:
-    """A forward: a linear, and another whose result is unused."""
-    m.unused(x)
-    return m.used(x)
+def half_unused() -> nn.Module:
+    def compute(m: Any, x: Tensor) -> Any:
+        m.unused(x)
+        return m.used(x)
+
+    return Net(compute, used=nn.Linear(8, 4), unused=nn.Linear(8, 4))
 
 
 def pooled(pool: nn.Module, features: int) -> Make:
@@ -162,31 +158,25 @@ def pooled(pool: nn.Module, features: int) -> Make:
 
 
 def attention(compute: Callable[[Any, Tensor], Tensor]) -> Make:
-    """One attention head."""
     return lambda: Net(compute, query=nn.Linear(8, 8), key=nn.Linear(8, 8), value=nn.Linear(8, 8))
 
 
 def by_matmul(m: Any, x: Tensor) -> Tensor:
-    """The forward of attention with matmul and softmax."""
     weights = torch.softmax(torch.matmul(m.query(x), m.key(x).transpose(1, 2)) / 8**0.5, -1)
     return torch.matmul(weights, m.value(x))
 
 
 def recurrent() -> nn.Module:
-    """An LSTM and a linear on its output."""
     return Net(lambda m, x: m.fc(m.rnn(x)[0]), rnn=nn.LSTM(8, 6, batch_first=True), fc=nn.Linear(6, 4))
 
 
 class Embedded(nn.Module):
-    """An embedding and a linear."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(10, 8)
         self.fc = nn.Linear(8, 4)
 
     def forward(self, words: Tensor) -> Any:
-        """What it computes."""
         return self.fc(self.table(words))
 
 
@@ -198,5 +188,4 @@ class Indexed(nn.Module):
         self.fc = nn.Linear(8, 4)
 
     def forward(self, x: Tensor, positions: Tensor) -> Any:
-        """What it computes."""
         return self.fc(x[torch.cat([positions + positions, positions * 2 + 1], 0)])

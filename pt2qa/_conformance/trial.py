@@ -6,15 +6,15 @@ import copy
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantizer import Quantizer
 
 from pt2qa._capture.program import Capture
 from pt2qa._conformance.layout import Layout, layout_of
 from pt2qa._conformance.model import ConformanceModel, Inputs
 from pt2qa._conformance.programs import Plain, Programs, programs_of
-from pt2qa._conformance.quantizer_under_test import QuantizerUnderTest
 from pt2qa._graph.handles import OpName
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
@@ -22,7 +22,60 @@ from pt2qa.errors import PluginError, Pt2qaError
 from pt2qa.overrides import Annotations, Edit, OverridePlan
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.edited import annotate
-from pt2qa.plugins import QuantizerPlugin
+from pt2qa.plugins import BackendSpec, QuantizerPlugin, describe, resolve, spec_of
+
+
+@dataclass(frozen=True)
+class QuantizerUnderTest:
+    """Anything :func:`pt2qa.quantize` takes, or a function without arguments that returns it."""
+
+    quantizer: Any
+    qat: bool = False
+    given_spec: BackendSpec | None = None
+
+    @property
+    def makes_new_ones(self) -> bool:
+        """Whether each graph gets a new quantizer."""
+        return self._factory or not isinstance(self.quantizer, Quantizer)
+
+    def plugin(self) -> QuantizerPlugin:
+        """The quantizer as a plug-in: a new one if it can be made, else the given object.
+
+        Raises:
+            PluginError: it is not a quantizer.
+        """
+        return resolve(self.quantizer() if self._factory else self.quantizer)
+
+    def build(self, graph: GraphModule) -> Any:
+        """A torchao quantizer for a graph."""
+        return self.plugin().build(graph, qat=self.qat)
+
+    @functools.cached_property
+    def spec(self) -> BackendSpec | None:
+        """What the backend takes: as given, else as the plug-in or the quantizer states it."""
+        return spec_of(self.plugin()) if self.given_spec is None else self.given_spec
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return describe(self.plugin()) + (" for QAT" if self.qat else "")
+
+    @property
+    def note(self) -> str:
+        """How quantizers were made for the graphs."""
+        if self._factory:
+            made = getattr(self.quantizer, "__qualname__", type(self.quantizer).__name__)
+            return f"each graph was annotated by a new quantizer from {made}()"
+        if self.makes_new_ones:
+            return "each graph was annotated by a new quantizer from the plug-in"
+        return "all graphs were annotated by the one object that was given; pass a function to have a new one for each"
+
+    @property
+    def _factory(self) -> bool:
+        if isinstance(self.quantizer, type):
+            return True
+        return callable(self.quantizer) and not isinstance(self.quantizer, Quantizer | QuantizerPlugin)
+
 
 Stage = Literal["prepare", "calibrated", "convert", "lower"]
 

@@ -310,7 +310,7 @@ BROKEN: dict[str, tuple[type[Honest], str, str, str]] = {
     "re_export": (NeedsRoot, "conv_relu", "after another export, nothing is annotated", "before, 3 places are"),
     "saved": (NeedsTensorMeta, "conv_relu", "after save and load, nothing is annotated", "before, 3 places are"),
     "order": (InOrder, "conv_relu", "with annotators reversed, output of conv/conv2d is float, not int8", ""),
-    "reuse": (Remembers, "conv_relu", "one object, the second time: x → conv/conv2d is float, not int8", ""),
+    "reuse": (Remembers, "conv_relu", "one object, the second time: nothing is annotated", "before, 3 places are"),
     "edits": (Insists, "linear", "float: 0/linear: unexpectedly", "weight of 0/linear quantized"),
     "sqnr": (Coarse, "conv_relu", "the worst site is the activation of conv/conv2d", "was expected"),
 }

@@ -33,30 +33,33 @@ from pt2qa.plugins.rules import rule
     needs=("annotations",),
 )
 def broken_share(context: CheckContext) -> Iterator[Found]:
-    """Chains of shared specs that form a cycle or break off, groups whose first point has no spec of its own."""
     annotations = context.annotations
     if not any(isinstance(spec, Shares | Derives) for spec in annotations.specs.values()):
         raise DoesNotApplyError("to annotations without shared scales")
-    yield from _endless(annotations)
-    yield from _out_of_order(annotations)
-    yield from _underived(annotations)
+    yield from broken_shares(annotations)
 
 
-def _endless(annotations: Annotations) -> Iterator[Found]:
-    """Each cycle, and each missing point, once."""
-    seen: set[Point] = set()
-    for start in annotations.specs:
-        if root_of(annotations.specs, start) is not None:
+def broken_shares(annotations: Annotations) -> Iterator[Found]:
+    """Each circle and each missing point once; each scale that is shared or derived from a later point."""
+    specs, order = annotations.specs, {point: index for index, point in enumerate(annotations.specs)}
+    told = set[Point]()
+    for point, spec in specs.items():
+        if isinstance(spec, Derives):
+            for source in spec.points:
+                if order.get(source, len(order)) > order[point]:
+                    what = "comes later in the graph" if source in order else "is not annotated"
+                    yield _share(annotations, [point, source], f"derives its scale from a value that {what}")
             continue
-        chain = _chain(annotations, start)
-        end = chain[-1]
-        if seen.isdisjoint(chain):
-            text = _arrows(annotations, chain)
-            if end in annotations.specs:
-                yield Found(_name(annotations, start), f"shares its scale in a circle: {text}", fix=_FIX_CIRCLE)
-            else:
-                yield Found(_name(annotations, start), f"shares a scale that nothing has: {text}", fix=_FIX_MISSING)
-        seen.update(chain)
+        chain = _chain(annotations, point)
+        if root_of(specs, point) is None:
+            if told.isdisjoint(chain):
+                circle = chain[-1] in specs
+                why = "shares its scale in a circle" if circle else "shares the scale of a value that is not annotated"
+                yield _share(annotations, chain, why, _FIX_CIRCLE if circle else _FIX_MISSING)
+            told.update(chain)
+        elif isinstance(spec, Shares) and annotations.groups[point] == point:
+            # torchao makes the observer at the group's first point, where it finds no spec.
+            yield _share(annotations, chain, "shares the scale of a value that comes later in the graph")
 
 
 def _chain(annotations: Annotations, point: Point) -> list[Point]:
@@ -69,39 +72,13 @@ def _chain(annotations: Annotations, point: Point) -> list[Point]:
     return chain
 
 
-def _out_of_order(annotations: Annotations) -> Iterator[Found]:
-    """Groups whose first point refers to a later one."""
-    for point, first in annotations.groups.items():
-        spec = annotations.specs[point]
-        ends = root_of(annotations.specs, point) is not None
-        if ends and point == first and isinstance(spec, Shares):
-            text = _arrows(annotations, _chain(annotations, point))
-            yield Found(_name(annotations, point), f"shares a scale that comes later in the graph: {text}")
+def _share(annotations: Annotations, chain: list[Point], why: str, fix: str = "") -> Found:
+    source, reader = chain[0]
+    arrows = " -> ".join(annotations.ground.describe(point).rstrip(",") for point in chain)
+    return Found(annotations.ground.nodes[reader or source].name, f"{why}: {arrows}", fix=fix)
 
 
-def _underived(annotations: Annotations) -> Iterator[Found]:
-    """Derived scales whose sources are missing or come later."""
-    order = {point: index for index, point in enumerate(annotations.specs)}
-    for point, spec in annotations.specs.items():
-        for source in spec.points if isinstance(spec, Derives) else ():
-            if order.get(source, len(order)) > order[point]:
-                what = "comes later in the graph" if source in order else "nothing has"
-                text = _arrows(annotations, [point, source])
-                yield Found(_name(annotations, point), f"derives its scale from one that {what}: {text}")
-
-
-def _arrows(annotations: Annotations, chain: list[Point]) -> str:
-    return " -> ".join(annotations.ground.describe(point).rstrip(",") for point in chain)
-
-
-def _name(annotations: Annotations, point: Point) -> str:
-    source, reader = point
-    return annotations.ground.nodes[reader or source].name
-
-
-_FIX_CIRCLE = (
-    "in the quantizer, let one point of the circle have a QuantizationSpec of its own; the others may go on sharing"
-)
+_FIX_CIRCLE = "in the quantizer, give one of these a QuantizationSpec of its own; the others may go on sharing it"
 
 _FIX_MISSING = "in the quantizer, annotate the edge or output that SharedQuantizationSpec names, with a spec of its own"
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from pt2qa._conformance.layout import place_of, some
-from pt2qa._conformance.properties.property import Outcome, Property, does_not_apply, failed, passed
+from pt2qa._conformance.properties.property import Outcome, failed, holds, passed
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa.plugins import op_type
+from pt2qa.plugins import DoesNotApplyError, op_type
 
 Pattern = tuple[str, ...]
 """Op kinds, each reading the one before: ``("conv2d", "relu")``."""
@@ -32,20 +32,21 @@ _CLASSES: dict[type[nn.Module], str] = {
 """The ops that ``torch.export`` makes of classes, where the names differ."""
 
 
-def _declared(trial: Trial) -> Outcome:
-    plugin = trial.quantizer.plugin()
-    patterns = patterns_of(plugin, plugin.build(trial.capture.module(), qat=trial.quantizer.qat))
+@holds("what the quantizer declares to annotate is annotated")
+def declared(trial: Trial) -> Outcome:
+    """At each place of the model that shows a declared pattern."""
+    patterns = patterns_of(trial.quantizer.plugin(), trial.quantizer.build(trial.capture.module()))
     if not patterns:
-        return does_not_apply(
+        raise DoesNotApplyError(
             "the quantizer declares no patterns: it has no declared_patterns, and get_supported_operators() and "
             "patterns of its parts name none"
         )
     annotated = trial.annotated
     if isinstance(annotated, Failure):
-        return does_not_apply("annotate fails: see prepare")
+        raise DoesNotApplyError("annotate fails: see prepare")
     matches = [(pattern, chain) for pattern in patterns for chain in _matches(annotated, pattern)]
     if not matches:
-        return does_not_apply("the model shows none of the declared patterns")
+        raise DoesNotApplyError("the model shows none of the declared patterns")
     faults = [fault for pattern, chain in matches if (fault := _fault(annotated, pattern, chain))]
     if faults:
         return failed(some(faults))
@@ -108,6 +109,3 @@ def _fault(annotated: Annotated, pattern: Pattern, chain: list[Node]) -> str:
     pairs = [(before.name, after.name) for before, after in itertools.pairwise(chain)]
     within = [point for source, reader in pairs for point in ((source, reader), (source, "")) if point in rounded]
     return f"{text}, {rounded[within[0]]} is rounded: it is not fused with {last}" if within else ""
-
-
-DECLARED = Property("declared", "what the quantizer declares to annotate is annotated", _declared)

@@ -1,30 +1,41 @@
-"""One model has one annotation, however its graph was made."""
+"""One model has one annotation: however its graph was made, and whatever the quantizer did before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 
 from pt2qa._conformance.layout import Layout, differences, some
 from pt2qa._conformance.model import MODULE
-from pt2qa._conformance.programs import Plain
-from pt2qa._conformance.properties.property import Outcome, Property, does_not_apply, failed, passed, skipped
+from pt2qa._conformance.properties.property import (
+    NOTHING,
+    Outcome,
+    SkippedError,
+    annotated_in,
+    failed,
+    holds,
+    passed,
+    skipped,
+)
 from pt2qa._conformance.trial import Annotated, Failure, Trial
+from pt2qa.plugins import DoesNotApplyError, resolve
+
+LISTS = ("quantizers", "annotators", "SUPPORTED_PATTERNS")
+"""Attributes that hold the annotators a quantizer runs in sequence."""
 
 
-def _spelling(trial: Trial) -> Outcome:
+@holds("modules, functions, in-place ops and methods are annotated alike")
+def spelling(trial: Trial) -> Outcome:
+    """All spellings against the one with modules."""
     model = trial.model
     if not model.spellings:
-        return does_not_apply("the model has one spelling")
-    base = _base(trial)
-    if isinstance(base, Outcome):
-        return base
-    strict, layout = base
+        raise DoesNotApplyError("the model has one spelling")
+    mode, layout = _exported(trial)
     faults, annotated = [], len(layout)
-    for spelling in model.spellings:
-        after = trial.annotate(trial.programs.exported(strict=strict, spelling=spelling))
+    for name in model.spellings:
+        after = trial.annotate(trial.programs.exported(strict=mode, spelling=name))
         annotated += len(after.layout) if isinstance(after, Annotated) else 0
         if found := _difference(layout, after):
-            faults.append(f"{spelling}: {found}")
+            faults.append(f"{name}: {found}")
     if faults:
         return failed(f"against the spelling with modules, {'. '.join(faults)}")
     if not annotated:
@@ -32,49 +43,78 @@ def _spelling(trial: Trial) -> Outcome:
     return passed(f"the same in {len(model.spellings) + 1} spellings: {MODULE}, {', '.join(model.spellings)}")
 
 
-def _strict(trial: Trial) -> Outcome:
+@holds("torch.export's two modes give one annotation")
+def strict(trial: Trial) -> Outcome:
+    """On what ``torch.export`` returns."""
     if trial.model.decompose:
-        return _taken_apart()
+        raise DoesNotApplyError(_DECOMPOSED)
     before, after = trial.exported(strict=False), trial.exported(strict=True)
-    if isinstance(before, Failure) and isinstance(after, Failure):
-        if isinstance(trial.annotated, Failure):
-            return skipped("annotate fails: see prepare")
-        return failed(f"annotate fails on what torch.export gives, in both modes: {before.why}")
-    if isinstance(before, Failure):
+    if isinstance(before, Annotated):
+        return _same(before.layout, after, "with strict=True, ")
+    if isinstance(after, Annotated):
         return failed(f"annotate fails with strict=False, and not with strict=True: {before.why}")
-    if found := _difference(before.layout, after):
-        return failed(f"with strict=True, {found}")
-    return passed(f"{len(before.layout)} places are the same") if before.layout else skipped("nothing is annotated")
+    annotated_in(trial, even_nothing=True)
+    return failed(f"annotate fails on what torch.export gives, in both modes: {before.why}")
 
 
-def _re_export(trial: Trial) -> Outcome:
-    return _same(trial, lambda strict: trial.programs.re_exported(strict=strict), "after another export")
+@holds("an exported graph that is exported again is annotated alike")
+def re_export(trial: Trial) -> Outcome:
+    """The graph module of what ``torch.export`` returns."""
+    mode, layout = _exported(trial)
+    return _same(layout, trial.annotate(trial.programs.re_exported(strict=mode)), "after another export, ")
 
 
-def _saved(trial: Trial) -> Outcome:
-    return _same(trial, lambda strict: trial.programs.saved(strict=strict), "after save and load")
+@holds("a program that was saved and loaded is annotated alike")
+def saved(trial: Trial) -> Outcome:
+    """What ``torch.export`` returns."""
+    mode, layout = _exported(trial)
+    return _same(layout, trial.annotate(trial.programs.saved(strict=mode)), "after save and load, ")
 
 
-def _base(trial: Trial) -> tuple[bool, Layout] | Outcome:
-    """The annotation of the model's module spelling, and whether its export had to be ``strict=True``."""
+@holds("the order of a quantizer's annotators does not matter")
+def order(trial: Trial) -> Outcome:
+    """With the list of annotators reversed."""
+    before = annotated_in(trial, even_nothing=True)
+    quantizer = trial.quantizer.build(trial.capture.module())
+    lists = {attribute: getattr(quantizer, attribute, None) for attribute in LISTS}
+    attribute = next((name for name, found in lists.items() if isinstance(found, list) and len(found) > 1), "")
+    if not attribute:
+        raise DoesNotApplyError(f"the quantizer has no list of annotators: none of {', '.join(LISTS)}")
+    backwards = copy.copy(quantizer)
+    setattr(backwards, attribute, list(reversed(getattr(quantizer, attribute))))
+    return _same(before.layout, trial.annotate(plugin=resolve(backwards)), f"with {attribute} reversed, ")
+
+
+@holds("one object annotates a model alike, whatever it annotated before")
+def reuse(trial: Trial) -> Outcome:
+    """Twice, and again after another model."""
+    expected = annotated_in(trial, even_nothing=True).layout
+    one = resolve(trial.quantizer.build(trial.capture.module()))
+    other = next((each for each in trial.others if isinstance(each.annotated, Annotated)), None)
+    if fault := _difference(expected, trial.annotate(plugin=one)):
+        return failed(f"the first time that one object is used, {fault}")
+    if other is not None and isinstance(found := other.annotate(plugin=one), Failure):
+        return failed(f"one object, annotate fails on {other.model.name} after {trial.model.name}: {found.why}")
+    between = f"after {other.model.name}" if other is not None else "the second time"
+    return _same(expected, trial.annotate(plugin=one), f"one object, {between}: ")
+
+
+def _exported(trial: Trial) -> tuple[bool, Layout]:
+    """Whether the model's export had to be ``strict=True``, and the annotation of what it returned."""
     if trial.model.decompose:
-        return _taken_apart()
-    found = {strict: trial.exported(strict=strict) for strict in (False, True)}
-    working = {strict: each.layout for strict, each in found.items() if isinstance(each, Annotated)}
+        raise DoesNotApplyError(_DECOMPOSED)
+    found = {mode: trial.exported(strict=mode) for mode in (False, True)}
+    working = {mode: each.layout for mode, each in found.items() if isinstance(each, Annotated)}
     if not working:
-        return skipped("annotate fails on what torch.export gives: see strict")
-    strict = max(working, key=lambda mode: (bool(working[mode]), not mode))
-    return strict, working[strict]
+        raise SkippedError("annotate fails on what torch.export gives: see strict")
+    mode = max(working, key=lambda mode: (bool(working[mode]), not mode))
+    return mode, working[mode]
 
 
-def _same(trial: Trial, remade: Callable[[bool], Plain], when: str) -> Outcome:
-    base = _base(trial)
-    if isinstance(base, Outcome):
-        return base
-    strict, layout = base
-    if found := _difference(layout, trial.annotate(remade(strict))):
-        return failed(f"{when}, {found}")
-    return passed(f"{len(layout)} places are the same") if layout else skipped("nothing is annotated")
+def _same(before: Layout, after: Annotated | Failure, when: str) -> Outcome:
+    if found := _difference(before, after):
+        return failed(f"{when}{found}")
+    return passed(f"{len(before)} places are the same") if before else skipped(NOTHING)
 
 
 def _difference(before: Layout, after: Annotated | Failure) -> str:
@@ -90,11 +130,4 @@ def _places(layout: Layout) -> str:
     return f"{len(layout)} places are" if layout else "nothing is"
 
 
-def _taken_apart() -> Outcome:
-    return does_not_apply("a model that is taken apart at capture has no other form")
-
-
-SPELLING = Property("spelling", "modules, functions, in-place ops and methods are annotated alike", _spelling)
-STRICT = Property("strict", "torch.export's two modes give one annotation", _strict)
-RE_EXPORT = Property("re_export", "an exported graph that is exported again is annotated alike", _re_export)
-SAVED = Property("saved", "a program that was saved and loaded is annotated alike", _saved)
+_DECOMPOSED = "a model that is decomposed at capture has no other form"

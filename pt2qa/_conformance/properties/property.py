@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pt2qa._conformance.rows import Verdict
 from pt2qa._conformance.trial import Annotated, Failure, Trial
+from pt2qa.plugins import DoesNotApplyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,38 @@ class Property:
     check: Callable[[Trial], Outcome]
 
 
-def annotated_or_skip(trial: Trial) -> Annotated | Outcome:
-    """The annotated capture, or the outcome of a property that needs one."""
-    annotated = trial.annotated
-    if isinstance(annotated, Failure):
-        return skipped("annotate fails: see prepare")
-    if not annotated.annotations.edges:
-        return skipped("nothing is annotated")
-    return annotated
+class SkippedError(Exception):
+    """Raised by a property that could not be checked; its message says why."""
+
+
+def holds(claim: str) -> Callable[[Callable[[Trial], Outcome]], Property]:
+    """Makes a property of the function below, which may raise a ``SkippedError`` or a ``DoesNotApplyError``."""
+
+    def made(check: Callable[[Trial], Outcome]) -> Property:
+        def checked(trial: Trial) -> Outcome:
+            try:
+                return check(trial)
+            except SkippedError as reason:
+                return skipped(str(reason))
+            except DoesNotApplyError as reason:
+                return does_not_apply(str(reason))
+
+        return Property(check.__name__, claim, checked)
+
+    return made
+
+
+def annotated_in(trial: Trial, *, even_nothing: bool = False) -> Annotated:
+    """The annotated capture.
+
+    Raises:
+        SkippedError: ``annotate`` fails or, unless ``even_nothing``, annotates nothing.
+    """
+    if isinstance(trial.annotated, Failure):
+        raise SkippedError("annotate fails: see prepare")
+    if not trial.annotated.annotations.edges and not even_nothing:
+        raise SkippedError(NOTHING)
+    return trial.annotated
+
+
+NOTHING = "nothing is annotated"
