@@ -36,9 +36,13 @@ from pt2qa.overrides import Annotations, annotations_of
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.broken_lines import BrokenLine, broken_lines, broken_weights
 from pt2qa.overrides.edited import annotate
-from pt2qa.plugins import QuantizerPlugin, resolve
+from pt2qa.plugins import DoesNotApplyError, QuantizerPlugin, resolve
 from pt2qa.plugins.abilities import int32_bias_of
 from pt2qa.plugins.registry import spec_of
+
+NO_INPUTS = "without example inputs: pt2qa.check(model, args)"
+CAPTURED = "to programs that pt2qa.capture made"
+NO_QUANTIZER = "without a quantizer: pass quantizer="
 
 Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
 
@@ -85,16 +89,16 @@ class CheckContext:
     errors: dict[str, Pt2qaError] = field(default_factory=dict)
 
     @property
-    def failures(self) -> dict[str, str]:
-        """The texts of ``errors``."""
-        return {what: str(error) for what, error in self.errors.items()}
+    def is_exported(self) -> bool:
+        """Whether it is a program or graph as ``torch.export`` made it."""
+        return self.given in ("program", "graph")
 
     @property
     def model(self) -> nn.Module:
         """The eager model."""
         model = self.value if self.given == "model" else self.eager
         if model is None:
-            raise UnavailableError("for the eager model: give it, or model=")
+            raise UnavailableError("without the eager model: pass it, or model=")
         return model
 
     @property
@@ -110,9 +114,9 @@ class CheckContext:
         if self.given == "pair" and self.value.capture is not None:
             return self.value.capture  # type: ignore[no-any-return]
         if self.given != "model":
-            raise UnavailableError("for what pt2qa.capture made")
+            raise UnavailableError("without a capture")
         if self.args is None and self.kwargs is None:
-            raise UnavailableError("for a model with example inputs: pt2qa.check(model, args)")
+            raise UnavailableError(NO_INPUTS)
         return self._attempt(
             "capture",
             "the model could not be captured",
@@ -132,7 +136,7 @@ class CheckContext:
         if self.given == "program":
             return self.program.module()
         if self.given == "prepared":
-            raise UnavailableError("for a float graph: it was given with observers")
+            raise UnavailableError("to graphs with observers")
         if self.given == "pair" and self.value.float_graph is not None:
             return self.value.float_graph  # type: ignore[no-any-return]
         return self.capture.module()
@@ -161,21 +165,19 @@ class CheckContext:
         if quantizer is None and self.given == "pair" and self.value.recipe is not None:
             quantizer = self.value.recipe.plugin
         if quantizer is None:
-            raise UnavailableError("without a quantizer: give quantizer=")
+            raise UnavailableError(NO_QUANTIZER)
         return self._attempt("quantizer", "the quantizer is refused", lambda: resolve(quantizer))
 
     @property
     def int32_bias(self) -> bool | None:
         """Whether the backend's kernels add biases to 32-bit sums; None if no plug-in says."""
-        with contextlib.suppress(UnavailableError):
-            return int32_bias_of(self.plugin)
-        return None
+        return int32_bias_of(self.known("plugin"))
 
     @functools.cached_property
     def annotations(self) -> Annotations:
         """What the quantizer annotates in the graph, before any calibration."""
         plugin = self.plugin
-        if self.given in ("program", "graph"):
+        if self.is_exported:
             return self._annotated(lambda: self.annotate(self.graph, self.names))
         recipe = self.value.recipe if self.given == "pair" else None
         if recipe is not None and (recipe.plugin, recipe.qat) == (plugin, self.qat):
@@ -202,9 +204,7 @@ class CheckContext:
     @property
     def unshared(self) -> frozenset[str]:
         """The ops that the backend's spec wants one scale for, and that have several; empty without a spec."""
-        with contextlib.suppress(UnavailableError):
-            return frozenset(line.name for line in self.broken_lines if "sharing" in line.differs)
-        return frozenset()
+        return frozenset(line.name for line in self.known("broken_lines") or () if "sharing" in line.differs)
 
     @functools.cached_property
     def rewritten(self) -> Rewritten:
@@ -217,14 +217,14 @@ class CheckContext:
         if self.given == "program":
             return self.program
         if self.given != "graph":
-            raise UnavailableError("for programs that pt2qa.capture did not make")
+            raise UnavailableError(CAPTURED)
         graph = self.graph
         return self._attempt("re-export", "the graph could not be exported again", lambda: as_program(graph))
 
     @functools.cached_property
     def changes(self) -> tuple[Change, ...]:
         """What ``pt2qa.capture`` changed, or would have changed in the program that was given."""
-        return self.rewritten.every_change if self.given in ("program", "graph") else self.capture.changes
+        return self.rewritten.every_change if self.is_exported else self.capture.changes
 
     @functools.cached_property
     def normalised(self) -> Annotations:
@@ -239,13 +239,11 @@ class CheckContext:
         The passes without which it fails; if none is indispensable, the first that suffices.  Empty if
         it does not fail, or fails after capture too.
         """
-        with contextlib.suppress(UnavailableError):
-            self.annotations  # noqa: B018  whether it can be had is the question
-        if "annotations" not in self.failures:
+        self.known("annotations")
+        if "annotations" not in self.errors:
             return {}
-        with contextlib.suppress(UnavailableError):
-            self.normalised  # noqa: B018  ditto
-        if "normalised" in self.failures:
+        self.known("normalised")
+        if "normalised" in self.errors:
             return {}
         made = self.rewritten
         tried = [run for run in EVERY_PASS if made.changes[run] or run is write_sources]
@@ -276,24 +274,17 @@ class CheckContext:
         return found
 
     @property
-    def known_annotations(self) -> Annotations | None:
-        """What the quantizer annotates; None if that is unavailable."""
-        with contextlib.suppress(UnavailableError):
-            return self.annotations
-        return None
-
-    @property
     def prepared(self) -> GraphModule:
         """A graph with observers."""
         if self.given != "prepared":
-            raise UnavailableError("for prepared graphs")
+            raise UnavailableError("without a prepared graph")
         return self.value  # type: ignore[no-any-return]
 
     @property
     def pair(self) -> QuantizedPair:
         """Reference and quantized graph."""
         if self.given != "pair":
-            raise UnavailableError("for a quantized pair: give what pt2qa.quantize returns")
+            raise UnavailableError("without a quantized pair: pass what pt2qa.quantize returns")
         return self.value  # type: ignore[no-any-return]
 
     @functools.cached_property
@@ -301,7 +292,7 @@ class CheckContext:
         """What the data does at each site: range, saturation, rounding error; no isolated errors."""
         pair = self.pair
         if self.data is None:
-            raise UnavailableError("without data: give batches=")
+            raise UnavailableError("without data: pass batches=")
         return compare_rounding(pair, self.data)
 
     @functools.cached_property
@@ -319,6 +310,12 @@ class CheckContext:
         """What the rules know of the values of weights, each of which is read once."""
         return SumsOfWeights()
 
+    def known(self, what: str) -> Any:
+        """One of these properties by name; None if it is unavailable."""
+        with contextlib.suppress(UnavailableError):
+            return getattr(self, what)
+        return None
+
     def name_of(self, node: Node) -> str:
         """What to call a node: the op's name, an input's, or the qualified name of an attribute."""
         handle = handle_of(node)
@@ -328,10 +325,7 @@ class CheckContext:
 
     def source_of(self, name: str) -> str:
         """The user's line that made an op, ``net.py:12``; empty if unknown."""
-        try:
-            node = self.nodes.get(name)
-        except UnavailableError:
-            return ""
+        node = (self.known("nodes") or {}).get(name)
         return "" if node is None else source_line(node)
 
     def annotate(self, graph: GraphModule, names: Mapping[int, OpName]) -> Annotations:
@@ -367,6 +361,13 @@ def kind_of(value: Any) -> Kind | None:
         calls = (node for node in value.graph.nodes if node.op in ("call_module", "call_method"))
         return "model" if any(not calls_guards(node) for node in calls) else "graph"
     return "model" if isinstance(value, nn.Module) else None
+
+
+def require(found: _Value, otherwise: str) -> _Value:
+    """What a rule looks at; if there is nothing, the rule does not apply, ``otherwise`` says to what."""
+    if not found:
+        raise DoesNotApplyError(otherwise)
+    return found
 
 
 def _with_handles(given: _Exported) -> _Exported:

@@ -106,7 +106,7 @@ def test_a_clean_model_is_clear_whatever_is_given(given: str, quantizer: str | N
         # Without capture, x86 takes the one ReLU that is called twice for a single partition and fails (trap 14):
         # plain-program says so, and one rule is enough.
         fails = next(rule for rule in findings.rules if rule.rule == "quantizer-fails")
-        assert fails.reason == "where another rule names what the quantizer stumbles over"
+        assert fails.reason == "where another rule reports why the quantizer fails"
 
 
 def test_a_model_without_inputs_has_nothing_to_annotate() -> None:
@@ -127,7 +127,7 @@ def test_trap_15_a_forward_under_no_grad_is_quantized_nowhere() -> None:
     (finding,) = found("no-coverage", torch.export.export(model, (vector(),)), quantizer=quantizer)
     assert finding.severity == "error"
     assert finding.why == (
-        "0 % is quantized: 1 linear with 24 multiply-adds stay in float; they stand inside wrap_with_set_grad_enabled, "
+        "0 % is quantized: 1 linear with 24 multiply-adds stay in float; they are inside wrap_with_set_grad_enabled, "
         "whose graph no quantizer enters"
     )
     assert found("no-coverage", model, vector(), quantizer=quantizer) == ()
@@ -149,7 +149,7 @@ def test_a_quantizer_that_does_not_exist_is_an_error_with_the_nearest() -> None:
     (finding,) = found("quantizer-fails", residual(), images(), quantizer="x68")
     assert "'x68'" in finding.why
     assert "x86" in finding.why
-    assert outcome("quantizer-fails", residual(), images()) == ("not applied", "without a quantizer: give quantizer=")
+    assert outcome("quantizer-fails", residual(), images()) == ("not applied", "without a quantizer: pass quantizer=")
 
 
 def test_coverage_counts_the_multiply_adds_of_each_kind() -> None:
@@ -243,9 +243,7 @@ def test_trap_35_the_linears_of_multihead_attention_stay_in_float_with_x86() -> 
     model = Runs(forward, attention=nn.MultiheadAttention(16, 2, batch_first=True), fc=linear(16, 16))
     findings = found("float-op", model, torch.randn(2, 4, 16), quantizer="x86")
     assert names(findings) == ["attention/linear", "attention/linear_1"]
-    assert findings[0].why.startswith(
-        "the quantizer takes 1 of 3 linear, not one called by MultiheadAttention: 2 linear"
-    )
+    assert findings[0].why.startswith("1 of 3 linear are quantized, but not one called by MultiheadAttention: 2 linear")
     assert {finding.severity for finding in findings} == {"warning"}
 
 
@@ -262,7 +260,7 @@ def test_trap_35_ops_that_x86_leaves_in_float_are_listed(op: str) -> None:
     part, x = OTHERS[op]
     model = Runs(lambda self, x: self.part(x).flatten(1).mean() + self.fc(torch.ones(1, 4)), part=part, fc=linear())
     (finding,) = found("float-op", model, x, quantizer="x86")
-    assert finding.why.startswith(f"the quantizer takes no {op}: 1 {op} with")
+    assert finding.why.startswith(f"no {op} is quantized: 1 {op} with")
 
 
 def test_a_small_share_in_float_is_a_note() -> None:
@@ -279,7 +277,7 @@ def test_an_op_with_shared_weights_of_which_one_call_is_quantized() -> None:
     model = Runs(lambda self, x: self.conv(self.conv(x).tanh()), conv=nn.Conv2d(3, 3, 1))
     (finding,) = found("float-op", model, image(), quantizer=Annotates(annotate))
     assert finding.name == "conv/conv2d_1"
-    assert finding.why.startswith("the quantizer takes 1 of 2 conv2d, not every one that shares a weight")
+    assert finding.why.startswith("1 of 2 conv2d are quantized, but not all that share a weight")
     assert "weights of its own" in finding.fix
 
 
@@ -287,9 +285,7 @@ def test_trap_35_an_lstm_with_a_rounded_input_is_not_quantized() -> None:
     model = Runs(lambda self, x: self.rnn(self.fc(x))[0], fc=linear(), rnn=nn.LSTM(4, 4))
     (finding,) = found("half-quantized", model, torch.randn(3, 2, 4), quantizer=every("linear", INT8, INT8, WEIGHT))
     assert finding.name == "rnn/lstm"
-    assert (
-        finding.why == "the lstm's input is rounded and its weights are not: it is one opaque op that computes in float"
-    )
+    assert finding.why == "the lstm's input is rounded and its weights are not: it computes in float, as one op"
     assert 'decompose=("lstm"' in finding.fix
 
 
@@ -312,7 +308,7 @@ def test_weights_alone_are_meant_where_all_are_so() -> None:
     (finding,) = found("half-quantized", model, vector(), quantizer=Annotates(annotate))
     assert (finding.name, finding.why) == (
         "1/linear",
-        "the linear's weight is rounded and its input is not, so that it computes in float",
+        "the linear's weight is rounded and its input is not: it computes in float",
     )
 
 
@@ -337,11 +333,9 @@ def test_trap_34_conv_and_relu6_that_xnnpack_leaves_apart() -> None:
     findings = pt2qa.check(model.eval(), image(), quantizer="xnnpack", rules=["unfused-pair"])
     (finding,) = findings
     assert (finding.name, finding.severity) == ("0/conv2d", "warning")
-    assert finding.why == "is rounded before the ReLU6 that reads it; the backend runs the two as one kernel"
+    assert finding.why == "is rounded before the ReLU6 that reads it; the backend has one kernel for both"
     assert 'pt2qa.Edit("fuse", (first, second))' in finding.fix
-    assert "WARNING unfused-pair (1): pairs of ops with a rounding in between that could run as one" in findings.text(
-        width=120
-    )
+    assert "WARNING unfused-pair (1): values rounded between two ops that could run as one" in findings.text(width=120)
 
 
 def test_a_pair_that_the_quantizer_takes_as_one_elsewhere() -> None:
@@ -354,7 +348,7 @@ def test_a_pair_that_the_quantizer_takes_as_one_elsewhere() -> None:
     (finding,) = found("unfused-pair", model, vector(), quantizer=Annotates(annotate))
     assert finding.name == "2/linear"
     assert finding.why == (
-        "is rounded before the relu that reads it, while at 1 other place the quantizer takes linear and relu as one"
+        "is rounded before the relu that reads it; the quantizer fuses linear and relu at 1 other place"
     )
 
 
@@ -411,24 +405,25 @@ FAULTS = {
     "first is shared": (
         first_is_shared,
         AssertionError,
-        "shares a scale that comes later in the graph: x, as max_pool2d reads it -> max_pool2d, as max_pool2d_1 reads "
-        "it",
+        "shares the scale of a value that comes later in the graph: x, as max_pool2d reads it -> max_pool2d, as "
+        "max_pool2d_1 reads it",
     ),
     "unannotated": (
         unannotated,
         KeyError,
-        "shares a scale that nothing has: the output of max_pool2d -> max_pool2d_1, as max_pool2d_2 reads it",
+        "shares the scale of a value that is not annotated: the output of max_pool2d -> max_pool2d_1, as max_pool2d_2 "
+        "reads it",
     ),
     "circle": (
         circle,
         RecursionError,
-        "shares its scale in a circle: x, as max_pool2d reads it -> max_pool2d, as max_pool2d_1 reads it -> "
+        "shares its scale in a cycle: x, as max_pool2d reads it -> max_pool2d, as max_pool2d_1 reads it -> "
         "max_pool2d_1, as max_pool2d_2 reads it -> x, as max_pool2d reads it",
     ),
     "underived": (
         underived,
         KeyError,
-        "derives its scale from one that comes later in the graph: x, as max_pool2d reads it -> max_pool2d_1, as "
+        "derives its scale from a value that comes later in the graph: x, as max_pool2d reads it -> max_pool2d_1, as "
         "max_pool2d_2 reads it",
     ),
 }
@@ -463,7 +458,7 @@ def test_trap_17_a_chain_over_a_later_point_that_ends_is_fine() -> None:
 def test_trap_17_a_sum_of_a_value_with_itself_makes_samsung_s_quantizer_share_in_a_circle() -> None:
     capture = pt2qa.capture(SameInputTwice().eval(), images())
     (finding,) = found("broken-share", capture, quantizer=samsung())
-    assert finding.why == "shares its scale in a circle: cat, as add reads it -> cat, as add reads it"
+    assert finding.why == "shares its scale in a cycle: cat, as add reads it -> cat, as add reads it"
     with pytest.raises(RecursionError):
         prepare_pt2e(capture.module(), samsung())
 
@@ -481,7 +476,7 @@ def test_trap_17_faults_leave_the_other_rules_standing() -> None:
 
 def test_trap_18_a_pool_with_a_scale_of_its_own_behind_it() -> None:
     (finding,) = found("mixed-parameters", nn.MaxPool2d(2), image(), quantizer=every("max_pool2d", INT8, INT8))
-    assert finding.why == "max_pool2d hands values on, and its input has a scale of its own, not that of its output"
+    assert finding.why == "max_pool2d does not change values, but its input has another scale than its output"
     shared = every("max_pool2d", INT8, None)
     assert found("mixed-parameters", nn.MaxPool2d(2), image(), quantizer=shared) == ()
 
@@ -494,7 +489,7 @@ def test_trap_18_one_branch_of_a_cat_has_another_scheme() -> None:
     model = Runs(lambda self, x, y: torch.cat([x, y], 1))
     (finding,) = found("mixed-parameters", model, (vector(), vector()), quantizer=Annotates(annotate))
     assert finding.why == (
-        "cat hands values on, and 1 of its 2 inputs has another dtype and quant_max and quant_min, not that of its "
+        "cat does not change values, but 1 of its 2 inputs has another dtype and quant_max and quant_min than its "
         "output"
     )
 
@@ -507,7 +502,7 @@ def test_trap_18_a_value_that_is_rounded_in_two_ways_names_what_differs() -> Non
     (finding,) = found("mixed-parameters", nn.Sequential(linear(), linear()), vector(), quantizer=Annotates(annotate))
     assert (finding.name, finding.why) == (
         "0/linear",
-        "is rounded as its output and again for the linear: dtype and quant_min and quant_max differ",
+        "is rounded as an output and again for the linear that reads it: dtype and quant_min and quant_max differ",
     )
 
 
@@ -536,7 +531,7 @@ def test_trap_19_masks_and_counts_are_structure() -> None:
     quantizer = ComposableQuantizer([every("linear", INT8, INT8, WEIGHT), every("add", INT8), every("mul_1", INT8)])
     findings = found("integer-observed", model, (vector(), torch.ones(2, 4).long()), quantizer=quantizer)
     assert names(findings) == ["mul", "cumsum"]
-    assert findings[0].why == "is made of sizes, indices or masks alone, and rounded to int8"
+    assert findings[0].why == "is computed from sizes, indices or masks only, and rounded to int8"
     assert {finding.severity for finding in findings} == {"warning"}
 
 
@@ -575,7 +570,7 @@ class Blocks(nn.Module):
 
 
 PATHS = {
-    "L['self'].head": "; without its prefix, 'head' would",
+    "L['self'].head": "; without the prefix, 'head' does",
     "haed": "; did you mean 'head'?",
     "blocks": ": it is a container that forward does not call; name what is in it, such as 'blocks.0'",
     "nothing.like.it": "",
@@ -587,7 +582,7 @@ def test_trap_20_a_name_filter_that_matches_nothing_is_an_error_with_near_names(
     quantizer = default_x86().set_module_name_qconfig(path, None)
     (finding,) = found("unmatched-filter", Blocks(), vector(), quantizer=ComposableQuantizer([quantizer]))
     assert finding.severity == "error"
-    assert finding.why == f"module_name_qconfig holds {path!r}, and no op of the graph passes it{PATHS[path]}"
+    assert finding.why == f"module_name_qconfig has {path!r}, which matches no op of the graph{PATHS[path]}"
 
 
 def test_trap_20_xnnpack_s_filters_of_each_kind() -> None:
@@ -601,9 +596,9 @@ def test_trap_20_xnnpack_s_filters_of_each_kind() -> None:
     quantizer.set_operator_type(torch.ops.aten.conv2d.default, config)
     findings = found("unmatched-filter", Blocks(), vector(), quantizer=quantizer)
     assert sorted((finding.severity, finding.why.split(",")[0]) for finding in findings) == [
-        ("error", "module_name_config holds 'tail'"),
-        ("warning", "module_type_config holds Conv2d"),
-        ("warning", "operator_type_config holds aten.conv2d.default"),
+        ("error", "module_name_config has 'tail'"),
+        ("warning", "module_type_config has Conv2d"),
+        ("warning", "operator_type_config has aten.conv2d.default"),
     ]
 
 
@@ -627,8 +622,8 @@ def test_trap_21_an_in_place_product_that_x86_does_not_know() -> None:
         (finding,) = found("in-place-spelling", given, args, quantizer="x86")
         assert finding.name == "mul"
         assert finding.why == (
-            "written in place (aten.mul_.Tensor), the quantizer does not round fc/linear as mul reads it, "
-            "gate/linear as mul reads it, as it does out of place"
+            "the quantizer does not round fc/linear as mul reads it, gate/linear as mul reads it; out of place it "
+            "would (written aten.mul_.Tensor)"
         )
 
 
@@ -642,7 +637,7 @@ def test_an_encoder_layer_with_frozen_weights_is_one_op_in_strict_mode() -> None
     layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval().requires_grad_(False)
     findings = found("strict-differs", layer, torch.randn(2, 4, 16), quantizer="x86")
     assert names(findings) == ["linear1/linear", "linear2/linear"]
-    assert findings[0].why == "is annotated where the model is exported with strict=False alone, among 2 linear"
+    assert findings[0].why == "is annotated only if exported with strict=False (2 linear in all)"
     assert findings[0].severity == "note"  # pt2qa.capture's own mode annotates more
     assert outcome("strict-differs", pt2qa.capture(linear().eval(), vector()), quantizer="x86")[0] == "not applied"
 
@@ -654,7 +649,7 @@ def test_trap_26_a_dynamic_convolution_is_a_warning_and_a_dynamic_linear_is_not(
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2))
     (finding,) = found("dynamic-conv", model, image(), quantizer=default_x86(is_dynamic=True))
     assert (finding.name, finding.severity) == ("0/conv2d", "warning")
-    assert finding.why == "the scale of the conv2d's input is computed anew for each batch"
+    assert finding.why == "each batch sets the scale of the conv2d's input"
     assert found("dynamic-conv", model, image(), quantizer="x86:mode=dynamic") == ()
     assert found("dynamic-conv", model, image(), quantizer=every("linear", DYNAMIC, None, WEIGHT)) == ()
 
@@ -679,9 +674,9 @@ def _two_dtypes(nodes: dict[str, Node]) -> Any:
 def test_branches_of_a_residual_add_that_are_not_rounded_alike() -> None:
     model = Runs(lambda self, x: x.tanh() + x.sigmoid())
     (finding,) = found("residual-add", model, vector(), quantizer=Annotates(_one_branch))
-    assert (finding.name, finding.why) == ("add", "one branch of the add is rounded, and sigmoid is not")
+    assert (finding.name, finding.why) == ("add", "sigmoid is not rounded, but the other operand is")
     (finding,) = found("residual-add", model, vector(), quantizer=Annotates(_two_dtypes))
-    assert finding.why == "the branches of the add are rounded with another dtype and quant_min and quant_max"
+    assert finding.why == "its operands differ in dtype and quant_min and quant_max"
     assert found("residual-add", model, vector(), quantizer=every("add", INT8, INT8)) == ()
 
 

@@ -145,7 +145,7 @@ def test_a_pair_that_was_made_elsewhere_is_held_against_it_by_its_weights(affine
     assert (row.name, row.severity) == ("0/conv2d", "error")
     assert row.why.startswith("its weight is int8, per channel (axis 0), affine, -127..127; the spec of x86 says")
     (outcome,) = pt2qa.check(elsewhere, rules=["backend-spec"]).rules
-    assert (outcome.outcome, outcome.reason) == ("not applied", "without a quantizer: give quantizer=")
+    assert (outcome.outcome, outcome.reason) == ("not applied", "without a quantizer: pass quantizer=")
 
 
 @pytest.mark.parametrize("quantizer", ["x86", "xnnpack"])

@@ -87,12 +87,12 @@ def test_what_cannot_be_checked_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("need", "reason"),
     [
-        ("capture", "for a model with example inputs: pt2qa.check(model, args)"),
-        ("graph", "for a model with example inputs: pt2qa.check(model, args)"),
-        ("annotations", "without a quantizer: give quantizer="),
-        ("prepared", "for prepared graphs"),
-        ("pair", "for a quantized pair: give what pt2qa.quantize returns"),
-        ("layers", "for a quantized pair: give what pt2qa.quantize returns"),
+        ("capture", "without example inputs: pt2qa.check(model, args)"),
+        ("graph", "without example inputs: pt2qa.check(model, args)"),
+        ("annotations", "without a quantizer: pass quantizer="),
+        ("prepared", "without a prepared graph"),
+        ("pair", "without a quantized pair: pass what pt2qa.quantize returns"),
+        ("layers", "without a quantized pair: pass what pt2qa.quantize returns"),
     ],
 )
 def test_a_rule_without_what_it_needs_is_not_applied(need: str, reason: str, only) -> None:  # type: ignore[no-untyped-def]
@@ -123,7 +123,7 @@ def test_a_failure_of_the_quantizer_is_found_once_and_kept_for_its_rule(only) ->
             raise pt2qa.PluginError("no such thing")
 
     def failures(context: CheckContext) -> list[Found]:
-        return [Found(what, text) for what, text in context.failures.items()]
+        return [Found(what, str(error)) for what, error in context.errors.items()]
 
     need = ("annotations",)
     only(rule("one", needs=need), rule("two", needs=need), rule("failures", find=failures))

@@ -200,7 +200,7 @@ def test_trap_14_a_relu_that_is_called_twice_makes_x86_fail_and_is_named(kind: s
     (row,) = found("plain-program", program if kind == "program" else program.module(), quantizer="x86")
     assert (row.severity, row.name) == ("error", "relu")
     assert row.why == (
-        "after pt2qa.capture, its 2 calls of relu are matched one by one; here they make one partition with several "
+        "after pt2qa.capture, its 2 calls of relu are matched one by one; here they are one partition with several "
         "outputs, and the quantizer fails: x86 could not annotate the model: ValueError: Input partition has more than "
         "one output node."
     )
@@ -221,8 +221,8 @@ def test_trap_14_ops_behind_a_functional_relu_are_named_with_the_reason() -> Non
         ("", "x86 annotates 3 ops of this program, 4 after pt2qa.capture"),
         (
             "cat",
-            "it is quantized only beside a quantized op, and of the relu there nn_module_stack says _FunctionalRelu, "
-            "the quantizer looks for ReLU by exact class (strict=False writes no source_fn_stack)",
+            "it is quantized only next to a quantized op; for the relu there, nn_module_stack says _FunctionalRelu, "
+            "the quantizer looks for exactly ReLU (strict=False writes no source_fn_stack)",
         ),
     ]
 
@@ -230,10 +230,10 @@ def test_trap_14_ops_behind_a_functional_relu_are_named_with_the_reason() -> Non
 def test_trap_28_exact_class_names() -> None:
     functional = module(lambda self, x: F.conv2d(self.own(x), self.other.weight), own=_Own(3, 4, 1), other=conv(4))
     rows = found("plain-program", exported(functional, images()), quantizer="x86")
-    assert [(row.name, row.why.partition(" by exact")[0]) for row in rows] == [
+    assert [(row.name, row.why.partition(" (strict")[0]) for row in rows] == [
         ("", "x86 annotates 0 ops of this program, 2 after pt2qa.capture"),
-        ("own/conv2d", "nn_module_stack says _Own, the quantizer looks for Conv2d"),
-        ("conv2d", "nn_module_stack says Net, the quantizer looks for Conv2d"),
+        ("own/conv2d", "nn_module_stack says _Own, the quantizer looks for exactly Conv2d"),
+        ("conv2d", "nn_module_stack says Net, the quantizer looks for exactly Conv2d"),
     ]
     assert "pt2qa.capture(model, args)" in rows[0].fix
 
@@ -242,7 +242,7 @@ def test_a_spelling_that_stops_the_quantizer_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU())
     rows = found("plain-program", exported(model, images()), quantizer="x86")
     assert [row.name for row in rows] == ["0/conv2d"]
-    assert rows[0].why.startswith("padding: capture would have it written out as [1, 1], and the quantizer fails: x86")
+    assert rows[0].why.startswith("padding: the quantizer fails unless it is written out as [1, 1]: x86")
 
 
 def test_programs_that_the_quantizer_reads_well_are_left_alone() -> None:
@@ -252,15 +252,13 @@ def test_programs_that_the_quantizer_reads_well_are_left_alone() -> None:
 
 
 def test_without_a_quantizer_plain_programs_say_what_to_give() -> None:
-    assert reason("plain-program", exported(_shared_relu(), images())) == "without a quantizer: give quantizer="
+    assert reason("plain-program", exported(_shared_relu(), images())) == "without a quantizer: pass quantizer="
 
 
 def test_plain_program_leaves_what_capture_does_not_fix_to_others() -> None:
     program = exported(nn.Linear(4, 2), torch.randn(2, 4))
     unknown = pt2qa.quantizer("x86", modules={"nothing": None})
-    assert reason("plain-program", program, quantizer=unknown) == (
-        "where the quantizer fails on pt2qa.capture's spelling, too"
-    )
+    assert reason("plain-program", program, quantizer=unknown) == ("where the quantizer fails after pt2qa.capture, too")
 
 
 # -- decomposed-first --------------------------------------------------------------------------------------------------
@@ -301,8 +299,8 @@ def test_trap_15_a_forward_under_no_grad_is_an_error_in_a_plain_program_and_none
     (row,) = found("nested-graph", exported(model, x))
     assert row.severity == "error"
     assert row.why == (
-        "the 2 ops in its nested graphs stay in float: a forward under torch.no_grad() is a graph of its own, where no "
-        "quantizer looks"
+        "the 2 ops in its nested graphs stay in float: a forward under torch.no_grad() is a graph of its own, which no "
+        "quantizer enters"
     )
     assert found("nested-graph", model, x) == ()
 
@@ -319,7 +317,7 @@ def _map(self: Any, x: Tensor) -> Tensor:
     return map_rows(lambda row: row.relu() + 1, x)
 
 
-IN_FLOAT = "in its nested graphs in float, and there are no rows about that"
+IN_FLOAT = "in its nested graphs in float, and they have no rows"
 
 
 @pytest.mark.parametrize(
@@ -328,8 +326,8 @@ IN_FLOAT = "in its nested graphs in float, and there are no rows about that"
         pytest.param(Conditional().eval(), f"prepare leaves the 4 ops {IN_FLOAT}", id="cond"),
         pytest.param(
             module(_while_loop),
-            "prepare quantizes the 4 ops in its nested graphs, but edits do not reach there, and only what is rounded "
-            "has rows",
+            "prepare quantizes the 4 ops in its nested graphs, but edits do not reach them, and only rounded "
+            "values have rows",
             id="while_loop",
         ),
         pytest.param(module(_map), f"prepare leaves the 2 ops {IN_FLOAT}", id="map"),
@@ -353,7 +351,7 @@ def _uses(forward: Callable[..., Any]) -> nn.Module:
     [
         pytest.param(
             lambda self, x, y: self.norm(self.conv(x)) + self.other(self.conv(y)),
-            "conv.weight is one weight behind which different batch norms stand: norm/batch_norm, other/batch_norm",
+            "different batch norms follow the one weight conv.weight: norm/batch_norm, other/batch_norm",
             id="two norms",
         ),
         pytest.param(
@@ -363,7 +361,7 @@ def _uses(forward: Callable[..., Any]) -> nn.Module:
         ),
         pytest.param(
             lambda self, x, y: (lambda z: self.norm(z) + z)(self.conv(x + y)),
-            "its batch norm is folded into it, and add_1 reads it without",
+            "its batch norm is folded into it, but add_1 reads it without",
             id="read before the norm",
         ),
         pytest.param(lambda self, x, y: self.norm(self.conv(x)) + self.norm(self.conv(y)), "", id="same norm"),
@@ -388,14 +386,14 @@ def test_trap_3_what_is_named_is_what_prepare_gets_wrong(forward: Callable[..., 
         pytest.param(
             False,
             False,
-            "is used 2 times, and without a bias: prepare puts the batch norm into a new one, and at the next use "
-            "zeros into that",
+            "is used 2 times, without a bias: prepare writes the batch norm into a new bias, and zeros into that at "
+            "the next use",
             id="called twice, no bias",
         ),
         pytest.param(
             True,
             True,
-            "is used 2 times, and the uses differ in bias: prepare folds the batch norm into the first of them only",
+            "is used 2 times, with different biases: prepare folds the batch norm only into the first",
             id="tied weight, two biases",
         ),
     ],
@@ -438,9 +436,9 @@ def test_trap_2_a_partial_write_is_an_error_where_the_quantizer_rounds_the_tenso
     program = exported(_damped(), torch.randn(2, 4))
     (row,) = found("partial-write", program, quantizer="x86")
     assert (row.severity, row.name) == ("error", "mul")
-    assert row.why == "the tensor that it writes to is read later on, and x86 rounds it at a/linear"
+    assert row.why == "the tensor that it writes to is read later, and x86 rounds it at a/linear"
     (row,) = found("partial-write", program)
-    assert (row.severity, row.why) == ("warning", "the tensor that it writes to is read later on")
+    assert (row.severity, row.why) == ("warning", "the tensor that it writes to is read later")
     assert found("partial-write", program, quantizer=pt2qa.quantizer("x86", modules={"b": None})) == ()
 
 
@@ -492,10 +490,8 @@ def test_trap_25_recurrent_ops() -> None:
     held = 32 * 16 + 3 * 32 * 8
     (row,) = found("opaque-recurrent", model, inputs)
     assert (row.severity, row.name) == ("error", "rnn/lstm")
-    assert row.why == (
-        f"4 matrices with {held:,} of the model's {total:,} parameters ({held / total:.0%}) stay in float: lstm is one "
-        "op to every quantizer"
-    )
+    parameters = f"{held:,} of the model's {total:,} parameters ({held / total:.0%})"
+    assert row.why == f"4 matrices with {parameters} stay in float"
     assert 'decompose=("lstm",)' in row.fix
     taken_apart = pt2qa.capture(model, inputs, decompose=("lstm",))
     assert found("opaque-recurrent", taken_apart) == ()
@@ -543,7 +539,7 @@ def test_trap_32_guards_fix_the_batch() -> None:
     for subject in (program, program.module()):
         (row,) = found("fixed-batch", subject)
         assert (row.severity, row.name) == ("warning", "input")
-        assert row.why == "takes size 8 in dimension 0; _guards_fn fails on any other, before and after convert"
+        assert row.why == "accepts size 8 in dimension 0; _guards_fn fails on any other, before and after convert"
         assert "dynamic_shapes={'input': {0: torch.export.Dim.AUTO}}" in row.fix
     with pytest.raises(AssertionError, match="Guard failed"):
         program.module()(torch.randn(4, 4))
@@ -556,7 +552,7 @@ def test_trap_32_a_dynamic_batch_is_fine_and_a_fixed_one_of_a_capture_a_note() -
     assert found("fixed-batch", exported(linear, torch.randn(8, 4), dynamic_shapes=dynamic)) == ()
     assert found("fixed-batch", linear, torch.randn(8, 4), dynamic_shapes=dynamic) == ()
     (row,) = found("fixed-batch", linear, torch.randn(8, 4))
-    assert (row.severity, row.why) == ("note", "takes batches of 8 only")
+    assert (row.severity, row.why) == ("note", "accepts only batches of 8")
 
 
 # -- random-op, no-float-output, written-buffer ------------------------------------------------------------------------
@@ -579,8 +575,8 @@ def test_random_ops_are_those_that_draw_in_eval_mode(forward: Callable[..., Any]
 @pytest.mark.parametrize(
     ("forward", "expected"),
     [
-        pytest.param(lambda self, x: x.argmax(-1), ["forward returns int64 only"], id="argmax"),
-        pytest.param(lambda self, x: (x > 0, x.argmax()), ["forward returns bool, int64 only"], id="several"),
+        pytest.param(lambda self, x: x.argmax(-1), ["forward returns only int64"], id="argmax"),
+        pytest.param(lambda self, x: (x > 0, x.argmax()), ["forward returns only bool, int64"], id="several"),
         pytest.param(lambda self, x: {"logits": x * 2, "top": x.argmax()}, [], id="logits too"),
     ],
 )
@@ -628,7 +624,7 @@ def test_shared_modules_are_named_at_the_outermost_with_their_calls() -> None:
     model = module(lambda self, x: self.block(self.relu(self.block(x))), block=block, relu=nn.ReLU())
     (row,) = found("shared-module", model, torch.randn(2, 4))
     assert (row.severity, row.name) == ("note", "block")
-    assert row.why == "called 2 times; each call has scales of its own, settings by module name reach all of them"
+    assert row.why == "called 2 times; each call has its own scales, settings by module name apply to all of them"
 
 
 @pytest.mark.parametrize("strict", [False, True])

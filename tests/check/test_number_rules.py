@@ -70,7 +70,7 @@ def test_a_healthy_model_is_quiet(quantizer: str) -> None:
 def test_before_calibration_there_is_nothing_to_look_at(rule: str) -> None:
     outcome = checked(rule, pt2qa.capture(linear(), torch.randn(2, 4)), quantizer="x86").rules[0]
     assert outcome.outcome == "not applied"
-    assert outcome.reason.startswith(("before", "for a quantized pair"))
+    assert outcome.reason.startswith(("before", "without a quantized pair"))
 
 
 # -- observers ---------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_trap_16_a_pair_that_was_converted_without_calibration() -> None:
     ]
     rows = found("never-calibrated", half)
     assert [(row.name, row.severity) for row in rows] == [("y", "warning"), ("right/linear", "warning")]
-    assert rows[1].why == "its scale is 1.0 and its zero point 0, as of an observer that saw no value"
+    assert rows[1].why == "its scale is 1.0 and its zero point 0, as from an observer that saw no value"
     assert rows[0].why == f"{rows[1].why}; right for whole numbers alone"
 
 
@@ -151,7 +151,7 @@ def test_a_scale_of_1_is_right_for_pixels_and_the_data_shows_it() -> None:
 def test_trap_23_an_activation_that_was_zero_in_calibration() -> None:
     zeros = torch.zeros(2, 4)
     assert whys("degenerate-scale", prepared(linear(), zeros, PlainQuantizer(), [zeros])) == {
-        "input": "calibration saw nothing but zeros here"
+        "input": "calibration saw only zeros here"
     }
     rows = found("degenerate-scale", quantized_pair(linear(), zeros, PlainQuantizer()))
     assert [(row.name, row.severity) for row in rows] == [("input", "warning")]
@@ -231,7 +231,7 @@ def test_trap_12_a_channel_that_one_scale_rounds_to_nothing() -> None:
     assert [row.why for row in rows] == [
         "1 of 2 channels of its weight are zero: none of their values reaches half a step of 0.709"
     ]
-    assert "give each channel a scale of its own" in rows[0].fix
+    assert "give each channel its own scale" in rows[0].fix
     assert found("dead-channel", quantized_pair(two_channels(0.14), x, PlainQuantizer(weights=per_channel()))) == []
     assert found("dead-channel", quantized_pair(two_channels(9.0), x, PlainQuantizer())) == []
 
@@ -416,11 +416,11 @@ def test_trap_23_an_infinite_mask_becomes_the_smallest_score(spelling: str) -> N
     pair = quantized_pair(Masked(apply, -math.inf), x, CLIPPING)
     row = next(row for row in found("nonfinite-observed", pair) if row.name == "add")
     low = min(site.params.largest_scale * -site.params.single_zero_point for site in pair.sites if site.name == "add")
-    assert row.why == f"-inf from {origin} reaches it, which no integer can hold: it becomes {low:.3g}".replace(
+    assert row.why == f"-inf from {origin} reaches it, which integers cannot represent: it becomes {low:.3g}".replace(
         "from full ", "from full_like "
     )
     rows = found("nonfinite-observed", prepared(Masked(apply, -math.inf), x, CLIPPING, [x]))
-    assert any(row.name == "add" and "which no integer can hold" in row.why for row in rows)
+    assert any(row.name == "add" and "which integers cannot represent" in row.why for row in rows)
 
 
 def test_a_mask_that_is_an_input_shows_in_the_scale_or_in_the_data() -> None:
@@ -439,7 +439,7 @@ def test_a_mask_that_is_an_input_shows_in_the_scale_or_in_the_data() -> None:
     assert found("nonfinite-observed", small) == []
     infinite = torch.tensor([0.0, 0.0, 0.0, -math.inf])
     rows = found("nonfinite-observed", small, batches=[(x, infinite)])
-    assert {row.name: row.why for row in rows}["mask"] == "infinite or NaN values reach it, which no integer can hold"
+    assert {row.name: row.why for row in rows}["mask"] == "infinite or NaN values reach it, which integers cannot represent"
 
 
 def test_a_mask_that_stays_in_float_is_fine() -> None:
@@ -473,7 +473,7 @@ class Moves(nn.Module):
 
 
 UNEQUAL = PlainQuantizer(inputs=SIGNED, outputs=AFFINE)
-UNCHANGED = "and nothing between changes it"
+UNCHANGED = "and no op between changes it"
 
 
 def test_trap_18_a_dequantize_that_is_quantized_at_once_with_other_parameters() -> None:
@@ -487,12 +487,12 @@ def test_trap_18_a_dequantize_that_is_quantized_at_once_with_other_parameters() 
 @pytest.mark.parametrize(
     ("move", "through"),
     [
-        (lambda y: y.transpose(0, 1), "transpose and again after"),
+        (lambda y: y.transpose(0, 1), "transpose and again after it"),
         (
             lambda y: y.reshape(1, 4, 4).permute(0, 2, 1),
             "reshape and again after permute, " + UNCHANGED,
         ),
-        (lambda y: torch.cat([y, y]), "cat and again after"),
+        (lambda y: torch.cat([y, y]), "cat and again after it"),
         (lambda y: torch.max_pool2d(y[None], 1)[0], "unsqueeze and again after select, " + UNCHANGED),
     ],
     ids=["transpose", "reshape and permute", "cat", "max_pool2d"],

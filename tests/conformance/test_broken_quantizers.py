@@ -48,7 +48,7 @@ def test_integers_that_are_observed_fail_where_they_are_used_too() -> None:
 def test_a_circle_of_shared_scales_is_named_where_torchao_ends_in_a_recursion() -> None:
     found = failures(Circle, "conv_relu")
     assert found["shared_specs"] == (
-        "conv/conv2d: shares its scale in a circle: x, as conv/conv2d reads it -> the output of conv/conv2d -> x, as "
+        "conv/conv2d: shares its scale in a cycle: x, as conv/conv2d reads it -> the output of conv/conv2d -> x, as "
         "conv/conv2d reads it"
     )
     assert "RecursionError" in found["prepare"]

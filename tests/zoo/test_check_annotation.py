@@ -54,7 +54,7 @@ def test_the_unfused_pairs_of_efficientnet_come_first_among_the_warnings() -> No
     assert len(unfused) == 33
     assert tuple(warnings[:33]) == unfused
     assert {finding.why for finding in unfused} == {
-        "is rounded before the ReLU6 that reads it; the backend runs the two as one kernel"
+        "is rounded before the ReLU6 that reads it; the backend has one kernel for both"
     }
     assert str(findings).split("\n\n")[1].startswith("WARNING unfused-pair (33): ")
 

@@ -13,14 +13,14 @@ from pt2qa.plugins.rules import rule
 
 @rule(
     severity="error",
-    title="annotations that the backend does not take",
-    why="What a kernel does not take fails when the model is lowered, stays in float or, worse, runs: with the zero "
-    "point, the channel axis or the range that the kernel has, and not those that were calibrated. The spec is the "
-    "plug-in's; its lines are quoted.",
+    title="annotations that the backend does not support",
+    why="What a kernel does not support fails when the model is lowered, stays in float or, worse, runs with the "
+    "kernel's own zero point, channel axis or range instead of the calibrated ones. The findings quote the plug-in's "
+    "spec.",
     fix="annotate what the line says",
 )
 def backend_spec(context: CheckContext) -> Iterator[Found]:
-    """Each line of the backend's spec that the annotation of an op breaks; a warning if only accuracy is lost."""
+    """A warning if only accuracy is lost."""
     for broken in context.broken_lines:
         mild = broken.differs in (("range",), ("fusion",))
         yield Found(broken.name, str(broken), "warning" if mild else None, _fix(broken))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
-from pt2qa._check.context import CheckContext
+from pt2qa._check.context import CheckContext, require
 from pt2qa._check.rules.modes import trains
 from pt2qa._check.rules.modules import constants_by_memory
 from pt2qa._graph.copies import copy_without_values
@@ -15,29 +15,26 @@ from pt2qa._graph.handles import handle_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa._simulator.products import CONVOLUTIONS
-from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule
 
 _FOLDING = CONVOLUTIONS | {"linear"}
+_QAT = "to quantization-aware training, whose prepare folds no batch norm"
 
 
 @rule(
     severity="error",
-    title="batch norms that cannot be folded, and are",
-    why="prepare_pt2e multiplies a batch norm into the weight before it. Where something else reads that weight, or "
-    "the value between the two, it then computes with numbers that are not its own: the model is wrong before "
-    "anything is rounded.",
+    title="batch norms that are folded although something else reads the weight or the value",
+    why="prepare_pt2e multiplies a batch norm into the weight before it. Other readers of that weight, or of the value "
+    "before the batch norm, then compute with the wrong numbers, before anything is rounded.",
     fix="give each use a convolution of its own (copy.deepcopy), or apply the batch norm to the sum instead",
     needs=("graph",),
 )
 def invalid_fold(context: CheckContext) -> Iterator[Found]:
-    """Each convolution or linear with a batch norm that another reader of the same weight does not have."""
-    if context.qat:
-        raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
+    require(not context.qat, _QAT)
     graph = context.graph
     norms = [node for node in graph.graph.nodes if _folds(node)]
-    if not norms:
-        raise DoesNotApplyError("to models without a batch norm behind a convolution or linear")
+    require(norms, "to models without a batch norm after a convolution or linear")
     normed = {norm.args[0] for norm in norms}
     for constants in constants_by_memory(graph).values():
         readers = [reader for constant in constants for reader in constant.users if _reads_weight(reader, constant)]
@@ -51,13 +48,13 @@ def invalid_fold(context: CheckContext) -> Iterator[Found]:
         name = context.name_of(folded[0])
         if len({tuple(map(str, norm.args[1:5])) for norm in own}) > 1:
             listed = _listed(context, own)
-            yield Found(name, f"{weight} is one weight behind which different batch norms stand: {listed}")
+            yield Found(name, f"different batch norms follow the one weight {weight}: {listed}")
         elif why := _bias_at_fault(folded):
-            yield Found(name, f"{weight} is used {len(folded)} times, and {why}")
+            yield Found(name, f"{weight} is used {len(folded)} times, {why}")
         elif others:
             yield Found(name, f"its batch norm is folded into {weight}, which {_listed(context, others)} reads too")
         elif bypassed:
-            yield Found(name, f"its batch norm is folded into it, and {_listed(context, bypassed)} reads it without")
+            yield Found(name, f"its batch norm is folded into it, but {_listed(context, bypassed)} reads it without")
 
 
 def _folds(node: Node) -> bool:
@@ -75,9 +72,9 @@ def _bias_at_fault(folded: list[Node]) -> str:
     """What is wrong with the biases of several uses of one weight: torchao folds at the first use only."""
     biases = {reader.args[2] if len(reader.args) > 2 else None for reader in folded}
     if len(folded) > 1 and biases == {None}:
-        return "without a bias: prepare puts the batch norm into a new one, and at the next use zeros into that"
+        return "without a bias: prepare writes the batch norm into a new bias, and zeros into that at the next use"
     if len(biases) > 1:
-        return "the uses differ in bias: prepare folds the batch norm into the first of them only"
+        return "with different biases: prepare folds the batch norm only into the first"
     return ""
 
 
@@ -92,19 +89,16 @@ def _listed(context: CheckContext, nodes: list[Node]) -> str:
 @rule(
     severity="warning",
     title="batch norms that cannot be folded",
-    why="A batch norm is free only where it is multiplied into the weight of the convolution or linear before it. "
-    "Behind anything else it stays in float, between a dequantize and a quantize; and convert_pt2e spends some ten "
-    "seconds looking for QAT patterns as soon as one is left.",
-    fix="put the batch norm directly behind a convolution (conv, norm, relu in the place of norm, relu, conv), or "
-    "count on its time in float",
+    why="A batch norm is free only if it is multiplied into the weight of the convolution or linear before it. "
+    "Elsewhere it runs in float, between a dequantize and a quantize; and as soon as one is left, convert_pt2e spends "
+    "about ten seconds looking for QAT patterns.",
+    fix="put the batch norm directly after a convolution (conv, norm, relu instead of norm, relu, conv), or expect its "
+    "time in float",
     needs=("graph",),
 )
 def unfoldable_batch_norm(context: CheckContext) -> Iterator[Found]:
-    """Batch norms left after torchao's folding, on a copy."""
-    if context.qat:
-        raise DoesNotApplyError("to quantization-aware training, whose prepare folds no batch norm")
-    if not any(_is_batch_norm(node) for node in context.graph.graph.nodes):
-        raise DoesNotApplyError("to models without batch norm")
+    require(not context.qat, _QAT)
+    require(any(_is_batch_norm(node) for node in context.graph.graph.nodes), "to models without batch norm")
     for node in _unfolded(context.graph):
         before = node.all_input_nodes[0]
         op = "an input" if before.op == "placeholder" else op_of(before.target)

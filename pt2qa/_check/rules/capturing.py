@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2qa._capture.inputs import as_call, leaf_names, share_memory
-from pt2qa._check.context import CheckContext, UnavailableError
+from pt2qa._check.context import NO_INPUTS, CheckContext, UnavailableError, require
 from pt2qa._check.rules.modes import train_mode
 from pt2qa._graph.handles import user_inputs
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
@@ -23,19 +23,14 @@ from pt2qa.plugins.rules import rule
 @rule(
     severity="error",
     title="the model cannot be captured",
-    why="torch.export, or pt2qa's check of what it made, stops here; nothing else can be said about the model.",
+    why="torch.export, or pt2qa's check of its result, fails here; nothing else can be said about the model.",
     fix="pt2qa.capture(model, args) raises the error with torch's whole message",
 )
 def capture_fails(context: CheckContext) -> Iterator[Found]:
-    """Capture's error, unless a rule of its own reports it."""
-    if context.given != "model":
-        raise DoesNotApplyError("to what is captured already")
-    if any(train_mode.find(context)):
-        raise DoesNotApplyError("to models in training mode")
-    if context.args is None and context.kwargs is None:
-        raise DoesNotApplyError("for a model with example inputs: pt2qa.check(model, args)")
-    if any(aliased_inputs.find(context)):
-        raise DoesNotApplyError("to example inputs that share memory")
+    require(context.given == "model", "to what is captured already")
+    require(not any(train_mode.find(context)), "to models in training mode")
+    require(context.args is not None or context.kwargs is not None, NO_INPUTS)
+    require(not any(aliased_inputs.find(context)), "to example inputs that share memory")
     try:
         context.capture  # noqa: B018  capturing is what may fail
     except UnavailableError:
@@ -50,12 +45,12 @@ def capture_fails(context: CheckContext) -> Iterator[Found]:
 @rule(
     severity="error",
     title="example inputs that share memory",
-    why="torch.export takes tensors that are one, such as h = c = zeros, for one input: the program reads one of them "
-    "in the place of both, and its outputs are wrong without a word.",
+    why="torch.export takes tensors that share memory, such as h = c = zeros, for one input: the program reads one of "
+    "them instead of both, and its outputs are wrong.",
     fix="give each input a tensor of its own: pass h.clone()",
 )
 def aliased_inputs(context: CheckContext) -> Iterator[Found]:
-    """Pairs of example inputs, and inputs that are parameters of the model, by the name of the second."""
+    """Pairs of inputs by the second, and inputs that are parameters of the model."""
     args, kwargs = _inputs(context)
     inputs = [(name, value) for name, value in leaf_names(args, kwargs) if isinstance(value, Tensor)]
     for (first, a), (second, b) in combinations(inputs, 2):
@@ -71,14 +66,9 @@ def aliased_inputs(context: CheckContext) -> Iterator[Found]:
 def _inputs(context: CheckContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if context.given == "program":
         # Not a copy's parameters, which share nothing.
-        examples = context.value.example_inputs
-        if examples is None:
-            raise DoesNotApplyError("to programs without example inputs")
-        return examples  # type: ignore[no-any-return]
-    if context.given != "model":
-        raise DoesNotApplyError("to what was captured with inputs that are not known any more")
-    if context.args is None and context.kwargs is None:
-        raise DoesNotApplyError("for a model with example inputs: pt2qa.check(model, args)")
+        return require(context.value.example_inputs, "to programs without example inputs")  # type: ignore[no-any-return]
+    require(context.given == "model", "to what was captured from inputs that are no longer known")
+    require(context.args is not None or context.kwargs is not None, NO_INPUTS)
     try:
         return as_call(context.args, context.keywords)
     except CaptureError as error:
@@ -87,19 +77,18 @@ def _inputs(context: CheckContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @rule(
     severity="note",
-    title="inputs that take one batch size",
-    why="What torch.export makes for one size computes nonsense for another, or fails. torch's check of that is a "
-    "node, _guards_fn, that stays in the graph through prepare and convert; pt2qa checks each batch itself.",
-    fix="capture with dynamic_shapes where batches of other sizes come, a last one that is smaller too",
+    title="inputs that accept one batch size",
+    why="What torch.export makes for one size fails for others, or computes nonsense. torch checks the size by a node, "
+    "_guards_fn, that stays in the graph through prepare and convert; pt2qa checks each batch itself.",
+    fix="capture with dynamic_shapes if batches of other sizes occur, such as a smaller last one",
     needs=("graph",),
 )
 def fixed_batch(context: CheckContext) -> Iterator[Found]:
-    """Inputs with a fixed first dimension, where no input has a dynamic one."""
+    """Unless some input has a dynamic first dimension."""
     graph = context.graph
     values = {str(node.target): node.meta.get(VALUE) for node in user_inputs(graph)}
     inputs = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.dim()}
-    if not inputs:
-        raise DoesNotApplyError("to models without tensors as inputs")
+    require(inputs, "to models without tensors as inputs")
     # A dynamic dimension's size is a symbol, which must not be compared.
     if any(not isinstance(value.shape[0], int) for value in inputs.values()):
         return
@@ -107,32 +96,31 @@ def fixed_batch(context: CheckContext) -> Iterator[Found]:
     shapes = "{" + ", ".join(f"{name!r}: {{0: torch.export.Dim.AUTO}}" for name in inputs) + "}"
     for name, value in inputs.items():
         if guarded:
-            why = f"takes size {value.shape[0]} in dimension 0; _guards_fn fails on any other, before and after convert"
+            why = (
+                f"accepts size {value.shape[0]} in dimension 0; _guards_fn fails on any other, before and after convert"
+            )
             yield Found(name, why, "warning", _FIX_GUARDS.format(shapes))
         elif context.given != "graph":
-            yield Found(name, f"takes batches of {value.shape[0]} only", fix=_FIX_BATCH.format(shapes))
+            yield Found(name, f"accepts only batches of {value.shape[0]}", fix=_FIX_BATCH.format(shapes))
 
 
-_FIX_BATCH = "capture with dynamic_shapes={} where batches of other sizes come, a last one that is smaller too"
-
-_FIX_GUARDS = "export with dynamic_shapes={}, or take the graph without guards: program.module(check_guards=False)"
+_FIX_BATCH = "capture with dynamic_shapes={} if batches of other sizes occur, such as a smaller last one"
+_FIX_GUARDS = "export with dynamic_shapes={}, or use the graph without guards: program.module(check_guards=False)"
 
 
 @rule(
     severity="warning",
     title="outputs that cannot be compared",
     why="argmax and thresholds hide the error of int8 until a class flips. find_bad_cases, sensitivity and reconfigure "
-    "compare floating-point outputs, and have nothing to go by.",
-    fix="return the values before argmax or the comparison as well, and take the decision outside of the model",
+    "need floating-point outputs.",
+    fix="also return the values before argmax or the comparison, or decide outside of the model",
     needs=("graph",),
 )
 def no_float_output(context: CheckContext) -> Iterator[Found]:
-    """One finding if forward returns only tensors of integers or booleans."""
     leaves = pytree.tree_leaves(context.graph.graph.output_node().args)
     values = [leaf.meta.get(VALUE) for leaf in leaves if isinstance(leaf, Node)]
     tensors = [value for value in values if isinstance(value, Tensor)]
-    if not tensors:
-        raise DoesNotApplyError("to models that return no tensor")
+    require(tensors, "to models that return no tensor")
     if not any(value.is_floating_point() or value.is_complex() for value in tensors):
         dtypes = ", ".join(dict.fromkeys(str(value.dtype).removeprefix("torch.") for value in tensors))
-        yield Found("", f"forward returns {dtypes} only")
+        yield Found("", f"forward returns only {dtypes}")

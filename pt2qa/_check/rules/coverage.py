@@ -5,35 +5,36 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from pt2qa._check.context import CheckContext, UnavailableError
+from pt2qa._check.context import CheckContext, require
 from pt2qa._check.products import Product
 from pt2qa._check.rounding import own_spec, spec_read
+from pt2qa._check.rules.specs import NOTHING_ANNOTATED
+from pt2qa._report.prose import counted, few
 from pt2qa._simulator.products import CONVOLUTIONS, OPAQUE, RECURRENT, WEIGHTED
 from pt2qa.overrides import Annotations, fusions_in
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import OUTPUT, GraphNode
-from pt2qa.plugins import DoesNotApplyError, Found, modules_of
+from pt2qa.plugins import Found, modules_of
 from pt2qa.plugins.rules import rule
 
 
 @rule(
     severity="error",
-    title="nothing that costs time is quantized",
-    why="What costs time runs in float, so that comparing it shows little error or none. Common reasons are a "
-    "program that torch.export wrote so that the quantizer finds no op, a forward under torch.no_grad(), whose ops are "
-    "in a nested graph, and a quantizer without settings.",
-    fix="quantize the graph of pt2qa.capture(model, args), which takes such regions apart and says of every op what it "
-    "stands for; then see that the quantizer has settings (set_global) and that its filters match",
+    title="no convolution, linear or matrix product is quantized",
+    why="The ops that take the time run in float, so a comparison shows little error or none. Common reasons: "
+    "torch.export wrote the program so that the quantizer finds no op; forward runs under torch.no_grad(), whose ops "
+    "are in a nested graph; the quantizer has no settings.",
+    fix="quantize the graph of pt2qa.capture(model, args), which inlines such regions and records what each op stands "
+    "for; then check that the quantizer has settings (set_global) and that its filters match",
 )
 def no_coverage(context: CheckContext) -> Iterator[Found]:
-    """A model without a quantized matrix product."""
     products = context.products
     if any(product.state != "float" for product in products):
         return
     kinds = ", ".join(f"{count} {op}" for op, count in Counter(product.op for product in products).items())
     macs = sum(product.macs for product in products)
     owners = list(dict.fromkeys(product.owner for product in products))
-    nested = f"; they stand inside {', '.join(owners)}, whose graph no quantizer enters" if all(owners) else ""
+    nested = f"; they are inside {', '.join(owners)}, whose graph no quantizer enters" if all(owners) else ""
     why = f"0 % is quantized: {kinds} with {macs:,} multiply-adds stay in float{nested}"
     rounds = context.given == "pair" and bool(context.pair.sites)
     yield Found("", f"{why}; only other ops are rounded" if rounds else why)
@@ -42,12 +43,11 @@ def no_coverage(context: CheckContext) -> Iterator[Found]:
 @rule(
     severity="note",
     title="how much of each kind of op is quantized",
-    why="Eligible is what multiplies matrices: convolutions, linears, matmul, attention, recurrent ops. Their "
-    "multiply-adds are counted for the example inputs.",
-    fix="float-op, half-quantized and the rules on opaque ops name what is left, and the reasons",
+    why="Eligible ops multiply matrices: convolutions, linears, matmul, attention, recurrent ops. Their multiply-adds "
+    "are counted for the example inputs.",
+    fix="float-op, half-quantized and the rules on opaque ops list what is left, and why",
 )
 def coverage(context: CheckContext) -> Iterator[Found]:
-    """The counts by kind of op, and their share of the multiply-adds, unless all are quantized."""
     products = context.products
     if all(product.state == "quantized" for product in products):
         return
@@ -68,34 +68,31 @@ def _counts(products: Sequence[Product], is_converted: bool) -> str:
 
 @rule(
     severity="warning",
-    title="only a part of what is multiplied is rounded",
-    why="The rounding costs accuracy, and the op still runs in float: that a value is dequantized for an op does not "
-    "mean that the op is quantized.",
-    fix="have its other operand quantized too (an nn.Linear instead of addmm, which is what GPT-2's Conv1D makes), or "
-    'keep both in float: pt2qa.Edit("float", (name,)) for the op that asks for the rounding',
+    title="products of which only one operand is rounded",
+    why="The rounding costs accuracy, and the op still runs in float: an op that reads a dequantized value is not "
+    "therefore quantized.",
+    fix="quantize the other operand too (an nn.Linear instead of addmm, which GPT-2's Conv1D makes), or keep both in "
+    'float: pt2qa.Edit("float", (name,)) for the op that requests the rounding',
 )
 def half_quantized(context: CheckContext) -> Iterator[Found]:
-    """Products with a rounded input and a float weight, or the other way round where others of their kind have both."""
     products = context.products
     whole = {product.op for product in products if product.state == "quantized"}
     for product in products:
-        if product.state == "input only" or (product.state == "weight only" and product.op in whole):
-            yield Found(product.name, _why(product), fix=_FIX_RECURRENT if product.op in RECURRENT else "")
-
-
-def _why(product: Product) -> str:
-    if product.state == "weight only":
-        return f"the {product.op}'s weight is rounded and its input is not, so that it computes in float"
-    if product.op in RECURRENT:
-        return (
-            f"the {product.op}'s input is rounded and its weights are not: it is one opaque op that computes in float"
-        )
-    return f"the {product.op}'s input is rounded and its weight is not: it computes in float"
+        op = product.op
+        recurrent = op in RECURRENT
+        if product.state == "weight only" and op in whole:
+            why = f"the {op}'s weight is rounded and its input is not: it computes in float"
+        elif product.state == "input only":
+            own, how = ("weights are", ", as one op") if recurrent else ("weight is", "")
+            why = f"the {op}'s input is rounded and its {own} not: it computes in float{how}"
+        else:
+            continue
+        yield Found(product.name, why, fix=_FIX_RECURRENT if recurrent else "")
 
 
 _FIX_RECURRENT = (
-    'pt2qa.capture(model, args, decompose=("lstm", "gru", "rnn")) shows its linears to the quantizer; else keep its '
-    "input in float"
+    'pt2qa.capture(model, args, decompose=("lstm", "gru", "rnn")) shows its linears to the quantizer; otherwise keep '
+    "its input in float"
 )
 
 NOTABLE = 0.01
@@ -105,12 +102,11 @@ NOTABLE = 0.01
 @rule(
     severity="warning",
     title="convolutions, linears and matrix products that stay in float",
-    why="They cost float time and float weights, and nothing says so when the model is converted.",
-    fix="see whether the quantizer has a setting for it (pt2qa quantizers lists those of the plug-ins); where its "
-    "backend has no such kernel, count on its time in float",
+    why="They take float time and float weights, and convert does not report them.",
+    fix="check whether the quantizer has a setting for it (pt2qa quantizers lists those of the plug-ins); if its "
+    "backend has no such kernel, expect its time in float",
 )
 def float_op(context: CheckContext) -> Iterator[Found]:
-    """Products without a rounded operand, grouped by reason, the most work first."""
     products = context.products
     passed = _left_on_purpose(context, products) | _missed(context)
     callers = {name.name: name.module_type for name in context.names.values()}
@@ -136,30 +132,28 @@ def _reason(product: Product, products: Collection[Product], caller: str) -> tup
     alike = [other for other in products if other.op == op]
     taken = sum(other.state == "quantized" for other in alike)
     if not taken:
-        return f"the quantizer takes no {op} {by}".rstrip(), ""
+        return f"no {f'{op} {by}'.rstrip()} is quantized", ""
     if any(len(source.users) > 1 for source in product.node.all_input_nodes if source.op == "get_attr"):
-        return f"the quantizer takes {taken} of {len(alike)} {op}, not every one that shares a weight", _FIX_SHARED
-    return f"the quantizer takes {taken} of {len(alike)} {op}, not {f'one {by}' if by else 'this one'}", ""
+        return f"{taken} of {len(alike)} {op} are quantized, but not all that share a weight", _FIX_SHARED
+    return f"{taken} of {len(alike)} {op} are quantized, but not {f'one {by}' if by else 'this one'}", ""
+
+
+_FIX_SHARED = "give each call weights of its own (copy.deepcopy of the module), or expect its time in float"
 
 
 def _missed(context: CheckContext) -> frozenset[str]:
     """Names of the ops that the quantizer finds only after ``pt2qa.capture``: plain-program reports them."""
-    if context.given not in ("program", "graph"):
+    if not context.is_exported:
         return frozenset()
-    try:
-        return frozenset(context.normalised.ops.keys() - context.annotations.ops.keys())
-    except UnavailableError:
-        return frozenset()
+    after, before = context.known("normalised"), context.known("annotations")
+    return frozenset(after.ops.keys() - before.ops.keys()) if after and before else frozenset()
 
 
 def _left_on_purpose(context: CheckContext, products: Collection[Product]) -> frozenset[str]:
     """Names of the products that the user left in float, by an override or a plug-in option."""
     edits = context.value.recipe.edits if context.given == "pair" and context.value.recipe is not None else ()
     asked = {op for edit in edits if edit.kind == "float" for op in edit.ops}
-    try:
-        plugin = context.plugin
-    except UnavailableError:
-        return frozenset(asked)
+    plugin = context.known("plugin")
     modules = {path for path, settings in getattr(plugin, "modules", {}).items() if settings is None}
     kinds = {op for op, settings in getattr(plugin, "op_types", {}).items() if settings is None}
     return frozenset(asked) | {
@@ -167,37 +161,29 @@ def _left_on_purpose(context: CheckContext, products: Collection[Product]) -> fr
     }
 
 
-_FIX_SHARED = "give each call weights of its own (copy.deepcopy of the module), or count on its time in float"
-
-_LISTED = 4
-
 _FREE = {"dropout", "feature_dropout", "alias", "detach", "getitem"}
 """Ops that a backend takes out, or that only name an output."""
 
 
 @rule(
     severity="note",
-    title="ops in float between quantized ones",
-    why="Each value that comes or goes is converted, which costs time on its own, and cuts the graph of a delegate "
-    "into pieces. Layer norms and activations without an int8 kernel are the usual ones.",
-    fix="where the backend has a kernel, annotate the ops in the quantizer; where not, keeping their neighbours in "
-    'float, too, may cost less: pt2qa.Edit("float", (name, ...)), or pt2qa.reconfigure',
+    title="float ops between quantized ops",
+    why="Each value that they read is dequantized and each that they write is quantized, which takes time and splits "
+    "the graph of a delegate. Usually these are layer norms and activations without an int8 kernel.",
+    fix="if the backend has a kernel, annotate the ops in the quantizer; if not, keeping their neighbours in float too "
+    'may be faster: pt2qa.Edit("float", (name, ...)), or pt2qa.reconfigure',
     needs=("annotations",),
 )
 def float_island(context: CheckContext) -> Iterator[Found]:
-    """Kinds of connected ops that the quantizer leaves out between rounded values, the costliest kind first."""
     annotations = context.annotations
-    if not annotations.edges:
-        raise DoesNotApplyError("to models of which nothing is annotated")
+    require(annotations.edges, NOTHING_ANNOTATED)
     places: dict[str, list[str]] = defaultdict(list)
     costs: Counter[str] = Counter()
     for island in _islands(annotations):
         read, written = _border(annotations, island)
         kinds = list(dict.fromkeys(node.op for node in island if node.op not in _FREE))
         if read and written and kinds:
-            more = f" and {len(kinds) - _LISTED} more" if len(kinds) > _LISTED else ""
-            what = f"{', '.join(kinds[:_LISTED])}{more} between quantized ops, with {read} dequantize"
-            what += f" and {written} quantize"
+            what = f"{few(kinds, 4)} between quantized ops, with {read} dequantize and {written} quantize"
             places[what].append(island[0].name)
             costs[what] += read + written
     for what, names in places.items():
@@ -223,19 +209,11 @@ def _islands(annotations: Annotations) -> Iterator[list[GraphNode]]:
 
 def _border(annotations: Annotations, island: list[GraphNode]) -> tuple[int, int]:
     """How many rounded values the ops of an island read, and how many of their outputs others read rounded."""
-    inside = {node.key for node in island}
-    read = {
-        source
-        for node in island
-        for source in node.inputs
-        if not annotations.ground.nodes[source].constant and spec_read(annotations, source, node.key) is not None
-    }
-    written = {
-        node.key
-        for node in island
-        if any(own_spec(annotations, (node.key, key)) is not None for key in node.readers if key not in inside)
-    }
-    return len(read - inside), len(written)
+    nodes, inside = annotations.ground.nodes, {node.key for node in island}
+    edges = [(key, node.key) for node in island for key in node.inputs if key not in inside and not nodes[key].constant]
+    out = [(node.key, key) for node in island for key in node.readers if key not in inside]
+    read = {source for source, reader in edges if spec_read(annotations, source, reader) is not None}
+    return len(read), len({point[0] for point in out if own_spec(annotations, point) is not None})
 
 
 _PRODUCERS = CONVOLUTIONS | {"linear", "add", "mul", "matmul", *BATCH_NORMS}
@@ -245,37 +223,30 @@ _ACTIVATIONS = ("relu", "relu6", "hardtanh", "clamp", "leaky_relu", "hardswish",
 
 @rule(
     severity="warning",
-    title="pairs of ops with a rounding in between that could run as one",
-    why="What the second op throws away is rounded, too: before a ReLU6 the scale has to span values that are cut off "
-    "right after. On EfficientNet-Lite0 fusing the 33 such pairs was worth 11 dB.",
-    fix="pt2qa.reconfigure(pair, batches, target=...) tries it; by hand for all: overrides=pt2qa.OverridePlan("
-    "pt2qa.overrides.fusions(capture, quantizer)), for one: "
-    'pt2qa.OverridePlan((pt2qa.Edit("fuse", (first, second)),)), given to pt2qa.quantize',
+    title="values rounded between two ops that could run as one",
+    why="Values that the second op removes are rounded too: before a ReLU6, the scale has to cover values that are "
+    "clamped next. Fusing the 33 such pairs of EfficientNet-Lite0 gained 11 dB.",
+    fix="pt2qa.reconfigure(pair, batches, target=...) tries it; by hand for all pairs: "
+    "overrides=pt2qa.OverridePlan(pt2qa.overrides.fusions(capture, quantizer)), for one: "
+    'pt2qa.OverridePlan((pt2qa.Edit("fuse", (first, second)),)), passed to pt2qa.quantize',
     needs=("annotations",),
 )
 def unfused_pair(context: CheckContext) -> Iterator[Found]:
-    """What the backend could fuse, and what the quantizer itself fuses elsewhere."""
     annotations = context.annotations
     nodes = {node.name: node for node in annotations.ground.nodes.values()}
     declared = set[str]()
     for edit in fusions_in(annotations):
         first, second = (nodes[name] for name in edit.ops)
         declared.add(first.name)
-        yield Found(
-            first.name,
-            f"is rounded before the {_label(second, context)} that reads it; the backend runs the two as one kernel",
-        )
+        reader = _label(second, context)
+        yield Found(first.name, f"is rounded before the {reader} that reads it; the backend has one kernel for both")
     pairs = list(_pairs(annotations))
     fused = Counter((first.op, second.op) for first, second, rounded in pairs if not rounded)
     for first, second, rounded in pairs:
         elsewhere = fused[first.op, second.op]
         if rounded and elsewhere and first.name not in declared:
-            times = f"at {elsewhere} other place{'' if elsewhere == 1 else 's'}"
-            yield Found(
-                first.name,
-                f"is rounded before the {second.op} that reads it, while {times} the quantizer takes {first.op} and "
-                f"{second.op} as one",
-            )
+            why = f"is rounded before the {second.op} that reads it; the quantizer fuses {first.op} and {second.op}"
+            yield Found(first.name, f"{why} at {counted(elsewhere, 'other place')}")
 
 
 def _label(node: GraphNode, context: CheckContext) -> str:

@@ -22,13 +22,12 @@ _MODE_DEPENDENT = (Dropout, BatchNorm, nn.RReLU)
 @rule(
     severity="error",
     title="dropout or batch norm in training mode",
-    why="Dropout draws random numbers and batch norm uses the statistics of each batch: the reference and the "
-    "quantized model then differ by chance, and batch norms cannot be folded.",
-    fix="call model.eval() before export; for quantization-aware training too, pt2qa.quantize(..., qat=True) trains "
+    why="Dropout draws random numbers and batch norm uses the statistics of each batch, so the reference and the "
+    "quantized model differ by chance, and batch norms cannot be folded.",
+    fix="call model.eval() before export; for quantization-aware training too: pt2qa.quantize(..., qat=True) trains "
     "the exported graph",
 )
 def train_mode(context: CheckContext) -> Iterator[Found]:
-    """Modules of the model, or ops of the graph, that behave as in training."""
     if context.given == "model":
         for name, module in context.model.named_modules():
             if module.training and _behaves(module):
@@ -36,7 +35,7 @@ def train_mode(context: CheckContext) -> Iterator[Found]:
         return
     if context.given == "prepared":
         raise DoesNotApplyError("to graphs that are being calibrated or trained")
-    if context.qat and context.given in ("program", "graph"):
+    if context.qat and context.is_exported:
         raise DoesNotApplyError("to programs that are to be trained")
     for name, node in context.nodes.items():
         if trains(node):
@@ -88,13 +87,12 @@ _TRAINING_ARGUMENTS = ("train", "training", "dropout_p")
 @rule(
     severity="warning",
     title="ops that draw random numbers in eval mode",
-    why="The reference and the quantized model draw different numbers, so that the difference of their outputs says "
-    "nothing about int8, and observers see values that do not come again.",
-    fix="take the random numbers as an input of forward, or leave them out in eval mode: if self.training",
+    why="The reference and the quantized model draw different numbers, so the difference of their outputs says nothing "
+    "about int8, and observers see values that never recur.",
+    fix="make the random numbers an input of forward, or draw them only in training: if self.training",
     needs=("graph",),
 )
 def random_op(context: CheckContext) -> Iterator[Found]:
-    """Ops of the graph that draw random numbers whatever the mode."""
     for name, node in context.nodes.items():
         if _is_random(node):
             yield Found(name, f"{op_of(node.target)} draws new random numbers in each run")

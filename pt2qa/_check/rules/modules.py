@@ -12,7 +12,6 @@ from pt2qa._capture.aliases import Aliases, memory_of
 from pt2qa._check.context import CheckContext
 from pt2qa._graph.handles import attribute_of, module_of
 from pt2qa._graph.internals.nodes import VALUE, clean_path, module_stack
-from pt2qa.overrides.annotations import Annotations
 from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule
 
@@ -20,13 +19,13 @@ from pt2qa.plugins.rules import rule
 @rule(
     severity="warning",
     title="modules that forward never calls",
-    why="A layer that was meant to be there is not, and settings for it by name reach nothing. Heads that only "
-    "training uses are stored in vain.",
+    why="A layer that was meant to be there is not, and settings for it by name have no effect. Heads that only "
+    "training uses are stored for nothing.",
     fix="call the module in forward, or delete it from the model before it is captured (del model.head)",
     needs=("model", "capture"),
 )
 def module_never_called(context: CheckContext) -> Iterator[Found]:
-    """The outermost modules whose weights are never read; those with a discarded result are dead code."""
+    """The outermost ones; those whose result is discarded are dead code."""
     model, program = context.model, context.capture.program
     names = program.graph_signature.inputs_to_parameters
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -52,34 +51,35 @@ def module_never_called(context: CheckContext) -> Iterator[Found]:
 @rule(
     severity="note",
     title="modules that forward calls more than once",
-    why="One set of weights, several places in the graph. Each place has its own observers after pt2qa.capture; in "
-    "torch.export's own programs quantizers may take all calls for one (plain-program), and some take a "
-    "convolution's first call only.",
-    fix="nothing where that is meant",
+    why="Each call has its own observers after pt2qa.capture. In the programs that torch.export writes, quantizers may "
+    "take all calls for one (plain-program), and some annotate only the first call of a convolution.",
+    fix="nothing if that is intended",
     needs=("graph",),
 )
 def shared_module(context: CheckContext) -> Iterator[Found]:
-    """The outermost modules with several calls; a warning if the quantizer rounds the weights of some calls only."""
+    """The outermost ones; a warning if the quantizer rounds the weights in some calls only."""
     calls = _calls(context.nodes)
-    annotations = context.known_annotations
     for path, ops_of_calls in calls.items():
         count = len(ops_of_calls)
         if count < 2 or any(len(calls[outer]) >= count for outer in _outer(path) if outer in calls):
             continue
-        yield _found(path, list(ops_of_calls.values()), annotations, context)
+        taken = _taken(context, list(ops_of_calls.values()))
+        what = f"called {count} times"
+        if 0 < taken < count:
+            why = f"{what}, and {context.plugin.name} quantizes the weights in {taken} of these calls only"
+            yield Found(path, why, "warning", _FIX_WEIGHTS)
+        else:
+            yield Found(path, f"{what}; each call has its own scales, settings by module name apply to all of them")
 
 
-def _found(path: str, calls: list[list[str]], annotations: Annotations | None, context: CheckContext) -> Found:
-    what = f"called {len(calls)} times"
-    if annotations is not None:
-        weighted = [[name for name in ops if _reads_weight(context.nodes[name])] for ops in calls]
-        if any(weighted):
-            readers = {edge.reader for edge in annotations.edges if edge.kind == "weight"}
-            taken = sum(all(name in readers for name in ops) for ops in weighted)
-            if 0 < taken < len(calls):
-                why = f"{what}, and {context.plugin.name} quantizes the weights in {taken} of these calls only"
-                return Found(path, why, "warning", _FIX_WEIGHTS)
-    return Found(path, f"{what}; each call has scales of its own, settings by module name reach all of them")
+def _taken(context: CheckContext, calls: list[list[str]]) -> int:
+    """In how many calls of a module all its weights are rounded; 0 without weights or annotations."""
+    annotations = context.known("annotations")
+    weighted = [[name for name in ops if _reads_weight(context.nodes[name])] for ops in calls]
+    if annotations is None or not any(weighted):
+        return 0
+    readers = {edge.reader for edge in annotations.edges if edge.kind == "weight"}
+    return sum(all(name in readers for name in ops) for ops in weighted)
 
 
 def _calls(nodes: Mapping[str, Node]) -> dict[str, dict[str, list[str]]]:
@@ -101,19 +101,19 @@ def _reads_weight(node: Node) -> bool:
     return any(source.op == "get_attr" and source.meta[VALUE].dim() > 1 for source in node.all_input_nodes)
 
 
-_FIX_WEIGHTS = "give each call a module of its own (copy.deepcopy), or count on the float time of the other calls"
+_FIX_WEIGHTS = "give each call a module of its own (copy.deepcopy), or expect the float time of the other calls"
 
 
 @rule(
     severity="note",
     title="weights that ops of several modules read",
-    why="Each reader gets a rounded copy of its own. Where one of them stays in float, such as an embedding tied to "
-    "the last linear, the weight is stored twice, and a change of one copy does not reach the other.",
-    fix="nothing where that is meant; else quantize all readers or none, by settings of the quantizer",
+    why="Each reader gets its own rounded copy. If one of them stays in float, such as an embedding tied to the last "
+    "linear, the weight is stored twice, and a change of one copy does not affect the other.",
+    fix="nothing if that is intended; otherwise quantize all readers or none, by settings of the quantizer",
     needs=("graph",),
 )
 def shared_weight(context: CheckContext) -> Iterator[Found]:
-    """Weights with two or more readers in different modules; shared-module covers calls of one module."""
+    """Those of calls of one module are reported by shared-module."""
     for constants in constants_by_memory(context.graph).values():
         readers = [reader for constant in constants for reader in _readers(constant)]
         # An op that no module called counts as its own place.
@@ -155,13 +155,12 @@ def _readers(constant: Node) -> list[Node]:
 @rule(
     severity="note",
     title="buffers that forward writes to",
-    why="What a run leaves there, the next run finds. pt2qa compares every batch from the captured state; an app that "
-    "runs the quantized model does not begin there, and what it writes was rounded before.",
-    fix="nothing for counters; state that outputs depend on belongs into the inputs and outputs of forward",
+    why="Each run starts with what the run before left there. pt2qa starts every batch from the captured state; an app "
+    "that runs the quantized model does not, and writes values that were rounded.",
+    fix="nothing for counters; make state that outputs depend on an input and an output of forward",
     needs=("graph",),
 )
 def written_buffer(context: CheckContext) -> Iterator[Found]:
-    """Buffers to which an op of the graph writes."""
     graph = context.graph
     buffers = graph.graph.find_nodes(op="get_attr")
     for node in Aliases(graph).written(buffers):

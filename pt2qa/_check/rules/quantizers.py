@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import capture
-from pt2qa._check.context import CheckContext, UnavailableError
+from pt2qa._check.context import NO_QUANTIZER, CheckContext, UnavailableError, require
 from pt2qa._check.rules.programs import decomposed_first
 from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import handle_of
@@ -27,48 +27,41 @@ from pt2qa.plugins.rules import rule
 @rule(
     severity="error",
     title="the quantizer cannot annotate the model",
-    why="prepare_pt2e would stop here. Quantizers stumble over modules that are called more than once, dead code, sums "
-    "that begin with 0, and settings that name what the model does not have.",
-    fix="where the message names a setting, correct the setting; else take the graph that pt2qa.capture makes, which "
-    "writes such models so that quantizers can read them",
+    why="prepare_pt2e would fail here. Quantizers fail on modules that are called more than once, dead code, sums that "
+    "begin with 0, and settings for modules that the model does not have.",
+    fix="if the message names a setting, correct it; otherwise quantize the graph of pt2qa.capture, which rewrites "
+    "such models",
 )
 def quantizer_fails(context: CheckContext) -> Iterator[Found]:
-    """The error that resolving the quantizer, or annotating with it, raised."""
     if context.quantizer is None and context.given != "pair":
-        raise DoesNotApplyError("without a quantizer: give quantizer=")
+        raise DoesNotApplyError(NO_QUANTIZER)
     if is_foreign(context.quantizer):
         raise DoesNotApplyError("to quantizers of another package")
     try:
         context.annotations  # noqa: B018  annotating is what may fail
     except UnavailableError:
-        if context.given in ("program", "graph") and (context.fixing_passes or any(decomposed_first.find(context))):
-            raise DoesNotApplyError("where another rule names what the quantizer stumbles over") from None
-        for what in ("quantizer", "annotations"):
-            if what in context.failures:
-                yield Found("", context.failures[what])
-                return
-        raise
+        if context.is_exported and (context.fixing_passes or any(decomposed_first.find(context))):
+            raise DoesNotApplyError("where another rule reports why the quantizer fails") from None
+        failed = [str(context.errors[what]) for what in ("quantizer", "annotations") if what in context.errors]
+        if not failed:
+            raise
+        yield Found("", failed[0])
 
 
 @rule(
     severity="error",
     title="quantizer and prepare come from different packages",
-    why="Each package keeps annotations in classes of its own: prepare_pt2e of torchao then sees none or fails at the "
-    "first, and the model stays in float (pytorch#160095).",
-    fix="take the quantizer that derives from torchao.quantization.pt2e.quantizer.Quantizer: those of torchao and "
-    "executorch do, those of torch.ao do not",
+    why="Each package keeps annotations in its own classes, so torchao's prepare_pt2e sees none or fails at the first "
+    "one, and the model stays in float (pytorch#160095).",
+    fix="use a quantizer that derives from torchao.quantization.pt2e.quantizer.Quantizer, as those of torchao and "
+    "executorch do; those of torch.ao do not",
 )
 def foreign_quantizer(context: CheckContext) -> Iterator[Found]:
-    """A quantizer that derives from another package's ``Quantizer``."""
     if context.quantizer is None:
         known = context.given == "pair" and context.pair.recipe is not None
-        raise DoesNotApplyError("to quantizers that made a pair" if known else "without a quantizer: give quantizer=")
-    if not is_foreign(context.quantizer):
-        return
-    try:
-        context.plugin  # noqa: B018  it is refused, and the reason is kept
-    except UnavailableError:
-        yield Found("", context.failures["quantizer"])
+        raise DoesNotApplyError("to quantizers that made a pair" if known else NO_QUANTIZER)
+    if is_foreign(context.quantizer) and context.known("plugin") is None:
+        yield Found("", str(context.errors["quantizer"]))
 
 
 def is_foreign(quantizer: Any) -> bool:
@@ -100,15 +93,14 @@ class Filter(NamedTuple):
 
 @rule(
     severity="error",
-    title="settings of the quantizer that match nothing",
-    why="A quantizer passes over a filter that holds no op: what was meant to be quantized in another way is quantized "
-    "as everything else, or stays in float, without a word.",
-    fix="name the module as the model's attributes do, without a prefix such as L['self']; "
-    "pt2qa.capture(model, args).names lists every op with its module",
+    title="quantizer settings that match no op",
+    why="Quantizers do not report a filter that matches no op: what it was meant for is quantized like everything "
+    "else, or stays in float.",
+    fix="name the module by its path in the model, without a prefix such as L['self']; pt2qa.capture(model, "
+    "args).names lists every op with its module",
     needs=("graph",),
 )
 def unmatched_filter(context: CheckContext) -> Iterator[Found]:
-    """Entries of the quantizer's settings that match no op of the graph; names as errors, with close matches."""
     graph = context.graph
     try:
         quantizer = context.plugin.build(graph, qat=context.qat)
@@ -118,16 +110,15 @@ def unmatched_filter(context: CheckContext) -> Iterator[Found]:
     if not isinstance(context.plugin, GenericPlugin):
         # A plug-in's own settings for a type of op are fine, whether the model has such an op or not.
         filters = [one for one in filters if one.kind == "module_name"]
-    if not filters:
-        raise DoesNotApplyError("to quantizers without filters by name or type")
+    require(filters, "to quantizers without filters by name or type")
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     for one in filters:
         if not any(_MATCHES[one.kind](one.key, node) for node in nodes):
-            why = f"{one.attribute} holds {_text(one.key)}, and no op of the graph passes it"
+            why = f"{one.attribute} has {_text(one.key)}, which matches no op of the graph"
             if one.kind == "module_name":
                 yield Found("", why + _near(one.key, nodes))
             else:
-                yield Found("", why, "warning", "take the setting out, or name what the model calls")
+                yield Found("", why, "warning", "remove the setting, or name what the model calls")
 
 
 def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
@@ -146,12 +137,12 @@ def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
 
 
 def _near(path: str, nodes: list[Node]) -> str:
-    """The end of the sentence: paths that would have matched, or why none can."""
+    """The end of the sentence: paths that match, or why none can."""
     known = dict.fromkeys(name for node in nodes for name in called_modules(node))
     containers = {name for node in nodes for name in modules_of(node)} - known.keys()
     bare = re.sub(r"^(L\['self'\]|L__self__|self)\.?", "", path)
     if bare in known:
-        return f"; without its prefix, {bare!r} would"
+        return f"; without the prefix, {bare!r} does"
     if bare in containers:
         inside = [name for name in known if name.startswith(f"{bare}.")]
         return f": it is a container that forward does not call; name what is in it, such as {inside[0]!r}"
@@ -188,32 +179,27 @@ _IS_KEY: Mapping[str, Callable[[Any], bool]] = {
 
 @rule(
     severity="warning",
-    title="in-place ops that the quantizer does not know",
-    why="Quantizers look for patterns op by op, before anything is made functional: out += x; relu_(out) is another "
-    "pattern than relu(out + x) (executorch#22159).",
-    fix="write the op out of place in forward: out = out * gate in the place of out *= gate, without inplace=True",
+    title="in-place ops that the quantizer does not match",
+    why="Quantizers match patterns of ops before the graph is made functional: out += x; relu_(out) is another pattern "
+    "than relu(out + x) (executorch#22159).",
+    fix="write the op out of place in forward: out = out * gate instead of out *= gate, and no inplace=True",
     needs=("annotations", "graph"),
 )
 def in_place_spelling(context: CheckContext) -> Iterator[Found]:
-    """In-place ops around which different edges are rounded once every op is out of place."""
-    written = dict(_in_place(context))
-    if not written:
-        raise DoesNotApplyError("to graphs without in-place ops")
+    written = require(dict(_in_place(context)), "to graphs without in-place ops")
     graph = copy_to_edit(context.graph)
     _spell_out_of_place(graph, {node.name for node in written.values()})
     try:
         after = context.annotate(graph, context.names)
     except QuantizeError as error:
-        raise DoesNotApplyError(f"where the quantizer fails on the other spelling: {error}".rstrip(".")) from error
-    before = context.annotations
+        reason = f"where the quantizer fails on the same ops out of place: {error}"
+        raise DoesNotApplyError(reason.rstrip(".")) from error
     for name, node in written.items():
-        missing, extra = (
-            _roundings(one, name) - _roundings(other, name) for one, other in ((after, before), (before, after))
-        )
-        if missing or extra:
-            parts = [f"does not round {', '.join(sorted(missing))}, as it does out of place"] if missing else []
-            parts += [f"rounds {', '.join(sorted(extra))}, as it does not out of place"] if extra else []
-            yield Found(name, f"written in place ({node.target}), the quantizer {' and '.join(parts)}")
+        here, there = (_roundings(annotations, name) for annotations in (context.annotations, after))
+        parts = [f"does not round {', '.join(sorted(there - here))}"] if there - here else []
+        parts += [f"rounds {', '.join(sorted(here - there))}"] if here - there else []
+        if parts:
+            yield Found(name, f"the quantizer {' and '.join(parts)}; out of place it would (written {node.target})")
 
 
 def _in_place(context: CheckContext) -> Iterator[tuple[str, Node]]:
@@ -249,16 +235,15 @@ def _roundings(annotations: Annotations, name: str) -> set[str]:
 
 @rule(
     severity="warning",
-    title="ops that are annotated in one mode of torch.export only",
-    why="torch.export runs the Python of forward, or analyses it with strict=True. A branch on torch.compiler's state, "
-    "or a fast path such as that of nn.TransformerEncoderLayer with frozen weights, makes two models of one.",
-    fix="capture it in the mode that annotates more, and use that mode wherever the model is exported",
+    title="ops that are annotated in only one mode of torch.export",
+    why="torch.export runs the Python code of forward or, with strict=True, analyses it. A branch on torch.compiler's "
+    "state, or a fast path such as that of nn.TransformerEncoderLayer with frozen weights, gives two different graphs.",
+    fix="capture it in the mode that annotates more, and export it in that mode everywhere",
     needs=("capture", "annotations"),
 )
 def strict_differs(context: CheckContext) -> Iterator[Found]:
-    """Ops that are annotated in only one mode of ``torch.export``, even after capture."""
     if context.given != "model":
-        raise DoesNotApplyError("to graphs: which mode made them is done")
+        raise DoesNotApplyError("to graphs, which were exported in one mode")
     here = context.annotations
     try:
         shapes = context.dynamic_shapes
@@ -273,12 +258,8 @@ def strict_differs(context: CheckContext) -> Iterator[Found]:
 
 
 def _only(one: Annotations, other: Annotations, mode: str, severity: Severity) -> Iterator[Found]:
-    """Ops annotated in one mode only, grouped by kind."""
     names = [op for name, op in one.ops.items() if name not in other.ops]
-    counts = Counter(op.op for op in names)
-    listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    fix = f"capture it with strict={mode == 'strict=True'}: pt2qa.capture(model, args, {mode})"
+    listed = ", ".join(f"{count} {kind}" for kind, count in Counter(op.op for op in names).items())
+    fix = f"capture it with {mode}: pt2qa.capture(model, args, {mode})"
     for op in names:
-        yield Found(
-            op.name, f"is annotated where the model is exported with {mode} alone, among {listed}", severity, fix
-        )
+        yield Found(op.name, f"is annotated only if exported with {mode} ({listed} in all)", severity, fix)

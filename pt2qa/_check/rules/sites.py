@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pt2qa._check.context import CheckContext
+from pt2qa._check.context import CheckContext, require
 from pt2qa._check.rules.specs import VALUE_PRESERVING, mixed_parameters
 from pt2qa._check.site_rows import DB_PER_BIT, VISIBLE_NOISE, clamp_cost, site_rows
 from pt2qa._decibels import LOW_SQNR
@@ -15,21 +15,20 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams, Site
-from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule
 
 
 @rule(
     severity="warning",
     title="values beyond the range that calibration chose",
-    why="Values outside the range are clamped to its ends. Listed where the noise of that is more than a bit (6 dB) "
-    f"above the noise of rounding, and the two leave less than {VISIBLE_NOISE:.0f} dB.",
-    fix="if calibration did not reach such values, calibrate on data like this; if it did, its observer cut them off, "
-    'and one that keeps them costs finer steps: pt2qa.Edit("observer", (name,), observer="minmax")',
+    why="Values outside the range are clamped to its ends. Listed if the noise of that exceeds that of rounding by "
+    f"more than a bit (6 dB), and the two leave less than {VISIBLE_NOISE:.0f} dB.",
+    fix="if calibration did not see such values, calibrate on data like this; if it did, its observer cut them off, "
+    'and one that keeps them makes the steps coarser: pt2qa.Edit("observer", (name,), observer="minmax")',
     needs=("pair", "layers"),
 )
 def saturation(context: CheckContext) -> Iterator[Found]:
-    """Sites below 30 dB where clamping raises the noise more than a bit above that of rounding alone."""
     for row in site_rows(context):
         cost = clamp_cost(row)
         if row.saturation > 0 and cost > DB_PER_BIT and row.rounding_sqnr < VISIBLE_NOISE:
@@ -44,15 +43,14 @@ def saturation(context: CheckContext) -> Iterator[Found]:
 
 @rule(
     severity="warning",
-    title="ranges that a few values need and the others do not",
-    why="The range fits the data, but most values are so much smaller than the largest that they have a handful of "
-    f"integers. Listed below {LOW_SQNR:.0f} dB, where the noise of rounding has more than 1 % of the signal's power.",
-    fix='keep the ops that read it in float or give them more bits (pt2qa.Edit("float", (name,)), "int16" where the '
-    "backend has it), or cut the outliers off in the model before it is trained",
+    title="ranges set by a few outliers",
+    why="The range fits the data, but most values are so much smaller than the largest that they get few integers. "
+    f"Listed below {LOW_SQNR:.0f} dB, where the noise of rounding has more than 1 % of the signal's power.",
+    fix='keep the ops that read it in float or give them more bits (pt2qa.Edit("float", (name,)), "int16" if the '
+    "backend has it), or remove the outliers in the model before it is trained",
     needs=("pair", "layers"),
 )
 def range_outliers(context: CheckContext) -> Iterator[Found]:
-    """Sites below 20 dB though the data reaches across their range and the clamp costs less than a bit."""
     for row in site_rows(context):
         if row.range_use >= LEAST_RANGE_USE and row.rounding_sqnr < LOW_SQNR and not clamp_cost(row) > DB_PER_BIT:
             # Rounding alone: signal / (scale**2 / 12) is the ratio in dB.
@@ -72,14 +70,13 @@ LEAST_RANGE_USE = 0.45
 @rule(
     severity="warning",
     title="ranges that are too wide for the data",
-    why="Integers that no value reaches are lost: each halving of the range that is used costs a bit, 6 dB. Listed "
-    f"where more than one bit is lost and rounding leaves less than {VISIBLE_NOISE:.0f} dB.",
-    fix="look for what made the range wide: an outlier among the calibration data, a scale shared with the input of "
-    "the op, or an activation that is rounded before its ReLU6 instead of with it",
+    why="Integers that no value uses are lost: half of the range costs a bit, 6 dB. Listed if more than one is lost "
+    f"and rounding leaves less than {VISIBLE_NOISE:.0f} dB.",
+    fix="look for what made the range wide: an outlier in the calibration data, a scale shared with the input of the "
+    "op, or an activation that is rounded before its ReLU6 instead of after it",
     needs=("pair", "layers"),
 )
 def unused_range(context: CheckContext) -> Iterator[Found]:
-    """Sites below 30 dB that use well under half of their integers."""
     for row in site_rows(context):
         if 0 < row.range_use < LEAST_RANGE_USE and row.rounding_sqnr < VISIBLE_NOISE:
             bits = -math.log2(row.range_use)
@@ -100,22 +97,21 @@ _ATTRIBUTES = ("dtype", "quant_min", "quant_max", "axis", "scale", "zero_point")
 @rule(
     severity="warning",
     title="values rounded twice with different parameters",
-    why="Two observers chose two scales for one value: the second rounding adds its own error, costs a kernel, and "
-    "kernels that only move data refuse parameters that differ (executorch#19836, executorch#22238).",
-    fix="let the two share one observer: a SharedQuantizationSpec in the quantizer, or no annotation of the op between",
+    why="Two observers chose two scales for one value: the second rounding adds error and costs a kernel, and kernels "
+    "that only move data refuse different parameters (executorch#19836, executorch#22238).",
+    fix="share one observer between the two: a SharedQuantizationSpec in the quantizer, or no annotation of the op "
+    "between",
     needs=("pair",),
 )
 def requantize_mismatch(context: CheckContext) -> Iterator[Found]:
-    """Sites that round what another site has rounded, and values dequantized in another way than quantized."""
     pair = context.pair
     yield from _dequantized_otherwise(context)
-    annotations = context.known_annotations
+    annotations = context.known("annotations")
     # The rules mixed-parameters and backend-spec report these if the annotation is known.
     told = {found.name for found in mixed_parameters.find(context)} if annotations and annotations.edges else set()
     told |= context.unshared
     static = [site for site in pair.sites if site.kind == "activation" and isinstance(site.params.scale, float)]
-    if not static:
-        raise DoesNotApplyError("to models without scales from calibration")
+    require(static, "to models without scales from calibration")
     for site in static:
         if site.name in told:
             continue
@@ -156,7 +152,7 @@ def _rounded_before(pair: QuantizedPair, slot: int) -> Iterator[tuple[Site, tupl
 
 
 def _after(through: tuple[str, ...]) -> str:
-    return " after" if len(through) == 1 else f" after {through[-1]}, and nothing between changes it"
+    return " after it" if len(through) == 1 else f" after {through[-1]}, and no op between changes it"
 
 
 def _dequantized_otherwise(context: CheckContext) -> Iterator[Found]:
@@ -175,7 +171,7 @@ def _dequantized_otherwise(context: CheckContext) -> Iterator[Found]:
             yield Found(name, f"is quantized and dequantized with different parameters: {how}", "error", _OTHERWISE_FIX)
 
 
-_OTHERWISE_FIX = "a pass over the converted graph has changed one of the two; run it on both or on neither"
+_OTHERWISE_FIX = "a pass changed one of the two in the converted graph; apply it to both or to neither"
 
 
 def _of(site: Site, attribute: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2qa._check.context import CheckContext
+from pt2qa._check.context import CheckContext, require
 from pt2qa._check.rounding import differing, own_spec, spec_read
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
@@ -18,29 +18,27 @@ from pt2qa.overrides import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import Derives, GraphNode, Point, Shares
 from pt2qa.overrides.sharing import root_of
-from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins import Found
 from pt2qa.plugins.abilities import own_method
 from pt2qa.plugins.rules import rule
 
 
 @rule(
     severity="error",
-    title="shared scales that lead nowhere",
-    why="prepare_pt2e makes one observer for all that share a scale, at the first of them in the order of the graph. "
-    "Without a spec there it fails with an AssertionError or a KeyError, in a circle with a RecursionError "
-    "(ao#4421, ao#4483).",
-    fix="in the quantizer, give the spec to the first in the order of the graph, and let the later ones refer to it",
+    title="shared scales that resolve to no spec",
+    why="prepare_pt2e makes one observer for all values that share a scale, at the first of them in graph order. "
+    "Without a spec there it raises an AssertionError or a KeyError, for a cycle a RecursionError (ao#4421, ao#4483).",
+    fix="in the quantizer, give the first value in graph order the spec, and let the later ones refer to it",
     needs=("annotations",),
 )
 def broken_share(context: CheckContext) -> Iterator[Found]:
-    annotations = context.annotations
-    if not any(isinstance(spec, Shares | Derives) for spec in annotations.specs.values()):
-        raise DoesNotApplyError("to annotations without shared scales")
-    yield from broken_shares(annotations)
+    shared = any(isinstance(spec, Shares | Derives) for spec in context.annotations.specs.values())
+    require(shared, "to annotations without shared scales")
+    return broken_shares(context.annotations)
 
 
 def broken_shares(annotations: Annotations) -> Iterator[Found]:
-    """Each circle and each missing point once; each scale that is shared or derived from a later point."""
+    """Each cycle and each missing point once; each scale that is shared or derived from a later point."""
     specs, order = annotations.specs, {point: index for index, point in enumerate(annotations.specs)}
     told = set[Point]()
     for point, spec in specs.items():
@@ -53,12 +51,11 @@ def broken_shares(annotations: Annotations) -> Iterator[Found]:
         chain = _chain(annotations, point)
         if root_of(specs, point) is None:
             if told.isdisjoint(chain):
-                circle = chain[-1] in specs
-                why = "shares its scale in a circle" if circle else "shares the scale of a value that is not annotated"
-                yield _share(annotations, chain, why, _FIX_CIRCLE if circle else _FIX_MISSING)
+                cycle = chain[-1] in specs
+                why = "shares its scale in a cycle" if cycle else "shares the scale of a value that is not annotated"
+                yield _share(annotations, chain, why, _FIX_CYCLE if cycle else _FIX_MISSING)
             told.update(chain)
         elif isinstance(spec, Shares) and annotations.groups[point] == point:
-            # torchao makes the observer at the group's first point, where it finds no spec.
             yield _share(annotations, chain, "shares the scale of a value that comes later in the graph")
 
 
@@ -78,9 +75,8 @@ def _share(annotations: Annotations, chain: list[Point], why: str, fix: str = ""
     return Found(annotations.ground.nodes[reader or source].name, f"{why}: {arrows}", fix=fix)
 
 
-_FIX_CIRCLE = "in the quantizer, give one of these a QuantizationSpec of its own; the others may go on sharing it"
-
-_FIX_MISSING = "in the quantizer, annotate the edge or output that SharedQuantizationSpec names, with a spec of its own"
+_FIX_CYCLE = "in the quantizer, give one value of the cycle a QuantizationSpec of its own"
+_FIX_MISSING = "in the quantizer, annotate the edge or output that SharedQuantizationSpec names"
 
 VALUE_PRESERVING = frozenset(
     {"transpose", "permute", "t", "swapaxes", "movedim", "numpy_T", "reshape", "view", "_unsafe_view", "flatten"}
@@ -88,26 +84,27 @@ VALUE_PRESERVING = frozenset(
     | {"roll", "clone", "contiguous", "cat", "stack", "max_pool1d", "max_pool2d", "max_pool3d", "pixel_shuffle"}
     | {"pixel_unshuffle", "channel_shuffle", "dropout", "upsample_nearest2d", "unbind", "detach", "alias"}
 )
-"""Ops that hand on values as they are, or some of them."""
+"""Ops whose output values are values of their input."""
 
 
 @rule(
     severity="warning",
-    title="values that are rounded with one scale and then with another",
-    why="The second rounding adds error for nothing, and kernels that only move data refuse it when the model is "
-    "loaded, as a transpose does that asks for equal parameters on both sides (executorch#19836, executorch#22238).",
+    title="values that are rounded twice, with different scales",
+    why="The second rounding adds error, and kernels that only move data, such as transpose, refuse different scales "
+    "on both sides when the model is loaded (executorch#19836, executorch#22238).",
     fix="in the quantizer, give the op's output a SharedQuantizationSpec to its (first) input edge; for one value with "
-    "two readers, ask for the same spec at both",
+    "two readers, use the same spec for both",
     needs=("annotations",),
 )
 def mixed_parameters(context: CheckContext) -> Iterator[Found]:
-    """Value-preserving ops with different scales before and after, and values that are rounded in two ways."""
     annotations = context.annotations
-    if not annotations.edges:
-        raise DoesNotApplyError("to models of which nothing is annotated")
+    require(annotations.edges, NOTHING_ANNOTATED)
     # The rule backend-spec reports what a line of the backend's spec is about.
     yield from (found for found in _unequal_sides(annotations) if found.name not in context.unshared)
     yield from _rounded_twice(annotations)
+
+
+NOTHING_ANNOTATED = "to models of which nothing is annotated"
 
 
 def _unequal_sides(annotations: Annotations) -> Iterator[Found]:
@@ -119,21 +116,20 @@ def _unequal_sides(annotations: Annotations) -> Iterator[Found]:
         before = {groups[point] for key in node.inputs if (point := (key, node.key)) in groups}
         if others := sorted(before - {after}):
             names = {name for point in others for name in _differing(annotations, point, (node.key, ""))}
-            how = f"another {' and '.join(sorted(names))}" if names else "a scale of its own"
+            how = f"another {' and '.join(sorted(names))}" if names else "another scale"
             sides = f"{len(others)} of its {len(before)} inputs" if len(before) > 1 else "its input"
-            yield Found(node.name, f"{node.op} hands values on, and {sides} has {how}, not that of its output")
+            verb = "have" if len(others) > 1 else "has"
+            yield Found(node.name, f"{node.op} does not change values, but {sides} {verb} {how} than its output")
 
 
 def _rounded_twice(annotations: Annotations) -> Iterator[Found]:
+    nodes = annotations.ground.nodes
     for source, reader in annotations.specs:
-        if not reader or annotations.ground.nodes[source].constant:
-            continue
-        names = _differing(annotations, (source, ""), (source, reader))
-        if names:
-            node = annotations.ground.nodes[source]
-            how = " and ".join(names)
-            op = annotations.ground.nodes[reader].op
-            yield Found(node.name, f"is rounded as its output and again for the {op}: {how} differ")
+        if reader and not nodes[source].constant:
+            names = " and ".join(_differing(annotations, (source, ""), (source, reader)))
+            if names:
+                why = f"is rounded as an output and again for the {nodes[reader].op} that reads it: {names} differ"
+                yield Found(nodes[source].name, why)
 
 
 def _differing(annotations: Annotations, one: Point, other: Point) -> tuple[str, ...]:
@@ -146,46 +142,40 @@ _JOINS = ("add", "sub", "mul", "cat", "stack")
 
 @rule(
     severity="warning",
-    title="branches of a sum or concatenation that are not rounded alike",
-    why="A backend has int8 kernels for operands of one kind: it computes such an op in float, and the rounding of the "
-    "one branch is error without gain.",
-    fix="annotate both branches in the quantizer, with the same dtype and scheme; or keep the op in float: "
+    title="operands of a sum or concatenation that are quantized differently",
+    why="Backends have int8 kernels for operands of one dtype and scheme. Otherwise the op runs in float, and rounding "
+    "one operand costs accuracy for nothing.",
+    fix="annotate all operands in the quantizer, with the same dtype and scheme; or keep the op in float: "
     'pt2qa.Edit("float", (name,))',
     needs=("annotations",),
 )
 def residual_add(context: CheckContext) -> Iterator[Found]:
-    """Annotated joins that read one branch rounded and another in float, or rounded in another way."""
     annotations = context.annotations
-    joins = [node for node in annotations.ground.nodes.values() if node.op in _JOINS and node.name in annotations.ops]
-    if not joins:
-        raise DoesNotApplyError("to models without annotated sums or concatenations")
-    for node in joins:
-        branches = [annotations.ground.nodes[key] for key in node.inputs]
-        branches = [branch for branch in branches if branch.is_tensor and not branch.constant]
-        specs = {branch.name: spec_read(annotations, branch.key, node.key) for branch in branches}
+    nodes = annotations.ground.nodes
+    joins = [node for node in nodes.values() if node.op in _JOINS and node.name in annotations.ops]
+    for node in require(joins, "to models without annotated sums or concatenations"):
+        operands = [nodes[key] for key in node.inputs if nodes[key].is_tensor and not nodes[key].constant]
+        specs = {operand.name: spec_read(annotations, operand.key, node.key) for operand in operands}
         rounded = [spec for spec in specs.values() if spec is not None]
-        in_float = [
-            branch.name
-            for branch in branches
-            if specs[branch.name] is None and not _is_fused(annotations, branch, node)
-        ]
+        unrounded = [operand for operand in operands if specs[operand.name] is None]
+        in_float = [operand.name for operand in unrounded if not _is_fused(annotations, operand, node)]
         if rounded and in_float:
-            yield Found(node.name, f"one branch of the {node.op} is rounded, and {', '.join(in_float)} is not")
-        elif attributes := _differing_branches(rounded):
-            yield Found(node.name, f"the branches of the {node.op} are rounded with another {' and '.join(attributes)}")
+            yield Found(node.name, f"{', '.join(in_float)} is not rounded, but the other operand is")
+        elif attributes := _differing_operands(rounded):
+            yield Found(node.name, f"its operands differ in {' and '.join(attributes)}")
 
 
-def _is_fused(annotations: Annotations, branch: GraphNode, node: GraphNode) -> bool:
-    """Whether a branch stays in float because its op and the join are one kernel, as conv + add on x86."""
-    if branch.readers != (node.key,):
+def _is_fused(annotations: Annotations, operand: GraphNode, node: GraphNode) -> bool:
+    """Whether an operand stays in float because its op and the join are one kernel, as conv + add on x86."""
+    if operand.readers != (node.key,):
         return False
-    if branch.op in BATCH_NORMS and branch.name not in annotations.ops:
+    if operand.op in BATCH_NORMS and operand.name not in annotations.ops:
         # QAT keeps the batch norm between the two, and annotates the ops around it.
-        return _is_fused(annotations, annotations.ground.nodes[next(iter(branch.inputs))], branch)
-    return branch.name in annotations.ops
+        return _is_fused(annotations, annotations.ground.nodes[next(iter(operand.inputs))], operand)
+    return operand.name in annotations.ops
 
 
-def _differing_branches(specs: list[Any]) -> tuple[str, ...]:
+def _differing_operands(specs: list[Any]) -> tuple[str, ...]:
     """In what any of the specs differs from the first, scales aside."""
     names = dict.fromkeys(name for other in specs[1:] for name in differing(specs[0], other))
     return tuple(name for name in names if name not in ("scale", "zero_point"))
@@ -194,75 +184,63 @@ def _differing_branches(specs: list[Any]) -> tuple[str, ...]:
 @rule(
     severity="warning",
     title="convolutions with dynamic scales",
-    why="Few backends have a kernel for it: elsewhere it runs in float between rounding ops. One scale serves a whole "
-    "batch, so that a prediction depends on what it is batched with; accuracy was seen to drop (ao#4292).",
-    fix="quantize convolutions statically, with calibration, and keep dynamic scales for linears: many "
-    "quantizers take a configuration for one type of op",
+    why="Few backends have a kernel for them; others run them in float between rounding ops. All samples of a batch "
+    "share one scale, so a prediction depends on the rest of its batch; accuracy was seen to drop (ao#4292).",
+    fix="quantize convolutions statically, with calibration, and use dynamic scales for linears only: many quantizers "
+    "take a configuration for one type of op",
     needs=("annotations",),
 )
 def dynamic_conv(context: CheckContext) -> Iterator[Found]:
-    """Convolutions with a dynamic input, unless the plug-in says that its backend supports them."""
     annotations = context.annotations
     nodes = annotations.ground.nodes
-    convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
-    if not convolutions:
-        raise DoesNotApplyError("to models without convolutions")
     declares = own_method(context.plugin, "unsupported_reason") is not None
-    for node in convolutions:
+    convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
+    for node in require(convolutions, "to models without convolutions"):
         specs = [spec_read(annotations, key, node.key) for key in node.inputs if not nodes[key].constant]
         refusal = annotations.ground.refusals.get(("dynamic", node.key), "")
         if any(getattr(spec, "is_dynamic", False) for spec in specs) and (refusal or not declares):
-            yield Found(node.name, refusal or f"the scale of the {node.op}'s input is computed anew for each batch")
+            yield Found(node.name, refusal or f"each batch sets the scale of the {node.op}'s input")
 
 
-FIXED = {
-    **dict.fromkeys(("softmax", "_softmax", "sigmoid", "hardsigmoid"), "1/256"),
-    "tanh": "1/128",
-}
-"""The scale that covers an op's range with 8 bits; int8 kernels of XNNPACK, TFLite and CMSIS-NN ask for it."""
+FIXED = {**dict.fromkeys(("softmax", "_softmax", "sigmoid", "hardsigmoid"), "1/256"), "tanh": "1/128"}
+"""The scale that covers an op's range with 8 bits; int8 kernels of XNNPACK, TFLite and CMSIS-NN require it."""
 
 
 @rule(
     severity="note",
-    title="a calibrated scale where the range is known",
-    why="The range follows from the op, so that data can only make it too small: what calibration did not see is cut "
-    "off. Several int8 kernels take the fixed scale alone.",
-    fix="in the quantizer, annotate the output with FixedQParamsQuantizationSpec; without one, calibrate on data that "
-    "reaches both ends",
+    title="calibrated scales for outputs whose range is known",
+    why="The range follows from the op; calibration can only make it too small, and values outside are clamped. "
+    "Several int8 kernels take only the fixed scale.",
+    fix="in the quantizer, annotate the output with FixedQParamsQuantizationSpec; otherwise calibrate on data that "
+    "reaches both ends of the range",
     needs=("annotations",),
 )
 def fixed_range(context: CheckContext) -> Iterator[Found]:
-    """Outputs of softmax, sigmoid and tanh that are rounded to 8 bits with a scale from calibration."""
     annotations = context.annotations
     ops = [node for node in annotations.ground.nodes.values() if node.op in FIXED]
-    if not ops:
-        raise DoesNotApplyError("to models without softmax, sigmoid or tanh")
-    for node in ops:
+    for node in require(ops, "to models without softmax, sigmoid or tanh"):
         specs = [spec_read(annotations, node.key, reader) for reader in (*node.readers, "")]
-        calibrated = [spec for spec in specs if spec is not None and not _is_settled(spec)]
-        if calibrated:
+        if any(spec is not None and _is_calibrated(spec) for spec in specs):
             yield Found(node.name, f"the output of {node.op} has a calibrated scale; {FIXED[node.op]} covers its range")
 
 
-def _is_settled(spec: object) -> bool:
-    """Whether a scale needs no calibration, or the spec has more than 8 bits."""
+def _is_calibrated(spec: object) -> bool:
+    """Whether a scale needs calibration and has 8 bits."""
     wide = getattr(getattr(spec, "dtype", None), "itemsize", 1) > 1
-    return hasattr(spec, "scale") or bool(getattr(spec, "is_dynamic", False)) or wide
+    return not (hasattr(spec, "scale") or getattr(spec, "is_dynamic", False) or wide)
 
 
 @rule(
     severity="error",
-    title="rounding of values that are no measurements",
-    why="Indices, counts and booleans come out changed, and the large negative number of a mask takes the whole range "
+    title="rounding of integers, booleans and masks",
+    why="Rounding changes indices, counts and booleans, and the large negative number of a mask takes the whole range "
     "of the scale.",
-    fix='keep the op that reads it in float: pt2qa.Edit("float", (name,)), or a quantizer that looks at dtypes',
+    fix='keep the op that reads it in float: pt2qa.Edit("float", (name,)), or check dtypes in the quantizer',
     needs=("annotations", "graph"),
 )
 def integer_observed(context: CheckContext) -> Iterator[Found]:
-    """Rounded values that are integers or booleans, and rounded floats computed from nothing else."""
     annotations = context.annotations
-    if not annotations.edges:
-        raise DoesNotApplyError("to models of which nothing is annotated")
+    require(annotations.edges, NOTHING_ANNOTATED)
     nodes = {context.name_of(node): node for node in context.graph.graph.nodes if node.op != "output"}
     measured = _measured(context)
     sources = {point[0]: spec for point in annotations.specs if (spec := own_spec(annotations, point)) is not None}
@@ -272,7 +250,8 @@ def integer_observed(context: CheckContext) -> Iterator[Found]:
         if made.dtype and not made.dtype.startswith(("float", "bfloat")):
             yield Found(made.name, f"its {made.dtype} values are rounded to {wanted}, which changes them")
         elif not made.constant and made.name in nodes and nodes[made.name] not in measured:
-            yield Found(made.name, f"is made of sizes, indices or masks alone, and rounded to {wanted}", "warning")
+            why = f"is computed from sizes, indices or masks only, and rounded to {wanted}"
+            yield Found(made.name, why, "warning")
 
 
 def _measured(context: CheckContext) -> set[Node]:
@@ -284,13 +263,11 @@ def _measured(context: CheckContext) -> set[Node]:
         dtype = value.dtype if isinstance(value, Tensor) else None
         if node.op in ("placeholder", "get_attr"):
             is_data = dtype is not None and (dtype.is_floating_point or dtype in _SAMPLE_DTYPES)
-            if str(node.target) in parameters or (is_data and (node.op == "placeholder" or value.numel() > 1)):
-                found.add(node)
-        elif (
-            node.target in _RANDOM
-            or op_of(node.target) in _NONLINEAR
-            or (dtype is not torch.bool and not found.isdisjoint(node.all_input_nodes))
-        ):
+            counts = str(node.target) in parameters or (is_data and (node.op == "placeholder" or value.numel() > 1))
+        else:
+            counts = node.target in _RANDOM or op_of(node.target) in _NONLINEAR
+            counts = counts or (dtype is not torch.bool and not found.isdisjoint(node.all_input_nodes))
+        if counts:
             found.add(node)
     return found
 

@@ -6,31 +6,30 @@ from collections.abc import Iterator
 
 import torch
 
-from pt2qa._check.context import CheckContext
+from pt2qa._check.context import CheckContext, require
 from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct
 from pt2qa._decibels import LOW_SQNR
-from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule
 
 _ONE_SCALE_FIX = (
-    "give each channel a scale of its own where the backend takes per-channel weights, or equalise the ranges of the "
-    "channels across layers before capture"
+    "give each channel its own scale if the backend supports per-channel weights; if not, equalise the ranges of the "
+    "channels across layers before capture (Nagel et al. 2019, Data-free quantization through weight equalization and "
+    "bias correction)"
 )
 
 
 @rule(
     severity="warning",
     title="channels whose weights become zero",
-    why="With one scale for the whole weight, a channel whose values are much smaller than the largest of another "
-    "rounds to zero: its output is its bias, whatever the input, while the weight's SQNR stays high.",
+    why="With one scale for the whole weight, a channel with much smaller values than the largest channel rounds to "
+    "zero: its output is its bias, whatever the input, while the weight's SQNR stays high.",
     fix=_ONE_SCALE_FIX,
     needs=("pair",),
 )
 def dead_channel(context: CheckContext) -> Iterator[Found]:
-    """Weights with channels that quantize to zero, but in float were worth a step of the op's output."""
-    rows = [row for row in context.weights if row.quantized]
-    if not rows:
-        raise DoesNotApplyError("to models without quantized weights")
+    """Unless they are too small to change the rounded output in float, too."""
+    rows = require([row for row in context.weights if row.quantized], "to models without quantized weights")
     products = {(product.name, "weight"): product for product in context.integer_products}
     for row in rows:
         product = products.get((row.name, row.attr))
@@ -62,18 +61,14 @@ RATIO = 16.0
 @rule(
     severity="warning",
     title="channels of very different ranges under one scale",
-    why="The largest channel sets the scale, so that the others get few integers: four bits less where their range is "
-    f"a 16th. Listed where that is so for more than a tenth of the channels, and one is below {LOW_SQNR:.0f} dB.",
-    fix="give each channel a scale of its own where the backend takes per-channel weights; where it does not, equalise "
-    "the ranges across layers before capture: Nagel et al. 2019, Data-free quantization through weight equalization "
-    "and bias correction",
+    why="The largest channel sets the scale, so the others get few integers: four bits less for a 16th of its range. "
+    f"Listed if that affects more than a tenth of the channels, and one is below {LOW_SQNR:.0f} dB.",
+    fix=_ONE_SCALE_FIX,
     needs=("pair",),
 )
 def channel_range(context: CheckContext) -> Iterator[Found]:
-    """Weights with one scale in which more than a few channels are small because others are 16 times as large."""
     shared = [product for product in context.integer_products if product.weight_params.axis is None]
-    if not shared:
-        raise DoesNotApplyError("to models without weights that have one scale for the whole tensor")
+    require(shared, "to models without weights that have one scale for the whole tensor")
     worst = {(row.name, row.attr): row.worst_channel_sqnr for row in context.weights}
     for product in shared:
         largest = product.largest
@@ -97,20 +92,18 @@ INT32_MAX = 2**31 - 1
 @rule(
     severity="warning",
     title="biases beyond 32 bits",
-    why="Integer kernels add the bias to a 32-bit sum, in steps of the input's scale times the weight's. Where that "
-    "product is tiny, as for a channel whose weights are zero, the bias exceeds 2^31 - 1 steps: it is cut off, or "
+    why="Integer kernels add the bias to a 32-bit sum, in steps of the input's scale times the weight's. If that "
+    "product is tiny, as for a channel whose weights are zero, the bias exceeds 2^31 - 1 steps: it is clamped, or "
     "wraps around to the other sign.",
     fix="give the weight observer a larger eps (2**-12 is usual), or keep the layer in float",
     needs=("pair",),
 )
 def bias_overflow(context: CheckContext) -> Iterator[Found]:
-    """Biases of more than 2^31 - 1 steps: ``|bias| / (scale of the input * scale of the weight)``."""
+    """Of more than 2^31 - 1 steps: ``|bias| / (scale of the input * scale of the weight)``."""
     in_int32 = context.int32_bias
-    if in_int32 is False:
-        raise DoesNotApplyError("to kernels that add the bias in float")
+    require(in_int32 is not False, "to kernels that add the bias in float")
     products = [product for product in context.integer_products if product.bias is not None]
-    if not products:
-        raise DoesNotApplyError("to models without biases beside quantized weights")
+    require(products, "to models without biases of quantized weights")
     for product in products:
         scales, bias = _bias_scales(product), product.bias.reference if product.bias else None
         if scales is None or not isinstance(bias, torch.Tensor) or not bias.is_floating_point():
@@ -123,7 +116,7 @@ def bias_overflow(context: CheckContext) -> Iterator[Found]:
             yield Found(
                 product.name,
                 f"{over} of {len(steps)} channels have a bias of up to {float(steps.max()):.2g} steps of "
-                f"{float(scales.min()):.2g}" + ("" if stored else ", where the kernel stores it as int32"),
+                f"{float(scales.min()):.2g}" + ("" if stored else ", if the kernel stores it as int32"),
                 "error" if stored else None,
                 value=float(steps.max()),
             )
