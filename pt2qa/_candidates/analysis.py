@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,24 +102,23 @@ def compare_quantizers(
             failed[name] = str(error)
     if not pairs:
         raise QuantizeError("; ".join(f"{name}: {text}" for name, text in failed.items()))
-    race = _Race(pairs, failed, mask)
+    run = _Comparison(pairs, failed, mask)
     data = data if batches is None else replace(data, batches=batches)
-    notes = accumulate(race, data, title="compare quantizers", purpose="compare on")
-    refuse_empty(race.batches, count_empty(race.set_apart))
-    notes += [f"{n}: {note}" for n, pair in pairs.items() for note in (*pair.notes, *race.checks[n].notes)]
-    notes += race.notes()
-    first = next(iter(pairs.values()))
+    notes = accumulate(run, data, title="compare quantizers", purpose="compare on")
+    refuse_empty(run.batches, count_empty(run.set_apart))
+    notes += [f"{n}: {note}" for n, pair in pairs.items() for note in (*pair.notes, *run.checks[n].notes)]
+    notes += run.notes()
     candidates = [_candidate(name, named[name], pairs.get(name), failed) for name in named]
     settings = {f"quantization of {name}": pair.quantization for name, pair in pairs.items()}
-    if race.positions is not None:
-        settings["mask"] = race.positions.name
+    if run.positions is not None:
+        settings["mask"] = run.positions.name
     return CandidateReport(
-        **compared(race.sums(), candidates, race.set_apart, race.batches, settings),
+        **compared(run.sums(), candidates, run.set_apart, run.batches, settings),
         notes=tuple(dict.fromkeys(notes)),
-        samples=race.samples,
-        input_ranges=race.input_ranges,
+        samples=run.samples,
+        input_ranges=run.input_ranges,
         model=capture.model,
-        environment=first.environment,
+        environment=next(iter(pairs.values())).environment,
     )
 
 
@@ -129,10 +128,10 @@ def _named(quantizers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
     if not isinstance(quantizers, Mapping):
         names = [quantizer if isinstance(quantizer, str) else _described(quantizer) for quantizer in quantizers]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise SelectionError(f"two candidates are called {twice[0]!r}; give a dict with a name for each")
+            raise SelectionError(f"two candidates are called {twice[0]!r}. Pass a dict with a name for each.")
         quantizers = dict(zip(names, quantizers, strict=True))
     if not quantizers:
-        raise SelectionError("there is no candidate; expected a list of quantizers, or a dict that names them")
+        raise SelectionError("there is no candidate. Pass a list of quantizers, or a dict with names for them.")
     return {str(name): quantizer for name, quantizer in quantizers.items()}
 
 
@@ -145,53 +144,38 @@ def _pair(capture: Capture, name: str, quantizer: Any, data: Data) -> QuantizedP
         return quantize(capture, quantizer, data.batches, inputs_of=data.inputs_of, progress=data.progress)
     if quantizer.capture is not capture or (quantizer.recipe is not None and quantizer.recipe.qat):
         raise SelectionError(
-            f"{name}: the pair was not quantized after training from this capture, so the float model is another one. "
-            "Expected a pair that pt2qa.quantize(capture, ...) returned, without QAT"
+            f"{name}: the pair was made from another capture, or trained, so it has another float model. Pass a pair "
+            "that pt2qa.quantize(capture, ...) returned, without QAT."
         )
     return quantizer
 
 
-@dataclass(slots=True)
-class _Value:
-    """The sums of one row, by candidate: over the batches that count, and over those that are set apart."""
-
-    step: Step | None
-    sums: dict[str, NoiseSums] = field(default_factory=dict)
-    apart: dict[str, NoiseSums] = field(default_factory=dict)
-
-    def add(self, sums: Mapping[str, NoiseSums], apart: Collection[str]) -> None:
-        for name, new in sums.items():
-            into = self.apart if name in apart else self.sums
-            into[name] = into.get(name, NoiseSums()).merge(new)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lap:
-    """The results of one run of all models on a batch: flat outputs, and for each row the noise by candidate.
-
-    ``counted`` are the reference's outputs at the positions that count.
-    """
+class _Outputs(NamedTuple):
+    """One run of all models on a batch: their flat outputs, and the noise of each value by candidate."""
 
     reference: list[Any]
     quantized: dict[str, list[Any]]
-    sums: list[tuple[_Value, dict[str, NoiseSums]]]
-    counted: list[Any]
+    noises: list[tuple[ValueSums, dict[str, NoiseSums]]]
+    has_nan: bool
+    """Whether the reference returns NaN at a position that counts."""
 
 
-class _Race:
+class _Comparison:
     """One float model and several quantized models that advance together, op by op; ``failed``: why others do not."""
 
     def __init__(self, pairs: dict[str, QuantizedPair], failed: dict[str, str], mask: Mask | None) -> None:
         self.pairs, self.failed = pairs, failed
         self.checks = {name: Verification(pair.graphs) for name, pair in pairs.items()}
-        self.first = first = next(iter(pairs.values()))
         # The float graphs differ only in what prepare folded and rewrote; calibration has checked that.
+        self.first = first = next(iter(pairs.values()))
         self.reference = first.simulator
         self.positions = None if mask is None else Positions(first.quantized, first.program, mask)
         self.places = {name: _places(pair.program) for name, pair in pairs.items()}
         self.known = {name: frozenset(places.values()) for name, places in self.places.items()}
-        self.values = {step.name: _Value(step) for step in first.program.steps if step.site is None}
-        self.outputs: dict[str, _Value] = {}
+        ops = [step for step in first.program.steps if step.site is None]
+        self.values = {step.name: ValueSums(step.handle, step.name, step.module, step.op) for step in ops}
+        self.slots = {step.name: step.out for step in ops}
+        self.outputs: list[ValueSums] = []
         self.batches = self.samples = 0
         self.set_apart: list[SetApart] = []
         self.input_ranges: tuple[InputRange, ...] = ()
@@ -206,74 +190,68 @@ class _Race:
         counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
         self._take(values, self._verified(values, counted), counted)
 
-    def _verified(self, values: list[Any], counted: Counted | None) -> _Lap:
-        """One lap; drops candidates that the simulator does not compute exactly."""
-        lap = self._measure(values, counted)
+    def _verified(self, values: list[Any], counted: Counted | None) -> _Outputs:
+        """One run; drops candidates that the simulator does not compute exactly."""
+        run = self._measure(values, counted)
         for name in list(self.pairs):
             try:
-                while not self.checks[name].accepts(Outputs(lap.reference, lap.quantized[name]), values):
-                    lap = self._measure(values, counted)
+                while not self.checks[name].accepts(Outputs(run.reference, run.quantized[name]), values):
+                    run = self._measure(values, counted)
             except SimulationError as error:
                 self.failed[name] = str(error)
                 del self.pairs[name]
         if not self.pairs:
             raise SimulationError("; ".join(f"{name}: {text}" for name, text in self.failed.items()))
-        return lap
+        return run
 
     @computes
-    def _measure(self, values: list[Any], counted: Counted | None) -> _Lap:
+    def _measure(self, values: list[Any], counted: Counted | None) -> _Outputs:
         """Runs all models on a batch; adds nothing yet, so that the run can be checked or repeated."""
-        found: list[tuple[_Value, dict[str, NoiseSums]]] = []
+        found: list[tuple[ValueSums, dict[str, NoiseSums]]] = []
         runners = {
             name: _Runner(pair.simulator.walk(values, True), self.places[name]) for name, pair in self.pairs.items()
         }
-        walk = self.reference.walk(values, False)
+        float_run = _Runner(self.reference.walk(values, False), {})
         with torch.no_grad():
-            while True:
-                try:
-                    step, value = next(walk)
-                except StopIteration as end:
-                    reference = end.value
-                    break
+            for step, value in float_run.walk:
                 if step.site is None:
                     others = {name: r.value(step.name) for name, r in runners.items() if step.name in self.known[name]}
-                    layout = None if counted is None else counted.layouts.get(step.out)
-                    found.append((self.values[step.name], _noise(value, others, _kept(counted, layout))))
-            results = {name: _leaves(runner.finish()) for name, runner in runners.items()}
-        leaves = _leaves(reference)
+                    kept = _kept(counted, None if counted is None else counted.layouts.get(step.out))
+                    found.append((self.values[step.name], _noise(value, others, kept)))
+            reference, results = float_run.finish(), {name: runner.finish() for name, runner in runners.items()}
         if not self.outputs:
-            self.outputs = {name: _Value(None) for name in output_names(self.first.quantized, len(leaves))}
-        layouts = [None] * len(leaves) if counted is None else counted.layouts_of_outputs()
-        kept = [_kept(counted, layout) for layout in layouts]
-        for number, (output, leaf) in enumerate(zip(self.outputs.values(), leaves, strict=True)):
-            others = {name: result[number] for name, result in results.items()}
-            found.append((output, _noise(leaf, others, kept[number])))
-        return _Lap(leaves, results, found, [of(leaf) for of, leaf in zip(kept, leaves, strict=True)])
+            names = output_names(self.first.quantized, len(reference))
+            self.outputs = [ValueSums(-1, name, "", "output") for name in names]
+        layouts = [None] * len(reference) if counted is None else counted.layouts_of_outputs()
+        has_nan = False
+        for number, (output, leaf) in enumerate(zip(self.outputs, reference, strict=True)):
+            kept, others = _kept(counted, layouts[number]), {name: result[number] for name, result in results.items()}
+            found.append((output, _noise(leaf, others, kept)))
+            has_nan = has_nan or (isinstance(leaf, Tensor) and bool(kept(leaf).isnan().any()))
+        return _Outputs(reference, results, found, has_nan)
 
-    def _take(self, values: list[Any], lap: _Lap, counted: Counted | None) -> None:
+    def _take(self, values: list[Any], run: _Outputs, counted: Counted | None) -> None:
         samples = count_samples(values)
-        apart = self._why_apart(values, samples, lap)
+        apart = self._why_apart(values, samples, run)
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
-        for place, sums in lap.sums:
-            place.add(sums, left_out)
+        for value, noises in run.noises:
+            value.add(noises, left_out)
         self.set_apart += apart
         able = [pair.program for name, pair in self.pairs.items() if name not in left_out]
         self.input_ranges = added([self.input_ranges, *(input_ranges(each, values, counted) for each in able)])
         self.batches += 1
         self.samples += samples
 
-    def _why_apart(self, values: list[Any], samples: int, lap: _Lap) -> list[SetApart]:
+    def _why_apart(self, values: list[Any], samples: int, run: _Outputs) -> list[SetApart]:
         """Why a batch is excluded for all candidates, or for those that fail on it; empty if it counts.
 
         The rules are those of ``compare_layers``.
         """
-        if is_empty(samples, lap.reference):
+        if is_empty(samples, run.reference):
             return [empty_batch(self.batches)]
-        broken = {name for _, sums in lap.sums for name, noise in sums.items() if math.isnan(noise.noise)}
-        if any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in lap.counted):
-            broken = set(self.pairs)
+        broken = {name for _, noises in run.noises for name, noise in noises.items() if math.isnan(noise.noise)}
         apart = []
-        for name in (name for name in self.pairs if name in broken):
+        for name in (name for name in self.pairs if run.has_nan or name in broken):
             own = first_fault(self.pairs[name].simulator, values, self.batches, samples)
             if own is None:
                 continue
@@ -284,37 +262,33 @@ class _Race:
 
     def sums(self) -> list[ValueSums]:
         """Those of the outputs, then of the ops in graph order; ops without a tensor are left out and noted."""
-        found = [self._summed(value, -1, name, "", "output") for name, value in self.outputs.items()]
-        for name, value in self.values.items():
-            if (value.sums or value.apart) and value.step is not None:
-                found.append(self._summed(value, value.step.handle, name, value.step.module, value.step.op))
-        return found
-
-    def _summed(self, value: _Value, handle: int, name: str, module: str, op: str) -> ValueSums:
-        counted, apart = ({n: own.get(n, NoiseSums()) for n in self.pairs} for own in (value.sums, value.apart))
-        return ValueSums(handle, name, module, op, counted, apart)
+        values = (*self.outputs, *(value for value in self.values.values() if value.seen))
+        return [value.of(self.pairs) for value in values]
 
     def notes(self) -> list[str]:
         """What could not be compared."""
         notes = []
         if self.positions is not None and self.positions.layouts is not None:
-            slots = [value.step.out for value in self.values.values() if value.step is not None and value.sums]
+            slots = [self.slots[name] for name, value in self.values.items() if value.counted]
             notes += self.positions.note([*slots, *slots_in(self.first.program.outputs)])
-        missing = [name for name, value in self.values.items() if not (value.sums or value.apart)]
-        if missing:
+        if missing := [name for name, value in self.values.items() if not value.seen]:
             notes.append(f"not compared, no single tensor as output: {len(missing)} ops, such as {missing[0]}")
         for name in self.pairs:
             if extra := [op for op in self.known[name] if op not in self.values]:
-                notes.append(f"not compared, ops that {name} alone has: {len(extra)}, such as {sorted(extra)[0]}")
+                notes.append(f"not compared, only in {name}: {len(extra)} ops, such as {min(extra)}")
         return notes
 
 
 class _Runner:
-    """A quantized model that runs up to a requested op."""
+    """A model that runs up to a requested op; ``places``: by step number, the op whose value is observed there."""
 
     def __init__(self, walk: Generator[tuple[Step, Any], None, Any], places: Mapping[int, str]) -> None:
-        self.walk, self.places = walk, places
+        self.walk, self.places = self._stored(walk), places
         self.passed: dict[str, Any] = {}
+        self.outputs: Any = None
+
+    def _stored(self, walk: Generator[tuple[Step, Any], None, Any]) -> Iterator[tuple[Step, Any]]:
+        self.outputs = yield from walk
 
     def value(self, name: str) -> Any:
         """The value of an op; models may run independent ops in different orders."""
@@ -328,13 +302,11 @@ class _Runner:
                 self.passed[here] = value.clone() if isinstance(value, Tensor) else value
         raise AssertionError(f"{name} is among the places, so the run gives it")
 
-    def finish(self) -> Any:
-        """Runs to the end and returns the outputs."""
-        while True:
-            try:
-                next(self.walk)
-            except StopIteration as end:
-                return end.value
+    def finish(self) -> list[Any]:
+        """Runs to the end and returns the flat outputs."""
+        for _ in self.walk:
+            pass
+        return pytree.tree_leaves(plain(self.outputs))
 
 
 def _places(program: Program) -> dict[int, str]:
@@ -348,11 +320,9 @@ def _places(program: Program) -> dict[int, str]:
 
 def _kept(counted: Counted | None, layout: Layout | None) -> Callable[[Any], Any]:
     """From a value to its elements that count."""
-    return _same if counted is None or layout is None else functools.partial(layout.counted, keep=counted.keep)
-
-
-def _same(value: Any) -> Any:
-    return value
+    if counted is None or layout is None:
+        return lambda value: value
+    return functools.partial(layout.counted, keep=counted.keep)
 
 
 def _noise(reference: Any, others: Mapping[str, Any], kept: Callable[[Any], Any]) -> dict[str, NoiseSums]:
@@ -367,10 +337,6 @@ def _noise(reference: Any, others: Mapping[str, Any], kept: Callable[[Any], Any]
     # The sums exclude values that are not finite in one of the two; there is then no SQNR.
     noise = math.nan if whole.nonfinite else whole.noise
     return dict(zip(alike, (NoiseSums(whole.signal, noise, whole.count), *noises), strict=True))
-
-
-def _leaves(outputs: Any) -> list[Any]:
-    return pytree.tree_leaves(plain(outputs))
 
 
 def _candidate(name: str, quantizer: Any, pair: QuantizedPair | None, failed: Mapping[str, str]) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,9 +28,21 @@ class ValueSums:
     counted: dict[str, NoiseSums] = field(default_factory=dict)
     apart: dict[str, NoiseSums] = field(default_factory=dict)
 
-    def merge(self, other: ValueSums) -> ValueSums:
-        """The sums over both."""
-        return replace(self, counted=_added(self.counted, other.counted), apart=_added(self.apart, other.apart))
+    @property
+    def seen(self) -> bool:
+        """Whether any candidate has the value."""
+        return bool(self.counted or self.apart)
+
+    def add(self, sums: Mapping[str, NoiseSums], left_out: Collection[str]) -> None:
+        """Adds those of a batch; ``left_out`` are the candidates for which it is set apart."""
+        for name, new in sums.items():
+            into = self.apart if name in left_out else self.counted
+            into[name] = into.get(name, NoiseSums()).merge(new)
+
+    def of(self, names: Collection[str]) -> ValueSums:
+        """Those of some candidates, empty ones included."""
+        counted, apart = ({name: own.get(name, NoiseSums()) for name in names} for own in (self.counted, self.apart))
+        return replace(self, counted=counted, apart=apart)
 
     def row(self) -> CandidateRow:
         """The row; if no batch counts for a candidate, it has the SQNR of those set apart rather than nothing."""
@@ -40,10 +52,6 @@ class ValueSums:
         return CandidateRow(self.handle, self.name, self.module, self.op, sqnr)
 
 
-def _added(one: Mapping[str, NoiseSums], other: Mapping[str, NoiseSums]) -> dict[str, NoiseSums]:
-    return {name: sums.merge(other[name]) for name, sums in one.items()}
-
-
 def compared(
     values: Sequence[ValueSums],
     candidates: Sequence[Candidate],
@@ -51,14 +59,9 @@ def compared(
     batches: int,
     settings: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The fields of a report that follow from the sums.
+    """The fields of a report that follow from the sums of the outputs and, after them, the ops.
 
-    Args:
-        values: outputs first, each with the same candidates.
-        candidates: all of them; those that did not run have a note.
-        set_apart: the batches set apart.
-        batches: how many were run.
-        settings: that must be alike to be merged.
+    ``candidates`` are all of them; those that did not run have a note.
     """
     rows = tuple(value.row() for value in values)
     ran = values[0].counted.keys()
@@ -104,7 +107,9 @@ def merged(reports: Sequence[Any]) -> Any:
                 f"cannot merge: report {number} compares other values than the first one. Shards of one run are made "
                 "with the same candidates and the same arguments."
             )
-        values = [one.merge(other) for one, other in zip(values, others, strict=True)]
+        for value, other in zip(values, others, strict=True):
+            value.add(other.counted, ())
+            value.add(other.apart, other.apart)
     batches = [report.batches for report in reports]
     set_apart = numbered_on([report.set_apart for report in reports], batches)
     return replace(

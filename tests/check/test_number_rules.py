@@ -126,7 +126,7 @@ def test_trap_16_a_pair_that_was_converted_without_calibration() -> None:
     rows = found("never-calibrated", half)
     assert [(row.name, row.severity) for row in rows] == [("y", "warning"), ("right/linear", "warning")]
     assert rows[1].why == "its scale is 1.0 and its zero point 0, as from an observer that saw no value"
-    assert rows[0].why == f"{rows[1].why}; right for whole numbers alone"
+    assert rows[0].why == f"{rows[1].why}; correct for whole numbers only"
 
 
 @pytest.mark.parametrize("size", [16, 2000])

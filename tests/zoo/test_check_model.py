@@ -24,7 +24,7 @@ def test_efficientnet_as_torch_export_writes_it_leaves_49_convs_in_float_and_eac
     assert len(convs) == 49
     assert {row.severity for row in rest} == {"error"}
     reason = (
-        "nn_module_stack says Conv2dStaticSamePadding, the quantizer looks for Conv2d by exact class (strict=False "
+        "nn_module_stack says Conv2dStaticSamePadding, the quantizer looks for exactly Conv2d (strict=False "
         "writes no source_fn_stack)"
     )
     assert {row.why for row in convs} == {reason}
