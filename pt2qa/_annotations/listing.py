@@ -3,8 +3,6 @@
 # No `from __future__ import annotations` here: the function below has its name.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from math import nan
 from typing import Any
 
 from torch.fx import GraphModule
@@ -59,8 +57,8 @@ def annotations(
     if isinstance(subject, QuantizedPair):
         if quantizer is not None or qat or overrides is not None:
             raise SelectionError(
-                "quantizer, qat and overrides go with a capture; the pair was made by "
-                f"{subject.quantizer}. Pass pt2qa.annotations(pair), or a capture and a quantizer."
+                f"got a pair, made by {subject.quantizer}, and quantizer, qat or overrides, which need a capture. Call "
+                "pt2qa.annotations(pair), or pass a capture and a quantizer."
             )
         return _of_pair(subject)
     if not isinstance(subject, Capture):
@@ -69,9 +67,7 @@ def annotations(
             "quantizer"
         )
     if quantizer is None:
-        raise SelectionError(
-            "a capture is not annotated by itself. Pass a quantizer, too: pt2qa.annotations(capture, quantizer)."
-        )
+        raise SelectionError("got a capture without a quantizer. Call pt2qa.annotations(capture, quantizer).")
     return _of_capture(subject, quantizer, qat, overrides)
 
 
@@ -80,13 +76,14 @@ def _of_pair(pair: QuantizedPair) -> AnnotationReport:
     notes = pair.notes
     if known is None:
         notes += (
-            "the pair was not made by pt2qa.quantize: what its quantizer asked for, observers and shared scales are "
-            "not known",
+            "the pair was not made by pt2qa.quantize: its annotations, observers and shared scales are not known",
         )
     graph = pair.reference if pair.float_graph is None else pair.float_graph
     dtypes = {**value_dtypes(pair.reference, pair.names), **value_dtypes(graph, pair.names)}
     return _report(
-        _Graph(graph, pair.names, tuple(values_in_program(pair.program, pair.names, dtypes))),
+        graph,
+        pair.names,
+        values_in_program(pair.program, pair.names, dtypes),
         SpecResolver(known, pair.sites),
         basis="converted" if known is None else "annotated and converted",
         notes=tuple(dict.fromkeys(notes)),
@@ -101,7 +98,9 @@ def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: Override
     known = annotations_of(capture, plugin, () if overrides is None else overrides.edits, qat=qat)
     graph = capture.module()
     return _report(
-        _Graph(graph, capture.names, tuple(values_in_graph(known.ground.nodes, capture.names))),
+        graph,
+        capture.names,
+        values_in_graph(known.ground.nodes, capture.names),
         SpecResolver(known, None),
         basis="annotated",
         notes=(),
@@ -111,59 +110,38 @@ def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: Override
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """What a report is about; ``values`` belong to the quantized graph."""
-
-    captured: GraphModule
-    names: Mapping[int, OpName]
-    values: tuple[AnnotatedValue, ...]
-
-
 _Listed = tuple[AnnotatedValue, AnnotationRow]
 
 
-def _report(graph: _Graph, resolver: SpecResolver, **facts: Any) -> AnnotationReport:
-    owners = {value.name: value.owner for value in graph.values}
-    missing = missing_values(graph.captured, graph.names, owners.values())
-    listed = _in_order(graph, missing, resolver)
+def _report(
+    captured: GraphModule,
+    names: Mapping[int, OpName],
+    values: Iterable[AnnotatedValue],
+    resolver: SpecResolver,
+    **facts: Any,
+) -> AnnotationReport:
+    """The report on the values of the quantized graph, in the order of the captured one.
+
+    Ops that the captured graph lacks follow what precedes them.
+    """
+    values = list(values)
+    owners = {value.name: value.owner for value in values}
+    missing = missing_values(captured, names, owners.values())
+    handles = {name.name: handle for handle, name in names.items()}
+    found: list[tuple[int, _Listed]] = []
+    last = -1
+    for value in (*values, *missing.values()):
+        handle = handles.get(value.owner)
+        last = last if handle is None else handle
+        row = resolver.row(value, "" if handle is None else names[handle].module)
+        found.append((last, (value, row)))
+    listed = [each for _, each in sorted(found, key=lambda item: item[0])]
     quantized = {owners[row.name] for _, row in listed if row.quantized and row.role != "output"}
     return AnnotationReport(
         rows=tuple(row for _, row in listed),
-        modules=_module_calls(graph.captured, graph.names, set(owners.values()), quantized),
+        modules=_module_calls(captured, names, set(owners.values()), quantized),
         coverage=_coverage(listed, set(missing), resolver.annotations is not None),
         **facts,
-    )
-
-
-def _in_order(graph: _Graph, missing: Mapping[str, AnnotatedValue], resolver: SpecResolver) -> list[_Listed]:
-    """The values in the order of the captured graph; ops that it lacks follow what precedes them."""
-    handles = {name.name: handle for handle, name in graph.names.items()}
-    found: list[tuple[int, AnnotatedValue, AnnotationRow]] = []
-    last = -1
-    for value in (*graph.values, *missing.values()):
-        handle = handles.get(value.owner)
-        last = last if handle is None else handle
-        module = "" if handle is None else graph.names[handle].module
-        found.append((last, value, _row(value, module, resolver)))
-    return [(value, row) for _, value, row in sorted(found, key=lambda item: item[0])]
-
-
-def _row(value: AnnotatedValue, module: str, resolver: SpecResolver) -> AnnotationRow:
-    spec = resolver.resolve(value)
-    params = value.site.params if value.site is not None else None
-    note = value.note if value.owner else "put in by the quantizer, prepare or convert"
-    return AnnotationRow(
-        name=value.name,
-        module=module,
-        op=value.op,
-        role=value.role,
-        argument=value.argument,
-        of=value.of,
-        scale=nan if params is None else params.largest_scale,
-        zero_point=nan if params is None else params.single_zero_point,
-        site=-1 if value.site is None else value.site.index,
-        **vars(spec) | {"note": "; ".join(filter(None, (note, spec.note)))},
     )
 
 
@@ -210,15 +188,12 @@ def _module_calls(
             calls[path].add(str(key))
             types[path] = str(getattr(kind, "__qualname__", kind)).rpartition(".")[2]
             ops[path].append(names[handle].name)
+
+    def counted(path: str, among: Collection[str]) -> int:
+        return sum(name in among for name in ops[path])
+
     called = [
-        ModuleCalls(
-            path,
-            types[path],
-            len(keys),
-            sum(name in present for name in ops[path]),
-            sum(name in quantized for name in ops[path]),
-            "",
-        )
+        ModuleCalls(path, types[path], len(keys), counted(path, present), counted(path, quantized), "")
         for path, keys in calls.items()
         if path
     ]
@@ -226,7 +201,7 @@ def _module_calls(
 
 
 def _never_called(graph: GraphModule, names: Mapping[int, OpName], called: Collection[str]) -> list[ModuleCalls]:
-    """Modules that hold parameters or buffers of their own and call no op."""
+    """Modules with parameters or buffers of their own that call no op."""
     state = graph.state_dict(keep_vars=True)
     # A module with two paths is called by one of them.
     theirs = {id(tensor) for name, tensor in state.items() if name.rpartition(".")[0] in called}

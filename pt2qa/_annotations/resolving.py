@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import nan
 
 import torch
 
+from pt2qa._annotations.rows import AnnotationRow
 from pt2qa._annotations.values import AnnotatedValue
 from pt2qa._report.prose import few
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.points import OUTPUT, Derives, Point, SpecFacts
 from pt2qa.overrides.sharing import root_of
-
-
-@dataclass(frozen=True)
-class ResolvedSpec:
-    """What becomes of a value; fields as in :class:`pt2qa._annotations.rows.AnnotationRow`."""
-
-    dtype: str
-    annotated: bool = False
-    quantized: bool = False
-    scheme: str = ""
-    axis: int = -1
-    observer: str = ""
-    quant_min: int = 0
-    quant_max: int = 0
-    dynamic: bool = False
-    shares: str = ""
-    note: str = ""
-    options: str = ""
-    group: str = ""
-
 
 _WITH_LIMITS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 """The integer types of quantized values whose limits torch knows."""
@@ -50,38 +31,45 @@ class SpecResolver:
         for point, first in (annotations.groups if annotations is not None else {}).items():
             self.members[first].append(point)
 
-    def resolve(self, value: AnnotatedValue) -> ResolvedSpec:
-        """What is annotated at a value, and what is done."""
+    def row(self, value: AnnotatedValue, module: str) -> AnnotationRow:
+        """What is annotated at a value of an op of a module, and what is done."""
         own = self._own_point(value)
-        if value.site is None and own is not None and self.converted:
-            unmet = self._facts(own)
-            note = f"{unmet.dtype} is asked for, and the converted model does not round here"
-            return ResolvedSpec(value.dtype, annotated=True, observer=unmet.observer, note=note, options=unmet.options)
-        point = self._point(value, own)
-        facts = None if point is None else self._facts(point)
+        unmet = value.site is None and own is not None and self.converted
+        point = own if unmet else self._point(value, own)
+        facts = None if point is None or self.annotations is None else self.annotations.facts(point)
         params = None if value.site is None else value.site.params
-        done: QuantParams | SpecFacts
-        if params is not None:
-            done, limits = params, (params.quant_min, params.quant_max)
-            scheme = _scheme(params) if facts is None else facts.scheme
-        elif facts is not None:
-            done, limits, scheme = facts, _range(facts), facts.scheme
-        else:
-            return ResolvedSpec(value.dtype)
-        return ResolvedSpec(
-            dtype=done.dtype,
-            annotated=own is not None,
-            quantized=True,
-            scheme=scheme,
-            axis=-1 if done.axis is None else done.axis,
+        done: QuantParams | SpecFacts | None = params if params is not None else None if unmet else facts
+        shares, group, derived = self._sharing(point if done is not None else None)
+        low, high = (0, 0) if done is None else _range(done)
+        note = value.note if value.owner else "inserted by the quantizer, prepare or convert"
+        refused = f"{facts.dtype} was requested, but the converted model does not round here" if unmet and facts else ""
+        return AnnotationRow(
+            name=value.name,
+            module=module,
+            op=value.op,
+            role=value.role,
+            argument=value.argument,
+            of=value.of,
+            dtype=value.dtype if done is None else done.dtype,
+            scheme=facts.scheme
+            if done is not None and facts is not None
+            else ""
+            if params is None
+            else _scheme(params),
+            axis=-1 if done is None or done.axis is None else done.axis,
             observer="" if facts is None else facts.observer,
-            quant_min=limits[0],
-            quant_max=limits[1],
-            dynamic=done.dynamic,
-            shares=self._shares(point),
-            note=self._derived(point),
+            quant_min=low,
+            quant_max=high,
+            dynamic=done is not None and done.dynamic,
+            scale=nan if params is None else params.largest_scale,
+            zero_point=nan if params is None else params.single_zero_point,
+            shares=shares,
+            annotated=own is not None,
+            quantized=done is not None,
+            site=-1 if value.site is None else value.site.index,
+            note="; ".join(filter(None, (note, refused, derived))),
             options="" if facts is None else facts.options,
-            group=self._group(point),
+            group=group,
         )
 
     def _own_point(self, value: AnnotatedValue) -> Point | None:
@@ -108,32 +96,17 @@ class SpecResolver:
         # A value is rounded for all readers if its producer asks for it, else for those that do.
         return next((point for point in asked if value.role == "output" or not point[1]), None)
 
-    def _facts(self, point: Point) -> SpecFacts:
-        assert self.annotations is not None
-        return self.annotations.facts(point)
-
-    def _shares(self, point: Point | None) -> str:
-        """The other values that share its scale."""
+    def _sharing(self, point: Point | None) -> tuple[str, str, str]:
+        """The other values that share its scale, the first of them if that is another one, and what derives it."""
         if point is None or self.annotations is None:
-            return ""
-        own = self.annotations.value_name(point)
-        values = map(self.annotations.value_name, self.members[self.annotations.groups[point]])
-        return few([name for name in dict.fromkeys(values) if name != own])
-
-    def _group(self, point: Point | None) -> str:
-        """The first of the values that have its scale; empty if that is the value itself."""
-        if point is None or self.annotations is None:
-            return ""
-        first = self.annotations.value_name(self.members[self.annotations.groups[point]][0])
-        return "" if first == self.annotations.value_name(point) else first
-
-    def _derived(self, point: Point | None) -> str:
-        if point is None or self.annotations is None:
-            return ""
+            return "", "", ""
+        name_of, own = self.annotations.value_name, self.annotations.value_name(point)
+        values = list(dict.fromkeys(map(name_of, self.members[self.annotations.groups[point]])))
         root = root_of(self.annotations.specs, point)
-        if root is None or not isinstance(spec := self.annotations.specs[root], Derives):
-            return ""
-        return f"its scale is derived from those of {few([self.annotations.value_name(each) for each in spec.points])}"
+        spec = None if root is None else self.annotations.specs[root]
+        sources = few(list(map(name_of, spec.points))) if isinstance(spec, Derives) else ""
+        derived = f"its scale is derived from those of {sources}" if sources else ""
+        return few([name for name in values if name != own]), values[0] if values[0] != own else "", derived
 
 
 def _scheme(params: QuantParams) -> str:
@@ -146,11 +119,11 @@ def _scheme(params: QuantParams) -> str:
     return "per_group" if several else "per_tensor" if params.dtype != "float16" else ""
 
 
-def _range(facts: SpecFacts) -> tuple[int, int]:
+def _range(done: QuantParams | SpecFacts) -> tuple[int, int]:
     """The integer range; the dtype's if the spec leaves it to the observer."""
-    if facts.quant_min is not None and facts.quant_max is not None:
-        return facts.quant_min, facts.quant_max
-    dtype = getattr(torch, facts.dtype, None)
+    if done.quant_min is not None and done.quant_max is not None:
+        return done.quant_min, done.quant_max
+    dtype = getattr(torch, done.dtype, None)
     if not isinstance(dtype, torch.dtype) or dtype not in _WITH_LIMITS:
         return 0, 0
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max

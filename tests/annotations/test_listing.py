@@ -264,7 +264,7 @@ def test_of_graphs_from_elsewhere_only_what_they_hold_is_said() -> None:
     assert {kind.annotated for kind in report.coverage} == {-1}
     (note,) = report.notes
     assert note.startswith(
-        "the pair was not made by pt2qa.quantize: what its quantizer asked for, observers and shared"
+        "the pair was not made by pt2qa.quantize: its annotations, observers and shared"
     )
     ours = pt2qa.annotations(plain("residual", "xnnpack"))
     assert [(row.name, row.role, row.dtype, row.axis) for row in report.rows] == [
@@ -316,8 +316,8 @@ def test_batch_norms_are_called_and_leave_no_op() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (lambda: (captured("residual")[0],), "a capture is not annotated by itself. Pass a quantizer, too"),
-        (lambda: (plain("residual", "xnnpack"), "x86"), "go with a capture; the pair was made by xnnpack"),
+        (lambda: (captured("residual")[0],), "got a capture without a quantizer. Call"),
+        (lambda: (plain("residual", "xnnpack"), "x86"), "got a pair, made by xnnpack, and quantizer"),
         (lambda: (nn.ReLU(),), "got a ReLU, expected what pt2qa.quantize or pt2qa.pair returned, or a capture"),
     ],
     ids=["capture alone", "pair with a quantizer", "neither"],
