@@ -25,13 +25,13 @@ def _pair() -> pt2qa.QuantizedPair:
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        ("pair", {"args": [X]}, "args: only a model is called with example inputs, .* Pass data as batches="),
-        ("capture", {"kwargs": {"input": X}}, "kwargs: only a model is called"),
-        ("pair", {"dynamic_shapes": {}}, "dynamic_shapes: only a model is called"),
-        ("model", {"dynamic_shapes": {}}, "dynamic_shapes: without example inputs nothing is captured"),
-        ("model", {"batches": [X]}, "batches: rules look at values in a pair, and a Linear was given"),
-        ("capture", {"batches": [X]}, "batches: rules look at values in a pair, and a Capture was given"),
-        ("pair", {"inputs_of": id}, "inputs_of: there are no items to take batches from"),
+        ("pair", {"args": [X]}, "args: got a QuantizedPair; only a model takes example inputs. Pass data as batches="),
+        ("capture", {"kwargs": {"input": X}}, "kwargs: got a Capture; only a model takes"),
+        ("pair", {"dynamic_shapes": {}}, "dynamic_shapes: got a QuantizedPair; only a model takes"),
+        ("model", {"dynamic_shapes": {}}, "dynamic_shapes: nothing is captured without example inputs"),
+        ("model", {"batches": [X]}, "batches: got a Linear; pass the pair"),
+        ("capture", {"batches": [X]}, "batches: got a Capture; pass the pair"),
+        ("pair", {"inputs_of": id}, "inputs_of: there are no batches to map"),
         ("model", {"model": nn.Linear(4, 2)}, "model: the subject is the model itself"),
     ],
 )
@@ -44,7 +44,7 @@ def test_check_refuses_what_it_would_ignore(given: str, options: dict[str, Any],
 
 def test_batches_that_no_rule_reads_are_named() -> None:
     unread = pt2qa.check(_pair(), batches=[X], rules=["shared-weight"], progress=False)
-    assert unread.notes[-1] == "batches: none of the rules that ran looks at values"
+    assert unread.notes[-1] == "batches: no rule that ran reads data"
     assert unread.health.batches == 0
 
 

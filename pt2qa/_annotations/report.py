@@ -120,8 +120,27 @@ class AnnotationReport(ModelReport):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        about = (_about_ops(self.rows, self.coverage, self.basis), _about_float(self.coverage))
-        return [*about, *_about_modules(self.modules)]
+        kinds = [f"{kind.op} ({kind.floating} of {kind.total})" for kind in self.coverage if kind.floating]
+        shared = [module.path for module in self.modules if module.calls > 1]
+        idle = [module.path for module in self.modules if module.calls == 0]
+        sentences = [self._about_ops(), f"All float: {few(kinds)}." if kinds else "No op is all float."]
+        sentences += [f"{counted(len(self.modules) - len(shared) - len(idle), 'module')} called once."]
+        sentences += [f"Called more than once: {few(shared)}."] if shared else []
+        return [*sentences, *([f"Never called: {few(idle)}."] if idle else [])]
+
+    def _about_ops(self) -> str:
+        """How much is quantized."""
+        total, done = (sum(getattr(kind, name) for kind in self.coverage) for name in ("total", "quantized"))
+        asked = sum(max(kind.annotated, 0) for kind in self.coverage)
+        annotated = f"{asked} annotated, " if self.basis != "converted" else ""
+        if self.basis == "annotated":
+            return f"{counted(total, 'op')}: {annotated}{done} will read rounded values."
+        values, weights = (
+            len({row.site for row in self.rows if row.role in roles} - {-1})
+            for roles in (("input", "output"), ("weight", "bias"))
+        )
+        rounded = f"{counted(values, 'value')}, {counted(weights, 'weight')} rounded"
+        return f"{counted(total, 'op')}: {annotated}{done} read rounded values; {rounded}."
 
 
 def _ways_of(rows: Iterable[AnnotationRow]) -> list[_Way]:
@@ -139,7 +158,6 @@ def _ways_of(rows: Iterable[AnnotationRow]) -> list[_Way]:
 
 
 def _ops_of(rows: Sequence[AnnotationRow]) -> list[_Op]:
-    """The ops of the quantized graph, one per line."""
     by_name: dict[str, list[AnnotationRow]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
@@ -155,50 +173,17 @@ def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:
 
 
 def _named(row: AnnotationRow) -> str:
-    """A value of an op, in words."""
     return f"{row.name}, output" if row.role == "output" else f"{row.name}, {row.role} {row.argument} ({row.of})"
 
 
-def _about_ops(rows: Sequence[AnnotationRow], coverage: Sequence[AnnotationCoverage], basis: str) -> str:
-    """How much is quantized."""
-    total = sum(kind.total for kind in coverage)
-    done = sum(kind.quantized for kind in coverage)
-    asked = sum(max(kind.annotated, 0) for kind in coverage)
-    annotated = f"{asked} annotated, " if basis != "converted" else ""
-    if basis == "annotated":
-        return f"{counted(total, 'op')}: {annotated}{done} will read rounded values."
-    values = {row.site for row in rows if row.role in {"input", "output"}} - {-1}
-    weights = {row.site for row in rows if row.role in {"weight", "bias"}} - {-1}
-    rounded = f"{counted(len(values), 'value')}, {counted(len(weights), 'weight')} rounded"
-    return f"{counted(total, 'op')}: {annotated}{done} read rounded values; {rounded}."
-
-
-def _about_float(coverage: Sequence[AnnotationCoverage]) -> str:
-    """What stays float."""
-    kinds = [f"{kind.op} ({kind.floating} of {kind.total})" for kind in coverage if kind.floating]
-    return f"All float: {few(kinds)}." if kinds else "No op is all float."
-
-
-def _about_modules(modules: Sequence[ModuleCalls]) -> list[str]:
-    """Which modules are shared or never called."""
-    shared = [module.path for module in modules if module.calls > 1]
-    idle = [module.path for module in modules if module.calls == 0]
-    once = len(modules) - len(shared) - len(idle)
-    sentences = [f"{counted(once, 'module')} called once."]
-    sentences += [f"Called more than once: {few(shared)}."] if shared else []
-    sentences += [f"Never called: {few(idle)}."] if idle else []
-    return sentences
-
-
 def _op(name: str, places: Sequence[AnnotationRow]) -> _Op:
-    inputs = [row for row in places if row.role == "input"]
-    output = next((row for row in places if row.role == "output"), None)
-    weights = [row for row in places if row.role == "weight"]
+    inputs, outputs, weights = ([row for row in places if row.role == role] for role in ("input", "output", "weight"))
+    output = outputs[0] if outputs else None
     return _Op(
         name=name,
         reads=_dtypes(inputs),
         weight=_dtypes(weights),
-        makes=_dtypes([output]) if output is not None else "",
+        makes=_dtypes(outputs[:1]),
         observer=output.observer if output is not None and output.quantized else "",
         scale=output.scale if output is not None else nan,
         zero_point=output.zero_point if output is not None else nan,
@@ -208,7 +193,6 @@ def _op(name: str, places: Sequence[AnnotationRow]) -> _Op:
 
 def _dtypes(rows: Sequence[AnnotationRow]) -> str:
     """``int8 x2``, ``int8, float32``; ``int8/0`` has an axis of channels, ``int8*`` takes its scale from each batch."""
-    counts = Counter(
-        row.dtype + (f"/{row.axis}" if row.axis >= 0 else "") + ("*" if row.dynamic else "") for row in rows
-    )
+    texts = (row.dtype + (f"/{row.axis}" if row.axis >= 0 else "") + "*" * row.dynamic for row in rows)
+    counts = Counter(texts)
     return ", ".join(f"{text} x{count}" if count > 1 else text for text, count in counts.items())

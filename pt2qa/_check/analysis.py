@@ -86,40 +86,36 @@ def check(
     """
     if batches is not None:
         alone("check with data")
-    kind = kind_of(subject)
+    kind, got = kind_of(subject), f"got a {type(subject).__name__}"
     if kind is None:
         raise SelectionError(
-            f"got a {type(subject).__name__}, expected an nn.Module, a Capture, a QuantizedPair, an ExportedProgram or "
-            "a GraphModule"
+            f"{got}, expected an nn.Module, a Capture, a QuantizedPair, an ExportedProgram or a GraphModule"
         )
     if kind == "model":
         refuse_quantized(subject)
     elif kind in ("program", "graph", "prepared"):
         refuse_subclasses(subject)
-    for_model = {"args": args, "kwargs": kwargs, "dynamic_shapes": dynamic_shapes}
-    ignored = [] if kind == "model" else [name for name, given in for_model.items() if given is not None]
-    if ignored:
-        data = " Pass data as batches=." if kind == "pair" and "args" in ignored else ""
-        raise SelectionError(
-            f"{ignored[0]}: only a model is called with example inputs, and a {type(subject).__name__} was given.{data}"
-        )
-    if kind == "model" and args is None and kwargs is None and dynamic_shapes is not None:
-        raise SelectionError("dynamic_shapes: without example inputs nothing is captured. Pass args too.")
-    if batches is not None and kind != "pair":
-        raise SelectionError(
-            f"batches: rules look at values in a pair, and a {type(subject).__name__} was given. Pass what "
-            "pt2qa.quantize returns."
-        )
-    if inputs_of is not None and batches is None:
-        raise SelectionError("inputs_of: there are no items to take batches from. Pass batches too.")
-    if model is not None and kind == "model":
-        raise SelectionError("model: the subject is the model itself. Leave model= out.")
-    if kind in ("graph", "program") and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes):
-        raise SelectionError(
-            "got a converted graph, expected a float or a prepared one, or a pair: pt2qa.pair(float_graph, converted)"
-        )
-    if model is not None and not isinstance(model, nn.Module):
-        raise SelectionError(f"model: got a {type(model).__name__}, expected the nn.Module of the capture or pair")
+    example = {"args": args, "kwargs": kwargs, "dynamic_shapes": dynamic_shapes}
+    given = [name for name, value in example.items() if value is not None]
+    data = " Pass data as batches=." if kind == "pair" and "args" in given else ""
+    exported = kind in ("graph", "program")
+    for wrong, why in (
+        (given and kind != "model", f"{''.join(given[:1])}: {got}; only a model takes example inputs.{data}"),
+        (given == ["dynamic_shapes"], "dynamic_shapes: nothing is captured without example inputs. Pass args, too."),
+        (batches is not None and kind != "pair", f"batches: {got}; pass the pair that pt2qa.quantize returns."),
+        (inputs_of is not None and batches is None, "inputs_of: there are no batches to map. Pass batches, too."),
+        (model is not None and kind == "model", "model: the subject is the model itself. Leave model= out."),
+        (
+            exported and any(quant_ops.is_dequantize(node) for node in subject.graph.nodes),
+            "got a converted graph, expected a float or a prepared one, or a pair: pt2qa.pair(float_graph, converted)",
+        ),
+        (
+            model is not None and not isinstance(model, nn.Module),
+            f"model: got a {type(model).__name__}, expected the nn.Module of the capture or pair",
+        ),
+    ):
+        if wrong:
+            raise SelectionError(why)
     if model is not None and kind in ("capture", "pair"):
         _check_model(model, subject.capture if kind == "pair" else subject)
     context = CheckContext(
@@ -135,8 +131,9 @@ def check(
         eager=model,
     )
     every = _every_rule(context)
-    chosen = list(every) if rules is None else _chosen(rules, every)
-    quiet = _silences(silence, every)
+    chosen = list(every) if rules is None else _known(rules, every, "rules")
+    quiet = [(rule, pattern or "*") for rule, _, pattern in (entry.partition(":") for entry in _listed(silence))]
+    _known([rule for rule, _ in quiet], every, "silence")
     rows: list[Finding] = []
     outcomes: list[RuleOutcome] = []
     for rule_id in chosen:
@@ -144,13 +141,13 @@ def check(
         rows += found
         outcomes.append(outcome)
     looked = "layers" in vars(context)
-    unread = ["batches: none of the rules that ran looks at values"] if batches is not None and not looked else []
+    unread = ["batches: no rule that ran reads data"] if batches is not None and not looked else []
     health = context.layers.health if looked else DataHealth(0, 0)
     return Findings(
         rows=errors_first(rows, chosen),
         rules=tuple(outcomes),
         checked=_checked(context, every, outcomes),
-        notes=(*(subject.notes if kind == "pair" else ()), *_unheard(quiet, outcomes), *unread),
+        notes=(*(subject.notes if kind == "pair" else ()), *_unmatched(quiet, outcomes), *unread),
         quantizer=_quantizer(context),
         model=_model_name(context),
         environment=_environment(context),
@@ -163,54 +160,40 @@ def check(
 
 def _check_model(model: nn.Module, capture: Capture | None) -> None:
     own = dict(model.named_parameters(remove_duplicate=False))
-    missing = (
-        [] if capture is None else [name for name in capture.program.graph_signature.parameters if name not in own]
-    )
-    if missing:
-        raise SelectionError(
-            f"model: it has no parameter {missing[0]!r}, which the capture has; expected the model that was captured"
-        )
+    for name in () if capture is None else capture.program.graph_signature.parameters:
+        if name not in own:
+            raise SelectionError(f"model: it lacks the capture's parameter {name!r}; expected the captured model")
 
 
 def _every_rule(context: CheckContext) -> dict[str, Rule]:
     """pt2qa's rules and the plug-in's, by id."""
-    try:
-        own = rules_of(context.plugin)
-    except UnavailableError:
-        own = ()
-    every = dict(RULES)
-    for rule in own:
+    every, plugin = dict(RULES), context.known("plugin")
+    for rule in rules_of(plugin):
         if rule.id in every:
-            raise PluginError(f"{context.plugin.name} brings a rule {rule.id!r}, which exists; give it another id")
+            raise PluginError(f"{plugin.name} has a rule {rule.id!r}, which exists already; give it another id")
         every[rule.id] = rule
     return every
 
 
-def _chosen(rules: Collection[str], every: Mapping[str, Rule]) -> list[str]:
-    wanted = [rules] if isinstance(rules, str) else list(rules)
-    _check_ids(wanted, every, "rules")
-    return [rule for rule in every if rule in wanted]
+def _listed(entries: Collection[str]) -> list[str]:
+    return [entries] if isinstance(entries, str) else list(entries)
 
 
-def _silences(silence: Collection[str], every: Mapping[str, Rule]) -> list[tuple[str, str]]:
-    entries = [silence] if isinstance(silence, str) else list(silence)
-    pairs = [(rule, pattern or "*") for rule, _, pattern in (entry.partition(":") for entry in entries)]
-    _check_ids([rule for rule, _ in pairs], every, "silence")
-    return pairs
-
-
-def _check_ids(ids: Iterable[str], every: Mapping[str, Rule], option: str) -> None:
-    for rule in ids:
+def _known(wanted: Collection[str], every: Mapping[str, Rule], option: str) -> list[str]:
+    """The ids in the order of the rules."""
+    wanted = _listed(wanted)
+    for rule in wanted:
         if rule not in every:
             near = question(rule, every, 3)
             known = f"; {near}" if near else f". There are {', '.join(every)}"
             raise SelectionError(f"{option}: there is no rule {rule!r}{known}")
+    return [rule for rule in every if rule in wanted]
 
 
-def _unheard(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]) -> Iterator[str]:
+def _unmatched(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]) -> Iterator[str]:
     """Silences that match none of their rule's findings: the name is misspelled, or gone."""
     loud = {outcome.rule for outcome in outcomes if outcome.count and not outcome.silenced}
-    yield from (f"silence: {rule}:{pattern} is the name of no finding" for rule, pattern in quiet if rule in loud)
+    yield from (f"silence: {rule}:{pattern} matches no finding" for rule, pattern in quiet if rule in loud)
 
 
 def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
@@ -257,10 +240,8 @@ def _checked(context: CheckContext, every: Mapping[str, Rule], outcomes: Iterabl
 def _quantizer(context: CheckContext) -> str:
     if context.given == "pair" and context.quantizer is None:
         return context.pair.quantizer
-    try:
-        return describe(context.plugin)
-    except UnavailableError:
-        return "" if context.quantizer is None else str(context.quantizer)
+    plugin = context.known("plugin")
+    return describe(plugin) if plugin is not None else "" if context.quantizer is None else str(context.quantizer)
 
 
 def _model_name(context: CheckContext) -> str:
@@ -272,7 +253,5 @@ def _model_name(context: CheckContext) -> str:
 def _environment(context: CheckContext) -> Environment:
     if context.given == "pair":
         return context.pair.environment
-    try:
-        return Environment.here(fingerprint(context.graph))
-    except UnavailableError:
-        return Environment.here("")
+    graph = context.known("graph")
+    return Environment.here("" if graph is None else fingerprint(graph))

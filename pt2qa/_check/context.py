@@ -42,6 +42,7 @@ from pt2qa.plugins.registry import spec_of
 
 NO_INPUTS = "without example inputs: pt2qa.check(model, args)"
 CAPTURED = "to programs that pt2qa.capture made"
+_UNANNOTATED = "the quantizer could not annotate the graph"
 NO_QUANTIZER = "without a quantizer: pass quantizer="
 
 Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
@@ -101,11 +102,6 @@ class CheckContext:
             raise UnavailableError("without the eager model: pass it, or model=")
         return model
 
-    @property
-    def keywords(self) -> dict[str, Any] | None:
-        """The keyword example inputs."""
-        return None if self.kwargs is None else dict(self.kwargs)
-
     @functools.cached_property
     def capture(self) -> Capture:
         """The capture: given, made from the model, or the pair's."""
@@ -117,11 +113,12 @@ class CheckContext:
             raise UnavailableError("without a capture")
         if self.args is None and self.kwargs is None:
             raise UnavailableError(NO_INPUTS)
-        return self._attempt(
-            "capture",
-            "the model could not be captured",
-            lambda: capture_model(self.model, self.args, self.keywords, dynamic_shapes=self.dynamic_shapes),
-        )
+        return self._attempt("capture", "the model could not be captured", self.captured)
+
+    def captured(self, *, strict: bool = False) -> Capture:
+        """The model, captured."""
+        keywords = None if self.kwargs is None else dict(self.kwargs)
+        return capture_model(self.model, self.args, keywords, dynamic_shapes=self.dynamic_shapes, strict=strict)
 
     @functools.cached_property
     def program(self) -> ExportedProgram:
@@ -176,15 +173,13 @@ class CheckContext:
     @functools.cached_property
     def annotations(self) -> Annotations:
         """What the quantizer annotates in the graph, before any calibration."""
-        plugin = self.plugin
-        if self.is_exported:
-            return self._annotated(lambda: self.annotate(self.graph, self.names))
-        recipe = self.value.recipe if self.given == "pair" else None
+        plugin, recipe = self.plugin, self.value.recipe if self.given == "pair" else None
         if recipe is not None and (recipe.plugin, recipe.qat) == (plugin, self.qat):
             return recipe.annotations  # type: ignore[no-any-return]
-        edits = () if recipe is None else recipe.edits
-        captured = self.capture
-        return self._annotated(lambda: annotations_of(captured, plugin, edits, qat=self.qat))
+        if self.is_exported:
+            return self._attempt("annotations", _UNANNOTATED, lambda: self.annotate(self.graph, self.names))
+        captured, edits = self.capture, () if recipe is None else recipe.edits
+        return self._attempt("annotations", _UNANNOTATED, lambda: annotations_of(captured, plugin, edits, qat=self.qat))
 
     @functools.cached_property
     def broken_lines(self) -> tuple[BrokenLine, ...]:
@@ -214,10 +209,10 @@ class CheckContext:
     @functools.cached_property
     def _as_program(self) -> ExportedProgram:
         """What was given, as a program that passes can run on."""
+        if not self.is_exported:
+            raise UnavailableError(CAPTURED)
         if self.given == "program":
             return self.program
-        if self.given != "graph":
-            raise UnavailableError(CAPTURED)
         graph = self.graph
         return self._attempt("re-export", "the graph could not be exported again", lambda: as_program(graph))
 
@@ -230,7 +225,7 @@ class CheckContext:
     def normalised(self) -> Annotations:
         """What the quantizer would annotate if ``pt2qa.capture`` had made the program that was given."""
         rewritten = self.rewritten
-        return self._annotated(lambda: self.annotate(rewritten.module(), rewritten.names), "normalised")
+        return self._attempt("normalised", _UNANNOTATED, lambda: self.annotate(rewritten.module(), rewritten.names))
 
     @functools.cached_property
     def fixing_passes(self) -> Mapping[Pass, tuple[Change, ...]]:
@@ -263,19 +258,17 @@ class CheckContext:
     @functools.cached_property
     def products(self) -> tuple[Product, ...]:
         """The ops that multiply matrices, and how much of each is quantized."""
-        if self.given != "pair":
-            found = products_of(self.graph, self.names, self.annotations, None)
-        else:
-            known = self.value.recipe is not None and self.value.capture is not None
-            graph = self.graph if known else self.value.reference
-            found = products_of(graph, self.names, self.annotations if known else None, self.value.program)
+        pair = self.value if self.given == "pair" else None
+        known = pair is None or (pair.recipe is not None and pair.capture is not None)
+        graph, annotations = (self.graph, self.annotations) if known else (self.value.reference, None)
+        found = products_of(graph, self.names, annotations, None if pair is None else pair.program)
         if not found:
             raise UnavailableError("to models without convolutions, linears or matrix products")
         return found
 
     @property
     def prepared(self) -> GraphModule:
-        """A graph with observers."""
+        """The graph with observers."""
         if self.given != "prepared":
             raise UnavailableError("without a prepared graph")
         return self.value  # type: ignore[no-any-return]
@@ -332,9 +325,6 @@ class CheckContext:
         """What the quantizer annotates in a copy of another graph, such as one with another spelling."""
         annotated = annotate(copy_to_edit(graph), self.plugin, (), names, qat=self.qat)
         return read_annotations(annotated, self.plugin, names, qat=self.qat)
-
-    def _annotated(self, read: Callable[[], Annotations], what: str = "annotations") -> Annotations:
-        return self._attempt(what, "the quantizer could not annotate the graph", read)
 
     def _attempt(self, what: str, failed: str, make: Callable[[], _Value]) -> _Value:
         """Makes something; a failure is kept for the rule that reports it, and occurs only once."""

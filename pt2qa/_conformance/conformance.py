@@ -77,15 +77,12 @@ def check_quantizer(
     for model in tqdm(run.trials, desc=f"check {name}", unit="model", disable=disable, leave=False):
         for each in wanted.values():
             start = time.perf_counter()
-            outcome = run.outcome(each, model)
-            rows.append(
-                ConformanceRow(name, each.name, model, outcome.verdict, outcome.why, time.perf_counter() - start)
-            )
-    coverage = tuple(run.coverage(model) for model in run.trials)
+            found = run.outcome(each, model)
+            rows.append(ConformanceRow(name, each.name, model, found.verdict, found.why, time.perf_counter() - start))
     unjudged = backend_spec.name in wanted and tested.spec is None
     return ConformanceReport(
         rows=tuple(rows),
-        coverage=coverage,
+        coverage=tuple(run.coverage(model) for model in run.trials),
         notes=(tested.note, *([f"{backend_spec.name} was not applied: {NO_SPEC}"] if unjudged else [])),
         quantizer=name,
         environment=Environment.here(""),
@@ -106,7 +103,6 @@ class ConformanceRun:
         }
 
     def outcome(self, wanted: Property, model: str) -> Outcome:
-        """The outcome of a property on a model."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -117,7 +113,6 @@ class ConformanceRun:
                 return failed(f"stopped with {type(error).__name__}: {str(error) or 'no message'}")
 
     def coverage(self, model: str) -> ModelCoverage:
-        """How much of a model is annotated."""
         trial = self.trials[model]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,11 +127,7 @@ class ConformanceRun:
 
 
 def chosen(what: str, wanted: Iterable[str | Named] | None, known: Mapping[str, Named]) -> dict[str, Named]:
-    """The requested models or properties (``what``, for errors) by name; all known ones for None.
-
-    Raises:
-        SelectionError: a name is unknown or given twice, or nothing is requested.
-    """
+    """The requested models or properties (``what``, for errors) by name; all known ones for None."""
     if wanted is None:
         return dict(known)
     if isinstance(wanted, str):
@@ -147,7 +138,7 @@ def chosen(what: str, wanted: Iterable[str | Named] | None, known: Mapping[str, 
             raise SelectionError(f"there is no {what} {each!r}{did_you_mean(each, known)} Known: {', '.join(known)}")
         one = known[each] if isinstance(each, str) else each
         if one.name in found:
-            raise SelectionError(f"{what} {one.name!r} is there twice: give each a name of its own")
+            raise SelectionError(f"{what} {one.name!r} is given twice: names must be unique")
         found[one.name] = one
     if not found:
         raise SelectionError(f"no {what} was given: leave it out for all of {', '.join(known)}")

@@ -86,13 +86,10 @@ class QuantizerConformance:
     @classmethod
     def _run(cls) -> ConformanceRun:
         """The run whose graphs the tests of this class share."""
-        found = cls.__dict__.get("_shared_run")
+        found: ConformanceRun | None = cls.__dict__.get("_shared_run")
         if found is None:
-            found = ConformanceRun(
-                QuantizerUnderTest(lambda: cls().make_quantizer(), cls.qat, cls.spec),
-                chosen("model", cls.models, MODELS),
-            )
-            cls._shared_run = found
+            tested = QuantizerUnderTest(lambda: cls().make_quantizer(), cls.qat, cls.spec)
+            found = cls._shared_run = ConformanceRun(tested, chosen("model", cls.models, MODELS))
         return found
 
     _shared_run: ClassVar[ConformanceRun | None] = None

@@ -27,14 +27,13 @@ Layout = dict[str, PlaceSpec]
 
 
 def layout_of(annotations: Annotations) -> Layout:
-    """Every quantized place of an annotated graph."""
     specs = annotations.specs
     found: dict[str, str] = {}
     groups: dict[Point | None, list[str]] = defaultdict(list)
     for point in specs:
         root, place = root_of(specs, point), place_of(annotations, point)
         if root is None:
-            found[place] = "a scale that leads nowhere"
+            found[place] = "a scale that resolves to no spec"
         elif is_quantized(specs[root], annotations.ground.nodes[point[0]]):
             found[place] = spec_text(specs[root])
             groups[root].append(place)

@@ -37,7 +37,6 @@ class Programs:
 
     @functools.cached_property
     def captured(self) -> Capture:
-        """The result of :func:`pt2qa.capture`."""
         model = self.model
         return capture(
             model.build(), model.batches()[0], dynamic_shapes=model.dynamic_shapes, decompose=model.decompose

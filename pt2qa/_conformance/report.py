@@ -84,15 +84,13 @@ class ConformanceReport(ModelReport):
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
         """How often each property held, then the failures of each; ``limit`` applies to the failures."""
-        rows = sorted(self.rows, key=lambda row: row.property) if sort == "name" else self.rows
-        found: dict[str, list[ConformanceRow]] = {}
-        for row in rows:
-            found.setdefault(row.property, []).append(row)
-        outcomes = {name: Counter(row.outcome for row in own) for name, own in found.items()}
-        counts = [_Count(name, *(each[outcome] for outcome in _COUNTED)) for name, each in outcomes.items()]
-        failed = {name: [row for row in own if row.outcome == "failed"] for name, own in found.items()}
+        names = dict.fromkeys(row.property for row in self.rows)
+        rows = {name: [row for row in self.rows if row.property == name] for name in names}
+        outcomes = {name: Counter(row.outcome for row in rows[name]) for name in names}
+        ordered = sorted(names) if sort == "name" else list(names)
+        counts = [_Count(name, *(outcomes[name][outcome] for outcome in _COUNTED)) for name in ordered]
         drawn, _ = draw(shown_columns(_Count), counts, width)
-        return sections([drawn, *(_failures(name, own, limit, width) for name, own in failed.items() if own)])
+        return sections([drawn, *(_failures(name, rows[name], limit, width) for name in ordered)])
 
     def _ordered(self, sort: str) -> tuple[Sequence[ConformanceRow], str | None]:
         if sort == "worst":
@@ -135,7 +133,10 @@ def _of(ran: int, known: int) -> str:
 
 
 def _failures(name: str, rows: list[ConformanceRow], limit: int | None, width: int) -> str:
-    """The failures of one property; models that fail alike are grouped."""
+    """The failures of one property; models that fail alike are grouped.  Empty without any."""
+    rows = [row for row in rows if row.outcome == "failed"]
+    if not rows:
+        return ""
     lines = [wrap(f"FAILED {name} ({len(rows)}):", width)]
     groups: dict[str, list[str]] = {}
     for row in rows:

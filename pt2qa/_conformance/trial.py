@@ -33,11 +33,6 @@ class QuantizerUnderTest:
     qat: bool = False
     given_spec: BackendSpec | None = None
 
-    @property
-    def makes_new_ones(self) -> bool:
-        """Whether each graph gets a new quantizer."""
-        return self._factory or not isinstance(self.quantizer, Quantizer)
-
     def plugin(self) -> QuantizerPlugin:
         """The quantizer as a plug-in: a new one if it can be made, else the given object.
 
@@ -66,7 +61,7 @@ class QuantizerUnderTest:
         if self._factory:
             made = getattr(self.quantizer, "__qualname__", type(self.quantizer).__name__)
             return f"each graph was annotated by a new quantizer from {made}()"
-        if self.makes_new_ones:
+        if not isinstance(self.quantizer, Quantizer):
             return "each graph was annotated by a new quantizer from the plug-in"
         return "all graphs were annotated by the one object that was given; pass a function to have a new one for each"
 
@@ -105,9 +100,7 @@ class Calibration:
     """Calibration batches that record how far calibration got."""
 
     def __init__(self, batches: Sequence[Inputs]) -> None:
-        self.batches = batches
-        self.given = 0
-        self.done = False
+        self.batches, self.given, self.done = batches, 0, False
 
     def __iter__(self) -> Iterator[Inputs]:
         for batch in self.batches:
@@ -153,10 +146,9 @@ class Trial:
 
     def exported(self, *, strict: bool) -> Annotated | Failure:
         """The graph as ``torch.export`` returns it, annotated."""
-        found = self._exported.get(strict)
-        if found is None:
-            found = self._exported[strict] = self.annotate(self.programs.exported(strict=strict))
-        return found
+        if strict not in self._exported:
+            self._exported[strict] = self.annotate(self.programs.exported(strict=strict))
+        return self._exported[strict]
 
     @functools.cached_property
     def pair(self) -> QuantizedPair | Failure:

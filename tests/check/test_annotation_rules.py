@@ -622,8 +622,8 @@ def test_trap_21_an_in_place_product_that_x86_does_not_know() -> None:
         (finding,) = found("in-place-spelling", given, args, quantizer="x86")
         assert finding.name == "mul"
         assert finding.why == (
-            "the quantizer does not round fc/linear as mul reads it, gate/linear as mul reads it; out of place it "
-            "would (written aten.mul_.Tensor)"
+            "written aten.mul_.Tensor, the quantizer does not round fc/linear as mul reads it, gate/linear as mul "
+            "reads it, unlike out of place"
         )
 
 

@@ -162,7 +162,7 @@ def test_a_plugin_brings_rules_of_its_own(only) -> None:  # type: ignore[no-unty
     findings = pt2qa.check(pt2qa.capture(residual(), images()), quantizer=plugin)
     assert [row.why for row in findings] == ["for X86InductorQuantizer"]
     only(own)
-    with pytest.raises(pt2qa.PluginError, match="brings a rule 'own', which exists"):
+    with pytest.raises(pt2qa.PluginError, match="has a rule 'own', which exists already"):
         pt2qa.check(pt2qa.capture(residual(), images()), quantizer=plugin)
 
 
@@ -242,7 +242,7 @@ def test_a_rule_that_stumbles_does_not_cost_the_findings_of_the_others(only) -> 
 
 def test_a_silence_that_names_no_finding_is_noted() -> None:
     findings = pt2qa.check(in_training(), rules=["train-mode"], silence=["train-mode:drop*"])
-    assert findings.notes == ("silence: train-mode:drop* is the name of no finding",)
+    assert findings.notes == ("silence: train-mode:drop* matches no finding",)
 
 
 def test_a_graph_that_torch_fx_traced_is_a_model() -> None:
@@ -254,7 +254,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
     pair = residual_pair("x86")
     with pytest.raises(pt2qa.SelectionError, match=r"got a converted graph, expected .*pt2qa\.pair\(float_graph"):
         pt2qa.check(pair.quantized)
-    with pytest.raises(pt2qa.SelectionError, match=r"model: it has no parameter 'conv1\.weight'"):
+    with pytest.raises(pt2qa.SelectionError, match=r"model: it lacks the capture's parameter 'conv1\.weight'"):
         pt2qa.check(pair, model=nn.Linear(2, 2))
     with pytest.raises(pt2qa.SelectionError, match="model: got a int"):
         pt2qa.check(pair, model=3)  # type: ignore[arg-type]

@@ -439,7 +439,9 @@ def test_a_mask_that_is_an_input_shows_in_the_scale_or_in_the_data() -> None:
     assert found("nonfinite-observed", small) == []
     infinite = torch.tensor([0.0, 0.0, 0.0, -math.inf])
     rows = found("nonfinite-observed", small, batches=[(x, infinite)])
-    assert {row.name: row.why for row in rows}["mask"] == "infinite or NaN values reach it, which integers cannot represent"
+    assert {row.name: row.why for row in rows}[
+        "mask"
+    ] == "infinite or NaN values reach it, which integers cannot represent"
 
 
 def test_a_mask_that_stays_in_float_is_fine() -> None:

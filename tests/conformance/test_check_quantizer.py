@@ -134,7 +134,7 @@ def test_a_warning_is_no_failure() -> None:
         ({"properties": ["spell"]}, r"there is no property 'spell'.*Known: declared, prepare, calibrated"),
         ({"models": "linear"}, r"model: got the text 'linear', expected a list of names: \['linear'\]"),
         ({"models": []}, "no model was given: leave it out for all of conv_bn_relu,"),
-        ({"models": ["linear", "linear"]}, "model 'linear' is there twice"),
+        ({"models": ["linear", "linear"]}, "model 'linear' is given twice"),
     ],
 )
 def test_a_wrong_choice_is_an_error(options: dict[str, object], says: str) -> None:

@@ -70,7 +70,7 @@ def _inputs(context: CheckContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
     require(context.given == "model", "to what was captured from inputs that are no longer known")
     require(context.args is not None or context.kwargs is not None, NO_INPUTS)
     try:
-        return as_call(context.args, context.keywords)
+        return as_call(context.args, None if context.kwargs is None else dict(context.kwargs))
     except CaptureError as error:
         raise DoesNotApplyError(f"to inputs that capture refuses: {error}") from error
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from pt2qa._capture.program import capture
 from pt2qa._check.context import NO_QUANTIZER, CheckContext, UnavailableError, require
 from pt2qa._check.rules.programs import decomposed_first
 from pt2qa._graph.copies import copy_to_edit
@@ -33,10 +32,8 @@ from pt2qa.plugins.rules import rule
     "such models",
 )
 def quantizer_fails(context: CheckContext) -> Iterator[Found]:
-    if context.quantizer is None and context.given != "pair":
-        raise DoesNotApplyError(NO_QUANTIZER)
-    if is_foreign(context.quantizer):
-        raise DoesNotApplyError("to quantizers of another package")
+    require(context.quantizer is not None or context.given == "pair", NO_QUANTIZER)
+    require(not is_foreign(context.quantizer), "to quantizers of another package")
     try:
         context.annotations  # noqa: B018  annotating is what may fail
     except UnavailableError:
@@ -129,7 +126,7 @@ def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
     for attribute, value in vars(quantizer).items():
         kind = _SETTING.fullmatch(attribute)
         if kind and isinstance(value, Mapping):
-            yield from (Filter(attribute, kind[1], key) for key in value if _IS_KEY[kind[1]](key))
+            yield from (Filter(attribute, kind[1], key) for key in value if isinstance(key, _KEYS[kind[1]]))
         inner = value if isinstance(value, list | tuple) else (value,)
         for other in inner:
             if isinstance(other, Quantizer) and id(other) not in seen:
@@ -169,12 +166,7 @@ _MATCHES: Mapping[str, Callable[[Any, Node], bool]] = {
     "module_type": _in_module_type,
     "operator_type": _is_op,
 }
-
-_IS_KEY: Mapping[str, Callable[[Any], bool]] = {
-    "module_name": lambda key: isinstance(key, str),
-    "module_type": lambda key: isinstance(key, type),
-    "operator_type": callable,
-}
+_KEYS: Mapping[str, type] = {"module_name": str, "module_type": type, "operator_type": Callable}  # type: ignore[dict-item]
 
 
 @rule(
@@ -186,9 +178,17 @@ _IS_KEY: Mapping[str, Callable[[Any], bool]] = {
     needs=("annotations", "graph"),
 )
 def in_place_spelling(context: CheckContext) -> Iterator[Found]:
-    written = require(dict(_in_place(context)), "to graphs without in-place ops")
+    written = {
+        context.name_of(node): node
+        for node in context.graph.graph.nodes
+        if _out_of_place(node) is not None and handle_of(node) in context.names
+    }
+    keys = {node.name for node in require(written, "to graphs without in-place ops").values()}
+    # If ops share memory, this graph computes something else: it is only annotated.
     graph = copy_to_edit(context.graph)
-    _spell_out_of_place(graph, {node.name for node in written.values()})
+    for node in graph.graph.nodes:
+        if node.name in keys:
+            node.target = _out_of_place(node)
     try:
         after = context.annotate(graph, context.names)
     except QuantizeError as error:
@@ -199,29 +199,15 @@ def in_place_spelling(context: CheckContext) -> Iterator[Found]:
         parts = [f"does not round {', '.join(sorted(there - here))}"] if there - here else []
         parts += [f"rounds {', '.join(sorted(here - there))}"] if here - there else []
         if parts:
-            yield Found(name, f"the quantizer {' and '.join(parts)}; out of place it would (written {node.target})")
+            yield Found(name, f"written {node.target}, the quantizer {' and '.join(parts)}, unlike out of place")
 
 
-def _in_place(context: CheckContext) -> Iterator[tuple[str, Node]]:
-    """The in-place ops that can be written out of place."""
-    names: Mapping[int, object] = context.names
-    for node in context.graph.graph.nodes:
-        if node.op != "call_function" or not mutates_first_argument(node.target) or handle_of(node) not in names:
-            continue
-        assert isinstance(node.target, OpOverload)
-        if functional_spelling(node.target) is not None:
-            yield context.name_of(node), node
-
-
-def _spell_out_of_place(graph: GraphModule, written: Collection[str]) -> None:
-    """Replaces the targets of in-place ops by their out-of-place ones; edits ``graph``.
-
-    The graph may then compute something else if ops share memory: it is for annotating only.
-    """
-    for node in graph.graph.nodes:
-        if node.name in written:
-            assert isinstance(node.target, OpOverload)
-            node.target = functional_spelling(node.target)
+def _out_of_place(node: Node) -> OpOverload | None:
+    """The same op out of place; None if it is not in place, or cannot be written so."""
+    target = node.target
+    if node.op == "call_function" and isinstance(target, OpOverload) and mutates_first_argument(target):
+        return functional_spelling(target)
+    return None
 
 
 def _roundings(annotations: Annotations, name: str) -> set[str]:
@@ -242,12 +228,10 @@ def _roundings(annotations: Annotations, name: str) -> set[str]:
     needs=("capture", "annotations"),
 )
 def strict_differs(context: CheckContext) -> Iterator[Found]:
-    if context.given != "model":
-        raise DoesNotApplyError("to graphs, which were exported in one mode")
+    require(context.given == "model", "to graphs, which were exported in one mode")
     here = context.annotations
     try:
-        shapes = context.dynamic_shapes
-        captured = capture(context.model, context.args, context.keywords, dynamic_shapes=shapes, strict=True)
+        captured = context.captured(strict=True)
     except Pt2qaError as error:
         raise DoesNotApplyError("to models that torch.export cannot take with strict=True") from error
     if captured.names == context.capture.names:

@@ -1,4 +1,4 @@
-"""prepare, calibration and convert succeed, nothing is lost on the way, and the numbers are as good as can be."""
+"""prepare, calibration and convert succeed, no op is lost, and the accuracy is what the integers allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _UNEXPLAINED = ("removed by the quantizer", "put in by the quantizer")
 
 @holds("annotate and prepare succeed")
 def prepare(trial: Trial) -> Outcome:
-    """``annotate`` returns, and so does prepare."""
     if isinstance(trial.annotated, Failure):
         return failed(trial.annotated.why)
     return _reached(trial, "prepare", "a prepared graph")
@@ -29,19 +28,16 @@ def prepare(trial: Trial) -> Outcome:
 
 @holds("the prepared graph computes what the float graph does, and every observer sees a value")
 def calibrated(trial: Trial) -> Outcome:
-    """Both are checked by ``pt2qa.quantize``."""
     return _reached(trial, "calibrated", "equals the float graph, and every observer saw a value")
 
 
 @holds("convert succeeds")
 def convert(trial: Trial) -> Outcome:
-    """``convert_pt2e`` returns."""
     return _reached(trial, "convert", "a converted graph")
 
 
 @holds("the converted graph is understood: its simulation gives equal bits")
 def simulator(trial: Trial) -> Outcome:
-    """On all batches."""
     reached = _reached(trial, "lower", "")
     pair = trial.pair
     if isinstance(pair, Failure):
@@ -55,7 +51,6 @@ def simulator(trial: Trial) -> Outcome:
 
 @holds("every op of the model has a partner in the converted graph, or a reason")
 def pairing(trial: Trial) -> Outcome:
-    """Ops that the quantizer itself inserts or removes have neither."""
     pair = _pair(trial)
     unexplained = [f"{op.name}: {op.reason}" for op in pair.pairing.unpaired if op.reason.startswith(_UNEXPLAINED)]
     if unexplained:
@@ -93,7 +88,6 @@ Places = Counter[tuple[str, str]]
 
 @holds("leaving one op in float changes the sites around that op, and no others")
 def edits(trial: Trial) -> Outcome:
-    """Each op by itself, of up to :data:`MOST` ops."""
     pair, annotations = _pair(trial), annotated_in(trial).annotations
     ops = [op.name for op in annotations.ops.values() if "float" in op.levels]
     tried = ops[:: -(-len(ops) // MOST)] if ops else []
@@ -117,26 +111,20 @@ def _leave_in_float(trial: Trial, pair: QuantizedPair, annotations: Annotations,
     if isinstance(after, Failure):
         return f"{edit}: {after.why}"
     found = _places(after.sites)
-    wrong = [f"{_listed(found - expected)} quantized"] if found - expected else []
-    wrong += [f"{_listed(expected - found)} in float"] if expected - found else []
-    return f"{edit}: unexpectedly {' and '.join(wrong)}" if wrong else ""
+    wrong = {"quantized": found - expected, "in float": expected - found}
+    parts = [
+        f"{', '.join(f'{kind} of {name}' for kind, name in sites)} {what}" for what, sites in wrong.items() if sites
+    ]
+    return f"{edit}: unexpectedly {' and '.join(parts)}" if parts else ""
 
 
 def _places(sites: Iterable[Site]) -> Places:
     return Counter((site.kind, site.name) for site in sites)
 
 
-def _listed(places: Places) -> str:
-    return ", ".join(f"{kind} of {name}" for kind, name in places)
-
-
 @holds("the output is at most two bits worse than ideal scales at the same places make it")
 def sqnr(trial: Trial) -> Outcome:
-    """Compares the SQNR with ideal rounding at the same sites, less :data:`pt2qa._conformance.ideal.ALLOWANCE`.
-
-    So the floor depends on the model, the sites and their number of levels, and on no tuned number. Scales that do not
-    fit the data, clamps that clip it, or a bias with a wrong scale fall below it.
-    """
+    """The floor depends on the model, the sites and their number of levels, and on no tuned number."""
     pair = _pair(trial)
     values = pair.values(trial.batches[0])
     reference = pair.simulator.run(values, on=False)

@@ -25,7 +25,6 @@ LISTS = ("quantizers", "annotators", "SUPPORTED_PATTERNS")
 
 @holds("modules, functions, in-place ops and methods are annotated alike")
 def spelling(trial: Trial) -> Outcome:
-    """All spellings against the one with modules."""
     model = trial.model
     if not model.spellings:
         raise DoesNotApplyError("the model has one spelling")
@@ -45,7 +44,6 @@ def spelling(trial: Trial) -> Outcome:
 
 @holds("torch.export's two modes give one annotation")
 def strict(trial: Trial) -> Outcome:
-    """On what ``torch.export`` returns."""
     if trial.model.decompose:
         raise DoesNotApplyError(_DECOMPOSED)
     before, after = trial.exported(strict=False), trial.exported(strict=True)
@@ -59,21 +57,18 @@ def strict(trial: Trial) -> Outcome:
 
 @holds("an exported graph that is exported again is annotated alike")
 def re_export(trial: Trial) -> Outcome:
-    """The graph module of what ``torch.export`` returns."""
     mode, layout = _exported(trial)
     return _same(layout, trial.annotate(trial.programs.re_exported(strict=mode)), "after another export, ")
 
 
 @holds("a program that was saved and loaded is annotated alike")
 def saved(trial: Trial) -> Outcome:
-    """What ``torch.export`` returns."""
     mode, layout = _exported(trial)
     return _same(layout, trial.annotate(trial.programs.saved(strict=mode)), "after save and load, ")
 
 
 @holds("the order of a quantizer's annotators does not matter")
 def order(trial: Trial) -> Outcome:
-    """With the list of annotators reversed."""
     before = annotated_in(trial, even_nothing=True)
     quantizer = trial.quantizer.build(trial.capture.module())
     lists = {attribute: getattr(quantizer, attribute, None) for attribute in LISTS}
@@ -87,7 +82,6 @@ def order(trial: Trial) -> Outcome:
 
 @holds("one object annotates a model alike, whatever it annotated before")
 def reuse(trial: Trial) -> Outcome:
-    """Twice, and again after another model."""
     expected = annotated_in(trial, even_nothing=True).layout
     one = resolve(trial.quantizer.build(trial.capture.module()))
     other = next((each for each in trial.others if isinstance(each.annotated, Annotated)), None)

@@ -25,49 +25,37 @@ class Outcome:
 
 
 def passed(why: str) -> Outcome:
-    """The property holds.
+    """The property holds; ``why`` is for the report.
 
-    Args:
-        why: what was seen, for the report.
-
-    >>> passed("42 of 42").why
-    '42 of 42'
+    >>> passed("42 of 42")
+    Outcome(verdict='passed', why='42 of 42')
     """
     return Outcome("passed", why)
 
 
 def failed(why: str) -> Outcome:
-    """The property does not hold.
+    """The property does not hold; ``why`` is for the report.
 
-    Args:
-        why: what was seen, for the report.
-
-    >>> failed("42 of 42").why
-    '42 of 42'
+    >>> failed("42 of 42")
+    Outcome(verdict='failed', why='42 of 42')
     """
     return Outcome("failed", why)
 
 
 def does_not_apply(why: str) -> Outcome:
-    """The model has nothing that the property covers.
+    """The model has nothing that the property covers; ``why`` is for the report.
 
-    Args:
-        why: what was seen, for the report.
-
-    >>> does_not_apply("42 of 42").why
-    '42 of 42'
+    >>> does_not_apply("42 of 42")
+    Outcome(verdict='does not apply', why='42 of 42')
     """
     return Outcome("does not apply", why)
 
 
 def skipped(why: str) -> Outcome:
-    """The property was not checked.
+    """The property was not checked; ``why`` is for the report.
 
-    Args:
-        why: what was seen, for the report.
-
-    >>> skipped("42 of 42").why
-    '42 of 42'
+    >>> skipped("42 of 42")
+    Outcome(verdict='skipped', why='42 of 42')
     """
     return Outcome("skipped", why)
 
@@ -92,7 +80,7 @@ class SkippedError(Exception):
 
 
 def holds(claim: str) -> Callable[[Callable[[Trial], Outcome]], Property]:
-    """Makes a property of the function below, which may raise a ``SkippedError`` or a ``DoesNotApplyError``."""
+    """Makes a property of the function below, which may raise ``SkippedError`` or ``DoesNotApplyError``."""
 
     def made(check: Callable[[Trial], Outcome]) -> Property:
         def checked(trial: Trial) -> Outcome:

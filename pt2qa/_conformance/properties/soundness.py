@@ -36,7 +36,6 @@ def shared_specs(trial: Trial) -> Outcome:
 
 @holds("nothing but float tensors is observed")
 def float_tensors(trial: Trial) -> Outcome:
-    """Integers, booleans and lists of tensors are not observed."""
     annotated = annotated_in(trial)
     annotations = annotated.annotations
     specs, nodes = annotations.specs, annotations.ground.nodes
@@ -55,7 +54,6 @@ def float_tensors(trial: Trial) -> Outcome:
 
 @holds("what is annotated is what the backend takes, line by line of its spec")
 def backend_spec(trial: Trial) -> Outcome:
-    """As the check's rule ``backend-spec``."""
     spec = trial.quantizer.spec
     if spec is None:
         raise DoesNotApplyError(NO_SPEC)
