@@ -9,9 +9,15 @@ from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._annotations.report import AnnotationReport
-from pt2qa._annotations.resolving import SpecResolver
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow, ModuleCalls
-from pt2qa._annotations.values import AnnotatedValue, missing_values, value_dtypes, values_in_graph, values_in_program
+from pt2qa._annotations.values import (
+    AnnotatedValue,
+    SpecResolver,
+    missing_values,
+    value_dtypes,
+    values_in_graph,
+    values_in_program,
+)
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, handle_of, walk

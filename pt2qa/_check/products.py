@@ -1,4 +1,4 @@
-"""The ops that multiply matrices: where a model's time goes, and how much of each is quantized."""
+"""The ops that multiply matrices and how much of each is quantized; which annotated values are rounded, and how."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._check.rounding import spec_read
 from pt2qa._graph.handles import OpName, handle_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint
@@ -18,6 +17,8 @@ from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
 from pt2qa._simulator.products import PRODUCTS, Read, State, reads_of, state_of
 from pt2qa._simulator.program import Program
 from pt2qa.overrides.annotations import Annotations
+from pt2qa.overrides.points import Derives, Point, is_quantized
+from pt2qa.overrides.sharing import COMPARED, root_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +135,29 @@ def states_of(annotations: Annotations) -> dict[str, State]:
         for node in nodes.values()
         if node.op in PRODUCTS
     }
+
+
+def own_spec(annotations: Annotations, point: Point) -> Any | None:
+    """The spec that a point resolves to; None if it has none, leads nowhere, or rounds nothing."""
+    root = root_of(annotations.specs, point)
+    if root is None or not is_quantized(annotations.specs[root], annotations.ground.nodes[point[0]]):
+        return None
+    spec = annotations.specs[root]
+    return spec.spec if isinstance(spec, Derives) else spec
+
+
+def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
+    """The spec with which an op reads a value; None if it reads it in float.  Both go by their fx names."""
+    for point in ((source, reader), (source, "")):
+        if (spec := own_spec(annotations, point)) is not None:
+            return spec
+    # A constant may be rounded before it is reshaped.
+    node = annotations.ground.nodes[source]
+    deeper = node.inputs if node.constant else ()
+    return next((spec for one in deeper if (spec := spec_read(annotations, one, source)) is not None), None)
+
+
+def differing(one: Any, other: Any) -> tuple[str, ...]:
+    """The attributes of :data:`COMPARED` in which two specs differ."""
+    missing = object()
+    return tuple(name for name in COMPARED if getattr(one, name, missing) != getattr(other, name, missing))

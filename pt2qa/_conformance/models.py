@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from pt2qa._conformance import nets
 from pt2qa._conformance.model import ConformanceModel as Model
-from pt2qa._conformance.nets import Net, drawn, images, rows, sequences
+from pt2qa._conformance.nets import Net, drawn, images, net, rows, sequences
+
+_CONV = (nn.Conv2d, 3, 4, 1)
 
 _ALL = (
     # Convolutions with what follows them, in every spelling.
@@ -134,18 +136,15 @@ _ALL = (
     Model(
         "shared_relu",
         "one ReLU module called twice",
-        lambda: Net(
-            lambda m, x: m.relu(m.second(m.relu(m.first(x)))),
-            first=nn.Conv2d(3, 4, 1),
-            second=nn.Conv2d(4, 4, 1),
-            relu=nn.ReLU(),
+        net(
+            lambda m, x: m.relu(m.second(m.relu(m.first(x)))), first=_CONV, second=(nn.Conv2d, 4, 4, 1), relu=(nn.ReLU,)
         ),
         images,
     ),
     Model(
         "shared_conv",
         "one convolution called twice",
-        lambda: Net(lambda m, x: m.conv(torch.tanh(m.conv(x))), conv=nn.Conv2d(3, 3, 1)),
+        net(lambda m, x: m.conv(torch.tanh(m.conv(x))), conv=(nn.Conv2d, 3, 3, 1)),
         images,
     ),
     Model("tied_weights", "two linears with one weight", nets.tied_weights, rows),
@@ -154,27 +153,19 @@ _ALL = (
     Model(
         "transpose",
         "linears around a transpose",
-        lambda: Net(lambda m, x: m.columns(m.rows(x).transpose(1, 2)), rows=nn.Linear(8, 6), columns=nn.Linear(5, 4)),
+        net(lambda m, x: m.columns(m.rows(x).transpose(1, 2)), rows=(nn.Linear, 8, 6), columns=(nn.Linear, 5, 4)),
         drawn(2, 5, 8),
     ),
     Model(
         "permute",
         "permute before and after a linear",
-        lambda: Net(
-            lambda m, x: m.fc(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
-            conv=nn.Conv2d(3, 4, 1),
-            fc=nn.Linear(4, 4),
-        ),
+        net(lambda m, x: m.fc(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2), conv=_CONV, fc=(nn.Linear, 4, 4)),
         images,
     ),
     Model(
         "reshape",
         "convolutions around a reshape",
-        lambda: Net(
-            lambda m, x: m.second(m.first(x).reshape(-1, 16, 4, 4)),
-            first=nn.Conv2d(3, 4, 1),
-            second=nn.Conv2d(16, 4, 1),
-        ),
+        net(lambda m, x: m.second(m.first(x).reshape(-1, 16, 4, 4)), first=_CONV, second=(nn.Conv2d, 16, 4, 1)),
         images,
     ),
     Model("max_pool", "convolution, max pool, flatten, linear", nets.pooled(nn.MaxPool2d(2), 64), images),
@@ -187,7 +178,7 @@ _ALL = (
     Model(
         "mean",
         "convolution, ReLU, mean, linear",
-        lambda: Net(lambda m, x: m.fc(F.relu(m.conv(x)).mean((2, 3))), conv=nn.Conv2d(3, 4, 1), fc=nn.Linear(4, 5)),
+        net(lambda m, x: m.fc(F.relu(m.conv(x)).mean((2, 3))), conv=_CONV, fc=(nn.Linear, 4, 5)),
         images,
     ),
     Model(
@@ -208,9 +199,9 @@ _ALL = (
     Model(
         "multihead_attention",
         "nn.MultiheadAttention",
-        lambda: Net(
+        net(
             lambda m, x: m.attention(x, x, x, need_weights=False)[0],
-            attention=nn.MultiheadAttention(8, 2, batch_first=True),
+            attention=(partial(nn.MultiheadAttention, batch_first=True), 8, 2),
         ),
         sequences,
     ),
@@ -223,7 +214,7 @@ _ALL = (
     Model(
         "mask",
         "a boolean mask",
-        lambda: Net(lambda m, x: torch.where(x > 0, m.fc(x), torch.zeros_like(x)), fc=nn.Linear(8, 8)),
+        net(lambda m, x: torch.where(x > 0, m.fc(x), torch.zeros_like(x)), fc=(nn.Linear, 8, 8)),
         rows,
     ),
     Model(
@@ -240,7 +231,7 @@ _ALL = (
     Model(
         "literal",
         "a constant that forward makes",
-        lambda: Net(lambda m, x: m.fc(x) + torch.tensor([0.5, -0.5, 1.0, -1.0]), fc=nn.Linear(8, 4)),
+        net(lambda m, x: m.fc(x) + torch.tensor([0.5, -0.5, 1.0, -1.0]), fc=(nn.Linear, 8, 4)),
         rows,
     ),
     Model(

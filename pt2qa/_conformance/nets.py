@@ -29,6 +29,11 @@ class Net(nn.Module):
         return self.compute(self, x)
 
 
+def net(compute: Callable[[Any, Tensor], Tensor], **parts: tuple[Any, ...]) -> Make:
+    """A net of modules, each given by its class and arguments."""
+    return lambda: Net(compute, **{name: make(*args) for name, (make, *args) in parts.items()})
+
+
 def drawn(*shape: int) -> Callable[[], Inputs]:
     """One input of normally distributed numbers."""
     return lambda: (torch.randn(shape),)
@@ -103,7 +108,7 @@ def residual(join: Join) -> Make:
         x = m.stem(x)
         return join(m.branch(x), x)
 
-    return lambda: Net(compute, stem=nn.Conv2d(3, 8, 1), branch=nn.Conv2d(8, 8, 3, padding=1))
+    return net(compute, stem=(nn.Conv2d, 3, 8, 1), branch=(nn.Conv2d, 8, 8, 3, 1, 1))
 
 
 def both(join: Join) -> Make:
@@ -113,7 +118,7 @@ def both(join: Join) -> Make:
         x = m.conv(x)
         return join(x, x)
 
-    return lambda: Net(compute, conv=nn.Conv2d(3, 4, 1))
+    return net(compute, conv=(nn.Conv2d, 3, 4, 1))
 
 
 def before_and_after_relu() -> nn.Module:
@@ -158,7 +163,7 @@ def pooled(pool: nn.Module, features: int) -> Make:
 
 
 def attention(compute: Callable[[Any, Tensor], Tensor]) -> Make:
-    return lambda: Net(compute, query=nn.Linear(8, 8), key=nn.Linear(8, 8), value=nn.Linear(8, 8))
+    return net(compute, **dict.fromkeys(("query", "key", "value"), (nn.Linear, 8, 8)))
 
 
 def by_matmul(m: Any, x: Tensor) -> Tensor:

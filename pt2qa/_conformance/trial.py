@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Sequence
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from pt2qa._capture.program import Capture
+from pt2qa._capture.program import Capture, capture
 from pt2qa._conformance.layout import Layout, layout_of
-from pt2qa._conformance.model import ConformanceModel, Inputs
-from pt2qa._conformance.programs import Plain, Programs, programs_of
-from pt2qa._graph.handles import OpName
+from pt2qa._conformance.model import MODULE, ConformanceModel, Inputs
+from pt2qa._graph.handles import OpName, assign_handles
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
 from pt2qa.errors import PluginError, Pt2qaError
@@ -23,6 +26,95 @@ from pt2qa.overrides import Annotations, Edit, OverridePlan
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import BackendSpec, QuantizerPlugin, describe, resolve, spec_of
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A graph as ``torch.export`` returned it, not normalised, with op names shared by the model's other graphs."""
+
+    capture: Capture
+    names: dict[int, OpName] = field(repr=False)
+
+
+class Programs:
+    """The graphs of one model, each made on first use: as pt2qa captures it, and as ``torch.export`` returns it.
+
+    Users of a quantizer have the latter; :func:`pt2qa.capture` removes the differences that some properties test.
+    """
+
+    def __init__(self, model: ConformanceModel) -> None:
+        self.model = model
+        self._made: dict[tuple[str, str, bool], Plain] = {}
+
+    @functools.cached_property
+    def captured(self) -> Capture:
+        model = self.model
+        return capture(
+            model.build(), model.batches()[0], dynamic_shapes=model.dynamic_shapes, decompose=model.decompose
+        )
+
+    def exported(self, *, strict: bool, spelling: str = MODULE) -> Plain:
+        """The model as ``torch.export.export`` returns it."""
+        return self._once("exported", spelling, strict, lambda: self._export(self.model.build(spelling), strict))
+
+    def re_exported(self, *, strict: bool) -> Plain:
+        program = self.exported(strict=strict).capture.program
+        module = functools.partial(program.module, check_guards=False)
+        return self._once("re_exported", MODULE, strict, lambda: self._export(module(), strict))
+
+    def saved(self, *, strict: bool) -> Plain:
+        program = self.exported(strict=strict).capture.program
+        return self._once("saved", MODULE, strict, lambda: _saved_and_loaded(program))
+
+    def _once(self, form: str, spelling: str, strict: bool, make: Callable[[], ExportedProgram]) -> Plain:
+        key = form, spelling, strict
+        if key not in self._made:
+            program = make()
+            assign_handles(program)
+            made = Capture(program, self.model.batches()[0], {}, strict, self.model.name)
+            first = key == ("exported", MODULE, False)
+            wanted = made.names if first else self.exported(strict=False).names
+            self._made[key] = Plain(made, same_names(made.names, wanted))
+        return self._made[key]
+
+    def _export(self, module: torch.nn.Module, strict: bool) -> ExportedProgram:
+        shapes = self.model.dynamic_shapes
+        return torch.export.export(module, self.model.batches()[0], dynamic_shapes=shapes, strict=strict)
+
+
+def _saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+def same_names(names: dict[int, OpName], wanted: dict[int, OpName]) -> dict[int, OpName]:
+    """The names of a graph's ops in another graph of the same model, by handle.
+
+    Ops are matched by graph order or, if the graphs differ in size, by kind and ordinal.
+    """
+    if len(names) == len(wanted):
+        return dict(zip(names, wanted.values(), strict=True))
+    known = dict(zip(_ordinals(wanted), wanted.values(), strict=True))
+    return {
+        handle: known.get(place, name) for (handle, name), place in zip(names.items(), _ordinals(names), strict=True)
+    }
+
+
+def _ordinals(names: dict[int, OpName]) -> list[tuple[str, int]]:
+    counts: Counter[str] = Counter()
+    places = []
+    for name in names.values():
+        places.append((name.op, counts[name.op]))
+        counts[name.op] += 1
+    return places
+
+
+@functools.lru_cache(maxsize=64)
+def programs_of(model: ConformanceModel) -> Programs:
+    """The graphs of a model, shared by all quantizers that are checked."""
+    return Programs(model)
 
 
 @dataclass(frozen=True)

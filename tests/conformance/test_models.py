@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pt2qa._conformance.programs import programs_of
+from pt2qa._conformance.trial import programs_of
 from pt2qa.testing import MODELS, ConformanceModel
 
 SPELLINGS = [(name, spelling) for name, model in MODELS.items() for spelling in model.spellings]

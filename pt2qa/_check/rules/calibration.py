@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._check.context import CheckContext, require
 from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct
 from pt2qa._check.masks import Mask, masks_in
-from pt2qa._check.site_rows import given_rows
+from pt2qa._check.rules.sites import given_rows
 from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.torchao import range_keeper
 from pt2qa._quantize.observers import find_observers

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from pt2qa._check.context import CheckContext, require
-from pt2qa._check.products import Product
-from pt2qa._check.rounding import own_spec, spec_read
+from pt2qa._check.products import Product, own_spec, spec_read
 from pt2qa._check.rules.specs import NOTHING_ANNOTATED
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.products import CONVOLUTIONS, OPAQUE, RECURRENT, WEIGHTED
