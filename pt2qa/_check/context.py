@@ -353,7 +353,7 @@ def kind_of(value: Any) -> Kind | None:
     return "model" if isinstance(value, nn.Module) else None
 
 
-def require(found: _Value, otherwise: str) -> _Value:
+def require(found: _Value | None, otherwise: str) -> _Value:
     """What a rule looks at; if there is nothing, the rule does not apply, ``otherwise`` says to what."""
     if not found:
         raise DoesNotApplyError(otherwise)

@@ -21,21 +21,11 @@ FEW_CHANNELS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class IntegerProduct:
-    """A convolution or linear whose weight is quantized to integers with known scales.
+    """A convolution or linear whose weight is quantized to integers with known scales; computed on the CPU.
 
-    What is computed of these is on the CPU, wherever the model runs.
-
-    Attributes:
-        name: its readable name.
-        weight: its weight, in float and as the quantized model reads it.
-        weight_params: how the weight is rounded.
-        channel_axis: axis of the weight's output channels.
-        bias: its bias; None without one.
-        bias_params: how the bias is rounded; None if it stays float.
-        input_params: how its input is rounded; None if it stays float.
-        output_scale: the largest scale with which its output is rounded, directly or after elementwise ops and ops that
-            move values; nan if it stays float or each batch sets the scale.
-        sums: reads the weight when something of it is first asked for.
+    ``bias_params`` and ``input_params`` are None if these stay float, ``channel_axis`` is that of the weight's output
+    channels.  ``output_scale`` is the largest scale with which its output is rounded, directly or after elementwise ops
+    and ops that move values; nan if it stays float or each batch sets the scale.
     """
 
     name: str
@@ -121,18 +111,9 @@ def _product(
     axis = int("transpose" in step.op or (step.op == "convolution" and bool(step.args[6])))
     if params.axis not in (None, axis):
         return None
-    inputs = {site.result: site.params for site in pair.sites}
-    return IntegerProduct(
-        name=step.name,
-        weight=weight,
-        weight_params=params,
-        channel_axis=axis,
-        bias=bias,
-        bias_params=_params(pair, bias),
-        input_params=inputs.get(slots[0]),
-        output_scale=_output_scale(step, readers, pair.sites),
-        sums=sums,
-    )
+    given = next((site.params for site in pair.sites if site.result == slots[0]), None)
+    scale = _output_scale(step, readers, pair.sites)
+    return IntegerProduct(step.name, weight, params, axis, bias, _params(pair, bias), given, scale, sums)
 
 
 def _params(pair: QuantizedPair, constant: Constant | None) -> QuantParams | None:

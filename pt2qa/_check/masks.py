@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -27,8 +27,7 @@ _PASSING_ON = frozenset(
 """Ops whose result holds what they read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(NamedTuple):
     """A mask value and the node that puts it in."""
 
     value: float

@@ -26,9 +26,6 @@ class Product:
     """An op that multiplies matrices.
 
     Attributes:
-        name: its readable name.
-        op: what it does, such as ``conv2d``.
-        node: its node in the float graph.
         macs: its multiply-adds for the example inputs.
         share: its share of the model's multiply-adds, 0..1.
         owner: name of the higher-order op whose nested graph contains it; empty at the top.

@@ -30,12 +30,9 @@ _GIVEN = "handle_as_given"
 
 @dataclass(frozen=True, eq=False)
 class Rewritten:
-    """A copy of a program after capture's passes.
+    """A copy of a program after capture's passes, and what each changed.
 
-    Attributes:
-        program: the copy.
-        names: what the given program calls its ops, by handle; ops that a pass added have none.
-        changes: what each pass did.
+    ``names`` are what the given program calls its ops, by handle; ops that a pass added have none.
     """
 
     program: ExportedProgram

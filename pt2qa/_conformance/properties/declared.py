@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Node
 
+from pt2qa._check.context import require
 from pt2qa._conformance.layout import place_of, some
 from pt2qa._conformance.properties.property import Outcome, failed, holds, passed
 from pt2qa._conformance.trial import Annotated, Failure, Trial
@@ -34,19 +35,13 @@ _CLASSES: dict[type[nn.Module], str] = {
 
 @holds("what the quantizer declares to annotate is annotated")
 def declared(trial: Trial) -> Outcome:
-    """At each place of the model that shows a declared pattern."""
     patterns = patterns_of(trial.quantizer.plugin(), trial.quantizer.build(trial.capture.module()))
-    if not patterns:
-        raise DoesNotApplyError(
-            "the quantizer declares no patterns: it has no declared_patterns, and get_supported_operators() and "
-            "patterns of its parts name none"
-        )
+    require(patterns, "the quantizer declares no patterns by declared_patterns, get_supported_operators() or its parts")
     annotated = trial.annotated
     if isinstance(annotated, Failure):
         raise DoesNotApplyError("annotate fails: see prepare")
     matches = [(pattern, chain) for pattern in patterns for chain in _matches(annotated, pattern)]
-    if not matches:
-        raise DoesNotApplyError("the model shows none of the declared patterns")
+    require(matches, "the model shows none of the declared patterns")
     faults = [fault for pattern, chain in matches if (fault := _fault(annotated, pattern, chain))]
     if faults:
         return failed(some(faults))
@@ -78,7 +73,6 @@ def _declared_by(quantizer: Any) -> Iterable[Pattern]:
 
 
 def _op(declared: Any) -> str:
-    """The op kind of a class, function or overload."""
     if isinstance(declared, type):
         return _CLASSES.get(declared, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", declared.__name__).lower())
     return op_of(declared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+from pt2qa._check.context import require
 from pt2qa._conformance.layout import Layout, differences, some
 from pt2qa._conformance.model import MODULE
 from pt2qa._conformance.properties.property import (
@@ -17,7 +18,7 @@ from pt2qa._conformance.properties.property import (
     skipped,
 )
 from pt2qa._conformance.trial import Annotated, Failure, Trial
-from pt2qa.plugins import DoesNotApplyError, resolve
+from pt2qa.plugins import resolve
 
 LISTS = ("quantizers", "annotators", "SUPPORTED_PATTERNS")
 """Attributes that hold the annotators a quantizer runs in sequence."""
@@ -26,8 +27,7 @@ LISTS = ("quantizers", "annotators", "SUPPORTED_PATTERNS")
 @holds("modules, functions, in-place ops and methods are annotated alike")
 def spelling(trial: Trial) -> Outcome:
     model = trial.model
-    if not model.spellings:
-        raise DoesNotApplyError("the model has one spelling")
+    require(model.spellings, "the model has one spelling")
     mode, layout = _exported(trial)
     faults, annotated = [], len(layout)
     for name in model.spellings:
@@ -44,8 +44,7 @@ def spelling(trial: Trial) -> Outcome:
 
 @holds("torch.export's two modes give one annotation")
 def strict(trial: Trial) -> Outcome:
-    if trial.model.decompose:
-        raise DoesNotApplyError(_DECOMPOSED)
+    require(not trial.model.decompose, _DECOMPOSED)
     before, after = trial.exported(strict=False), trial.exported(strict=True)
     if isinstance(before, Annotated):
         return _same(before.layout, after, "with strict=True, ")
@@ -73,8 +72,7 @@ def order(trial: Trial) -> Outcome:
     quantizer = trial.quantizer.build(trial.capture.module())
     lists = {attribute: getattr(quantizer, attribute, None) for attribute in LISTS}
     attribute = next((name for name, found in lists.items() if isinstance(found, list) and len(found) > 1), "")
-    if not attribute:
-        raise DoesNotApplyError(f"the quantizer has no list of annotators: none of {', '.join(LISTS)}")
+    require(attribute, f"the quantizer has no list of annotators: none of {', '.join(LISTS)}")
     backwards = copy.copy(quantizer)
     setattr(backwards, attribute, list(reversed(getattr(quantizer, attribute))))
     return _same(before.layout, trial.annotate(plugin=resolve(backwards)), f"with {attribute} reversed, ")
@@ -95,8 +93,7 @@ def reuse(trial: Trial) -> Outcome:
 
 def _exported(trial: Trial) -> tuple[bool, Layout]:
     """Whether the model's export had to be ``strict=True``, and the annotation of what it returned."""
-    if trial.model.decompose:
-        raise DoesNotApplyError(_DECOMPOSED)
+    require(not trial.model.decompose, _DECOMPOSED)
     found = {mode: trial.exported(strict=mode) for mode in (False, True)}
     working = {mode: each.layout for mode, each in found.items() if isinstance(each, Annotated)}
     if not working:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pt2qa._check.context import require
 from pt2qa._check.rules.specs import broken_shares
 from pt2qa._conformance.layout import place_of, some
 from pt2qa._conformance.properties.property import Outcome, annotated_in, failed, holds, passed
@@ -12,7 +13,6 @@ from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.overrides.broken_lines import broken_lines
 from pt2qa.overrides.points import Derives, Shares
 from pt2qa.overrides.sharing import rounds_at
-from pt2qa.plugins import DoesNotApplyError
 
 NO_SPEC = "no spec given: pass spec=, or give the plug-in or the quantizer an attribute spec"
 
@@ -54,13 +54,10 @@ def float_tensors(trial: Trial) -> Outcome:
 
 @holds("what is annotated is what the backend takes, line by line of its spec")
 def backend_spec(trial: Trial) -> Outcome:
-    spec = trial.quantizer.spec
-    if spec is None:
-        raise DoesNotApplyError(NO_SPEC)
+    spec = require(trial.quantizer.spec, NO_SPEC)
     annotations = annotated_in(trial).annotations
     if broken := broken_lines(annotations, spec):
         return failed(some([f"{line.name}: {line}" for line in broken]))
     named = sum(bool(spec.rows(op.op)) for op in annotations.ops.values())
-    if not named:
-        raise DoesNotApplyError(f"the spec of {spec.name} has no line for any op that is annotated")
+    require(named, f"the spec of {spec.name} has no line for any op that is annotated")
     return passed(f"{named} of {len(annotations.ops)} annotated ops have lines, and fit them")
