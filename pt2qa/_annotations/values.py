@@ -157,7 +157,6 @@ def _role(op: str, argument: int, is_parameter: bool) -> Role:
 
 
 def _reason(node: GraphNode, nodes: Mapping[str, GraphNode], present: set[str]) -> str:
-    """Why an op of the captured graph is not in the quantized graph."""
     if node.constant:
         return "computed from constants alone, once"
     before = next((nodes[key].name for key in node.inputs), "")

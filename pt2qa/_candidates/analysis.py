@@ -211,14 +211,16 @@ class _Comparison:
         runners = {
             name: _Runner(pair.simulator.walk(values, True), self.places[name]) for name, pair in self.pairs.items()
         }
-        float_run = _Runner(self.reference.walk(values, False), {})
+
+        def visit(step: Step, value: Any) -> None:
+            if step.site is None:
+                others = {name: r.value(step.name) for name, r in runners.items() if step.name in self.known[name]}
+                kept = _kept(counted, None if counted is None else counted.layouts.get(step.out))
+                found.append((self.values[step.name], _noise(value, others, kept)))
+
+        reference = _leaves(self.reference.run(values, False, visit))
         with torch.no_grad():
-            for step, value in float_run.walk:
-                if step.site is None:
-                    others = {name: r.value(step.name) for name, r in runners.items() if step.name in self.known[name]}
-                    kept = _kept(counted, None if counted is None else counted.layouts.get(step.out))
-                    found.append((self.values[step.name], _noise(value, others, kept)))
-            reference, results = float_run.finish(), {name: runner.finish() for name, runner in runners.items()}
+            results = {name: _leaves(runner.finish()) for name, runner in runners.items()}
         if not self.outputs:
             names = output_names(self.first.quantized, len(reference))
             self.outputs = [ValueSums(-1, name, "", "output") for name in names]
@@ -266,7 +268,6 @@ class _Comparison:
         return [value.of(self.pairs) for value in values]
 
     def notes(self) -> list[str]:
-        """What could not be compared."""
         notes = []
         if self.positions is not None and self.positions.layouts is not None:
             slots = [self.slots[name] for name, value in self.values.items() if value.counted]
@@ -302,11 +303,15 @@ class _Runner:
                 self.passed[here] = value.clone() if isinstance(value, Tensor) else value
         raise AssertionError(f"{name} is among the places, so the run gives it")
 
-    def finish(self) -> list[Any]:
-        """Runs to the end and returns the flat outputs."""
+    def finish(self) -> Any:
+        """Runs to the end and returns the outputs."""
         for _ in self.walk:
             pass
-        return pytree.tree_leaves(plain(self.outputs))
+        return self.outputs
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    return pytree.tree_leaves(plain(outputs))
 
 
 def _places(program: Program) -> dict[int, str]:
@@ -340,7 +345,6 @@ def _noise(reference: Any, others: Mapping[str, Any], kept: Callable[[Any], Any]
 
 
 def _candidate(name: str, quantizer: Any, pair: QuantizedPair | None, failed: Mapping[str, str]) -> Candidate:
-    """What is known of a candidate without its numbers."""
     if pair is None:
         spec = quantizer if isinstance(quantizer, str) else type(quantizer).__name__
         return Candidate(name, spec, math.nan, 0, 0, 0, 0, 0, failed[name])

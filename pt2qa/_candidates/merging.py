@@ -30,7 +30,6 @@ class ValueSums:
 
     @property
     def seen(self) -> bool:
-        """Whether any candidate has the value."""
         return bool(self.counted or self.apart)
 
     def add(self, sums: Mapping[str, NoiseSums], left_out: Collection[str]) -> None:

@@ -52,14 +52,7 @@ class Candidate(Row):
     """
 
     shown: ClassVar[tuple[str, ...]] = (
-        "name",
-        "quantizer",
-        "sqnr",
-        "quantized_ops",
-        "ops",
-        "activations",
-        "weights",
-        "bytes",
+        *("name", "quantizer", "sqnr", "quantized_ops", "ops", "activations", "weights", "bytes"),
     )
 
     name: Annotated[str, column("candidate", key=True, importance=0, shrinks_to=16)]

@@ -197,7 +197,6 @@ def _unmatched(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]
 
 
 def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
-    """What a rule found, and its outcome."""
     try:
         for need in rule.needs:
             getattr(context, need)

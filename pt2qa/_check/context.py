@@ -59,22 +59,21 @@ class UnavailableError(Exception):
 class CheckContext:
     """What is known about a model, for rules.
 
-    The properties below raise :class:`UnavailableError` if they are unavailable, so that a rule which lists one
-    among its needs is reported as not applied.
+    The properties below raise :class:`UnavailableError` if they are unavailable, so a rule that lists one among its
+    needs is reported as not applied.
 
     Attributes:
-        given: what the user gave: ``model``; ``program``: an ExportedProgram, ``graph``: a graph of ops, neither of
-            them normalised by capture; ``prepared``: a graph with observers; ``capture``; ``pair``.
-        value: the object itself.
-        args, kwargs: example inputs, for a model.
+        given: the kind of ``value``; ``program`` and ``graph`` are as ``torch.export`` made them, ``prepared`` has
+            observers.
+        value: what the user gave.
+        args, kwargs, dynamic_shapes: as :func:`pt2qa.check` takes them.
         quantizer: as ``pt2qa.quantize`` takes it; None without one.
         qat: whether it prepares for quantization-aware training.
-        data: the batches for rules on numbers; None without any.
-        dynamic_shapes: for capture.
+        data: the batches for rules on values; None without any.
         cpu: features of the CPU that the model will run on, in lower case, such as ``avx512_vnni``.
         eager: the model that a capture, a graph or a pair was made from, if the user gave it too.
-        errors: why something is unavailable, by what failed: ``capture``, ``quantizer``,
-            ``annotations``; filled along the way, for the rules that report it.
+        errors: why ``capture``, ``quantizer``, ``annotations`` and so on are unavailable; filled along the way, for the
+            rules that report it.
     """
 
     given: Kind
@@ -96,7 +95,6 @@ class CheckContext:
 
     @property
     def model(self) -> nn.Module:
-        """The eager model."""
         model = self.value if self.given == "model" else self.eager
         if model is None:
             raise UnavailableError("without the eager model: pass it, or model=")
@@ -116,7 +114,6 @@ class CheckContext:
         return self._attempt("capture", "the model could not be captured", self.captured)
 
     def captured(self, *, strict: bool = False) -> Capture:
-        """The model, captured."""
         keywords = None if self.kwargs is None else dict(self.kwargs)
         return capture_model(self.model, self.args, keywords, dynamic_shapes=self.dynamic_shapes, strict=strict)
 
@@ -157,7 +154,6 @@ class CheckContext:
 
     @functools.cached_property
     def plugin(self) -> QuantizerPlugin:
-        """The quantizer."""
         quantizer = self.quantizer
         if quantizer is None and self.given == "pair" and self.value.recipe is not None:
             quantizer = self.value.recipe.plugin
@@ -183,11 +179,7 @@ class CheckContext:
 
     @functools.cached_property
     def broken_lines(self) -> tuple[BrokenLine, ...]:
-        """The lines of the backend's spec that the annotations break.
-
-        A pair is held against the spec as it was annotated, whatever quantizer was given; one that was made elsewhere
-        by its converted weights.
-        """
+        """The lines of the backend's spec that the annotations break; of a pair made elsewhere, its weights."""
         spec = spec_of(self.plugin)
         if spec is None:
             raise UnavailableError("to quantizers without a spec of what their backend takes")
@@ -229,10 +221,9 @@ class CheckContext:
 
     @functools.cached_property
     def fixing_passes(self) -> Mapping[Pass, tuple[Change, ...]]:
-        """If the quantizer fails on the program that was given: the passes of capture that make it work.
+        """The passes of capture without which the quantizer fails; if any one will do, the first that suffices.
 
-        The passes without which it fails; if none is indispensable, the first that suffices.  Empty if
-        it does not fail, or fails after capture too.
+        Empty if it does not fail on the program that was given, or fails after capture too.
         """
         self.known("annotations")
         if "annotations" not in self.errors:
@@ -268,14 +259,12 @@ class CheckContext:
 
     @property
     def prepared(self) -> GraphModule:
-        """The graph with observers."""
         if self.given != "prepared":
             raise UnavailableError("without a prepared graph")
         return self.value  # type: ignore[no-any-return]
 
     @property
     def pair(self) -> QuantizedPair:
-        """Reference and quantized graph."""
         if self.given != "pair":
             raise UnavailableError("without a quantized pair: pass what pt2qa.quantize returns")
         return self.value  # type: ignore[no-any-return]

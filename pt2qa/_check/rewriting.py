@@ -41,7 +41,6 @@ class Rewritten:
 
     @property
     def every_change(self) -> tuple[Change, ...]:
-        """What all passes did, in order."""
         return tuple(change for changes in self.changes.values() for change in changes)
 
     def module(self) -> GraphModule:

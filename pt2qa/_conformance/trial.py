@@ -134,7 +134,6 @@ class QuantizerUnderTest:
         return resolve(self.quantizer() if self._factory else self.quantizer)
 
     def build(self, graph: GraphModule) -> Any:
-        """A torchao quantizer for a graph."""
         return self.plugin().build(graph, qat=self.qat)
 
     @functools.cached_property
@@ -144,7 +143,6 @@ class QuantizerUnderTest:
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
         return describe(self.plugin()) + (" for QAT" if self.qat else "")
 
     @property
@@ -176,7 +174,6 @@ class Annotated:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The annotation as text by place."""
         return layout_of(self.annotations)
 
 

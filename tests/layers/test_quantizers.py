@@ -105,7 +105,7 @@ def test_independent_ops_may_run_in_another_order() -> None:
     runner = _Runner(walk(), {0: "early", 1: "late"})
     assert torch.equal(runner.value("late"), late)
     assert torch.equal(runner.value("early"), torch.ones(2))
-    assert runner.finish() == ["done"]
+    assert runner.finish() == "done"
 
 
 def test_what_cannot_be_compared_is_refused(capture: pt2qa.Capture, batches: list[Tensor]) -> None:

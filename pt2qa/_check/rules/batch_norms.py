@@ -42,13 +42,12 @@ def invalid_fold(context: CheckContext) -> Iterator[Found]:
         if not folded:
             continue
         others = [reader for reader in readers if reader not in normed]
-        behind = [user for reader in folded for user in reader.users]
-        own, bypassed = [user for user in behind if _folds(user)], [user for user in behind if not _folds(user)]
+        users = [user for reader in folded for user in reader.users]
+        own, bypassed = [user for user in users if _folds(user)], [user for user in users if not _folds(user)]
         weight = str(constants[0].target)
         name = context.name_of(folded[0])
         if len({tuple(map(str, norm.args[1:5])) for norm in own}) > 1:
-            listed = _listed(context, own)
-            yield Found(name, f"different batch norms follow the one weight {weight}: {listed}")
+            yield Found(name, f"different batch norms follow the one weight {weight}: {_listed(context, own)}")
         elif why := _bias_at_fault(folded):
             yield Found(name, f"{weight} is used {len(folded)} times, {why}")
         elif others:
@@ -59,10 +58,8 @@ def invalid_fold(context: CheckContext) -> Iterator[Found]:
 
 def _folds(node: Node) -> bool:
     """Whether a node is a batch norm that prepare folds into its producer."""
-    if node.op != "call_function" or op_of(node.target) != "batch_norm" or not isinstance(node.args[0], Node):
-        return False
-    before = node.args[0]
-    if before.op != "call_function" or op_of(before.target) not in _FOLDING:
+    before = node.args[0] if node.op == "call_function" and op_of(node.target) == "batch_norm" else None
+    if not isinstance(before, Node) or before.op != "call_function" or op_of(before.target) not in _FOLDING:
         return False
     # prepare leaves a linear with more than two dimensions alone.
     return op_of(before.target) != "linear" or before.meta[VALUE].dim() == 2

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2qa._capture.inputs import as_call, leaf_names, share_memory
-from pt2qa._check.context import NO_INPUTS, CheckContext, UnavailableError, require
+from pt2qa._check.context import NO_INPUTS, CheckContext, require
 from pt2qa._check.rules.modes import train_mode
 from pt2qa._graph.handles import user_inputs
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
@@ -31,9 +31,7 @@ def capture_fails(context: CheckContext) -> Iterator[Found]:
     require(not any(train_mode.find(context)), "to models in training mode")
     require(context.args is not None or context.kwargs is not None, NO_INPUTS)
     require(not any(aliased_inputs.find(context)), "to example inputs that share memory")
-    try:
-        context.capture  # noqa: B018  capturing is what may fail
-    except UnavailableError:
+    if context.known("capture") is None:
         error = context.errors["capture"]
         what, fix = (error.what, error.advice) if isinstance(error, CaptureError) else (str(error), "")
         if isinstance(error, CaptureError) and error.more:
@@ -84,7 +82,6 @@ def _inputs(context: CheckContext) -> tuple[tuple[Any, ...], dict[str, Any]]:
     needs=("graph",),
 )
 def fixed_batch(context: CheckContext) -> Iterator[Found]:
-    """Unless some input has a dynamic first dimension."""
     graph = context.graph
     values = {str(node.target): node.meta.get(VALUE) for node in user_inputs(graph)}
     inputs = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.dim()}

@@ -9,14 +9,12 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from pt2qa._check.context import CheckContext
+from pt2qa._check.context import CheckContext, require
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.torch import BatchNorm, Dropout, InstanceNorm, OpOverload, arguments_of
 from pt2qa._simulator.products import RECURRENT
-from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule
-
-_MODE_DEPENDENT = (Dropout, BatchNorm, nn.RReLU)
 
 
 @rule(
@@ -33,17 +31,14 @@ def train_mode(context: CheckContext) -> Iterator[Found]:
             if module.training and _behaves(module):
                 yield Found(name, f"{type(module).__name__} is in training mode")
         return
-    if context.given == "prepared":
-        raise DoesNotApplyError("to graphs that are being calibrated or trained")
-    if context.qat and context.is_exported:
-        raise DoesNotApplyError("to programs that are to be trained")
+    require(context.given != "prepared", "to graphs that are being calibrated or trained")
+    require(not (context.qat and context.is_exported), "to programs that are to be trained")
     for name, node in context.nodes.items():
         if trains(node):
             yield Found(name, f"{op_of(node.target)} was exported in training mode", fix=_FIX_EXPORTED)
 
 
 def trains(node: Node) -> bool:
-    """Whether an op of a graph behaves as in training."""
     if op_of(node.target) in RECURRENT:
         return bool(argument_of(node, "train")) and bool(argument_of(node, "dropout"))
     return bool(argument_of(node, "training", "train")) or bool(argument_of(node, "dropout_p"))
@@ -71,7 +66,7 @@ def _behaves(module: nn.Module) -> bool:
         return module.dropout > 0
     if isinstance(module, InstanceNorm):
         return module.track_running_stats
-    return isinstance(module, _MODE_DEPENDENT)
+    return isinstance(module, (Dropout, BatchNorm, nn.RReLU))
 
 
 _FIX_EXPORTED = (
@@ -79,9 +74,6 @@ _FIX_EXPORTED = (
     "(torchao.quantization.pt2e.move_exported_model_to_eval(graph) does it there). A program that is to be trained: "
     "pt2qa.check(..., qat=True)"
 )
-
-_TRAINING_ARGUMENTS = ("train", "training", "dropout_p")
-"""Arguments by which an op draws random numbers or not; train-mode looks at them."""
 
 
 @rule(
@@ -94,11 +86,7 @@ _TRAINING_ARGUMENTS = ("train", "training", "dropout_p")
 )
 def random_op(context: CheckContext) -> Iterator[Found]:
     for name, node in context.nodes.items():
-        if _is_random(node):
+        random = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+        # The rule train-mode looks at ops that draw numbers in training only.
+        if random and argument_of(node, "train", "training", "dropout_p") is None:
             yield Found(name, f"{op_of(node.target)} draws new random numbers in each run")
-
-
-def _is_random(node: Node) -> bool:
-    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    return argument_of(node, *_TRAINING_ARGUMENTS) is None

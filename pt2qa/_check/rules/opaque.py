@@ -72,7 +72,7 @@ _INLINED = {
     "wrap_with_set_grad_enabled": ("a forward under torch.no_grad()", "torch.no_grad()"),
     "wrap_with_autocast": ("a region without autocast", "autocast"),
 }
-"""What ``pt2qa.capture`` inlines: what it is, and what to remove from forward."""
+"""What ``pt2qa.capture`` inlines, and what to remove from forward."""
 
 
 @rule(

@@ -103,7 +103,6 @@ class _Reasons:
                 waiting -= self._missed[text]
 
     def of(self, name: str, node: Node) -> str:
-        """The reason for one op."""
         new = self._rewritten[name]
         if new.target != node.target:
             return f"it is written as {node.target}, the quantizer looks for {new.target}"

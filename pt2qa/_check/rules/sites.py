@@ -159,7 +159,6 @@ def requantize_mismatch(context: CheckContext) -> Iterator[Found]:
 
 
 def _differing(one: QuantParams, other: QuantParams) -> tuple[str, ...]:
-    """The attributes in which two ways of rounding differ."""
     return tuple(name for name in _ATTRIBUTES if not _equal(getattr(one, name), getattr(other, name)))
 
 
