@@ -80,7 +80,7 @@ def _report(side: Any, name: str, capture: Capture | None) -> AnnotationReport:
         return listing.annotations(side)
     if capture is None:
         raise SelectionError(
-            f"{name}: got {side!r}, expected an AnnotationReport or a pair. To compare quantizers pass the model, too: "
+            f"{name}: got {side!r}, expected an AnnotationReport or a pair. To compare quantizers, pass the model: "
             "pt2qa.diff_annotations(a, b, capture=capture)."
         )
     return listing.annotations(capture, side)
@@ -136,6 +136,6 @@ def _notes(a: AnnotationReport, b: AnnotationReport, unknown: frozenset[str]) ->
         )
     if unknown:
         yield (
-            "one side is a converted graph from elsewhere: what was asked for, schemes, observers and shared scales "
-            "are not compared"
+            "one side is a converted graph from elsewhere: annotations, schemes, observers and shared scales are not "
+            "compared"
         )

@@ -93,7 +93,7 @@ class AnnotationReport(ModelReport):
         how = {
             "annotated and converted": f"annotated and converted by {self.quantizer}",
             "annotated": f"annotated by {self.quantizer}, not converted yet",
-            "converted": f"converted by {self.quantizer}; what was asked for is unknown",
+            "converted": f"converted by {self.quantizer}; its annotations are unknown",
         }[self.basis]
         return f"{self.model}, {how}: {counted(len(self.rows), 'place')}, {self._how(sort, 'in graph order')}"
 
@@ -115,7 +115,7 @@ class AnnotationReport(ModelReport):
         if unusual := [module for module in self.modules if module.calls != 1]:
             yield Table(self.shown("modules"), unusual, "Modules that are not called once", limit=limit)
         unmet = [row for row in self.rows if row.annotated and not row.quantized]
-        yield Listing("Asked for, and not rounded", [f"{_named(row)}: {row.note}" for row in unmet])
+        yield Listing("Annotated but not rounded", [f"{_named(row)}: {row.note}" for row in unmet])
         yield Listing("Not in the graph that is quantized", by_reason(_missing_from(self.rows)))
         yield from self._notes()
 

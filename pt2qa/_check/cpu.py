@@ -37,7 +37,9 @@ def cpu_features(cpu: str | Collection[str] | None) -> frozenset[str]:
         return _NAMED[cpu]
     names = frozenset(str(name).lower() for name in cpu)
     if wrong := sorted(name for name in names if not _FEATURE.fullmatch(name)):
-        raise SelectionError(f"cpu: {wrong[0]!r} is no name of a feature; expected names such as 'avx512_vnni'")
+        raise SelectionError(
+            f"cpu: {wrong[0]!r} is not the name of a CPU feature; expected names such as 'avx512_vnni'"
+        )
     return names
 
 

@@ -111,7 +111,7 @@ class ConformanceReport(ModelReport):
         elif outcomes["passed"]:
             verdict = self._without_failure()
         else:
-            verdict = "Shows nothing: no property could be looked at, as the quantizer annotates none of the models."
+            verdict = "Shows nothing: no property could be checked, because the quantizer annotates none of the models."
         return [
             verdict,
             f"Counts: {outcomes['passed']} passed, {outcomes['failed']} failed, {outcomes['does not apply']} do not "

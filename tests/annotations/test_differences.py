@@ -106,7 +106,7 @@ def test_a_graph_from_elsewhere_is_compared_by_what_it_holds() -> None:
     theirs = pt2qa.pair(capture.module(), made_elsewhere(capture, images())[1])
     diff = pt2qa.diff_annotations(theirs, plain("residual", "xnnpack"))
     assert diff.equal
-    assert diff.notes[0].startswith("one side is a converted graph from elsewhere: what was asked for")
+    assert diff.notes[0].startswith("one side is a converted graph from elsewhere: annotations, schemes")
     other = pt2qa.diff_annotations(theirs, plain("residual", "x86"))
     assert all("observer" not in row.what.lower() for row in other.rows)
     assert "dtype int8 -> uint8; range -128..127 -> 0..255" in {row.what for row in other.rows}

@@ -138,5 +138,5 @@ def sqnr(trial: Trial) -> Outcome:
     worst = pair.sites[min(alone, key=lambda index: alone[index])]
     return failed(
         f"{numbers}, and at least {floor:.1f} dB was expected; the worst site is the {worst.kind} of {worst.name}: "
-        f"{alone[worst.index]:.1f} dB when it alone is quantized"
+        f"{alone[worst.index]:.1f} dB when only it is quantized"
     )
