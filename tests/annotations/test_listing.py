@@ -263,9 +263,7 @@ def test_of_graphs_from_elsewhere_only_what_they_hold_is_said() -> None:
     assert {row.scheme for row in report.rows if row.quantized} == {"per_tensor", "per_channel"}
     assert {kind.annotated for kind in report.coverage} == {-1}
     (note,) = report.notes
-    assert note.startswith(
-        "the pair was not made by pt2qa.quantize: its annotations, observers and shared"
-    )
+    assert note.startswith("the pair was not made by pt2qa.quantize: its annotations, observers and shared")
     ours = pt2qa.annotations(plain("residual", "xnnpack"))
     assert [(row.name, row.role, row.dtype, row.axis) for row in report.rows] == [
         (row.name, row.role, row.dtype, row.axis) for row in ours.rows

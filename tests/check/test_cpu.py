@@ -47,5 +47,5 @@ def test_a_cpu_may_be_named() -> None:
     assert cpu_features("vnni") == {"avx512_vnni"}
     assert cpu_features("no-vnni") == {"avx2"}
     assert cpu_features(["AVX2", "avx_vnni"]) == {"avx2", "avx_vnni"}
-    with pytest.raises(pt2qa.SelectionError, match=r"cpu: 'avx 2' is not the name of a CPU feature; expected names such as"):
+    with pytest.raises(pt2qa.SelectionError, match=r"cpu: 'avx 2' is not the name of a CPU feature"):
         cpu_features(["avx 2"])
