@@ -109,7 +109,7 @@ def test_independent_ops_may_run_in_another_order() -> None:
 
 
 def test_what_cannot_be_compared_is_refused(capture: pt2qa.Capture, batches: list[Tensor]) -> None:
-    with pytest.raises(pt2qa.SelectionError, match="two candidates are called 'x86'. Pass a dict"):
+    with pytest.raises(pt2qa.SelectionError, match=r"two candidates are called 'x86'\. Pass a dict"):
         pt2qa.compare_quantizers(capture, ["x86", "x86"], batches)
     with pytest.raises(pt2qa.SelectionError, match="there is no candidate"):
         pt2qa.compare_quantizers(capture, [], batches)
