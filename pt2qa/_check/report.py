@@ -160,12 +160,15 @@ class Findings(DataReport):
 
     def groups(self) -> tuple[Group, ...]:
         """The findings of each rule."""
-        found = []
-        for name, rows in self._by_rule("worst"):
-            fixes = {row.fix for row in rows}
-            fix = rows[0].fix if len(fixes) == 1 else ""
-            found.append(Group(name, rows[0].severity, self._title_of(name), tuple(rows), fix))
-        return tuple(found)
+        return tuple(self._groups("worst"))
+
+    def _groups(self, sort: str) -> Iterator[Group]:
+        titles = {outcome.rule: outcome.title for outcome in self.rules}
+        for rule, found in groupby(self.rows, key=lambda row: row.rule):
+            rows = tuple(found)
+            rows = rows if sort in ("worst", "graph") else tuple(self.ranked(rows, sort))
+            fix = rows[0].fix if len({row.fix for row in rows}) == 1 else ""
+            yield Group(rule, rows[0].severity, titles.get(rule, "unknown to this report"), rows, fix)
 
     def _headline(self) -> str:
         return f"<Findings of {self.model}: {', '.join(self._counts())}>"
@@ -178,7 +181,7 @@ class Findings(DataReport):
         return (self.rows, None) if sort == "worst" else Report._ordered(self, sort)
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
-        return sections(self._group(rule, rows, limit, width) for rule, rows in self._by_rule(sort))
+        return sections(_printed(group, limit, width) for group in self._groups(sort))
 
     def _summary(self) -> Sequence[str]:
         """What was looked at, what was not, and why not."""
@@ -195,27 +198,19 @@ class Findings(DataReport):
         """``1 error``, ``2 warnings``, ``0 notes``."""
         return [counted(self.count(severity), severity) for severity in SEVERITIES]
 
-    def _title_of(self, rule: str) -> str:
-        return next((outcome.title for outcome in self.rules if outcome.rule == rule), "unknown to this report")
 
-    def _by_rule(self, sort: str) -> list[tuple[str, Sequence[Finding]]]:
-        groups = [(rule, tuple(rows)) for rule, rows in groupby(self.rows, key=lambda row: row.rule)]
-        return [(rule, rows if sort in ("worst", "graph") else self.ranked(rows, sort)) for rule, rows in groups]
-
-    def _group(self, rule: str, rows: Sequence[Finding], limit: int | None, width: int) -> str:
-        """The findings of one rule: what it is about, the places, what to do."""
-        shown = rows if limit is None else rows[:limit]
-        head = f"{rows[0].severity.upper()} {rule} ({len(rows)}): {self._title_of(rule)}"
-        lines = [wrap(head, width, indent="  ")]
-        one_fix = len({row.fix for row in rows}) == 1
-        for (why, fix), alike in groupby(shown, key=lambda row: (row.why, row.fix)):
-            places = ", ".join(_place(row) for row in alike)
-            lines.append(wrap(f"  {places}: {why}" if places else f"  {why}", width, indent="    "))
-            lines += [] if one_fix else [wrap(f"    -> {fix}", width, indent="       ")]
-        if len(rows) > len(shown):
-            lines.append(f"  and {len(rows) - len(shown)} more")
-        lines += [wrap(f"  -> {rows[0].fix}", width, indent="     ")] if one_fix else []
-        return "\n".join(lines)
+def _printed(group: Group, limit: int | None, width: int) -> str:
+    """What a rule is about, the places, what to do."""
+    shown = group.rows[:limit]
+    head = f"{group.severity.upper()} {group.name} ({len(group.rows)}): {group.title}"
+    lines = [wrap(head, width, indent="  ")]
+    for (why, fix), alike in groupby(shown, key=lambda row: (row.why, row.fix)):
+        places = ", ".join(_place(row) for row in alike)
+        lines.append(wrap(f"  {places}: {why}" if places else f"  {why}", width, indent="    "))
+        lines += [] if group.fix else [wrap(f"    -> {fix}", width, indent="       ")]
+    if len(group.rows) > len(shown):
+        lines.append(f"  and {len(group.rows) - len(shown)} more")
+    return "\n".join([*lines, *([wrap(f"  -> {group.fix}", width, indent="     ")] if group.fix else [])])
 
 
 def _place(row: Finding) -> str:
