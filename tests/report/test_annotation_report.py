@@ -107,7 +107,7 @@ def report() -> AnnotationReport:
         replace(made, shares="max_pool2d"),
         replace(pool, role="input", argument=0, of="features.0.2/relu", site=2),
         pool,
-        in_float(gate, annotated=True, note="int8 is asked for, and the converted model does not round here"),
+        in_float(gate, annotated=True, note="int8 was requested, but the converted model does not round here"),
         in_float(gate, role="output", argument=-1, of="gate/sigmoid"),
     )
     return AnnotationReport(
