@@ -233,6 +233,15 @@ def noise_sums(tensors: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> l
     return noises
 
 
+def divergence(reference: Tensor, quantized: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence of each row in nats, in float64, from logits whose last axis has the classes."""
+    ref, quant = (float64(logits.detach()).log_softmax(-1) for logits in (reference, quantized))
+    # Where the reference's probability is zero the term is zero, though its logarithm is not finite.
+    terms = torch.where(ref == -math.inf, 0.0, ref.exp() * (ref - quant))
+    # Rounding may leave -1e-17 for equal distributions.
+    return terms.sum(-1).clamp(min=0.0)
+
+
 def differing(left: Tensor, right: Tensor) -> tuple[int, float]:
     """How many elements of two floating-point tensors of one shape differ, and the largest absolute difference."""
     count, largest = 0, [torch.zeros(())]

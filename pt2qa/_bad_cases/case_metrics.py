@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
 from pt2qa._bad_cases.output_pairs import OutputPair
-from pt2qa._metrics import float64
+from pt2qa._metrics import divergence, float64
 from pt2qa.errors import SelectionError
 
 FLIPS: Final = "flips"
@@ -134,19 +133,10 @@ class KlMetric:
         if problem:
             return Scores(problem=problem)
         if output.layout is None:
-            numbers = _divergence(*output.rows).reshape(len(output.places), -1).mean(1).tolist()
+            numbers = divergence(*output.rows).reshape(len(output.places), -1).mean(1).tolist()
         else:
-            numbers = [float(_divergence(*output.counted(place)).mean()) for place in output.places]
+            numbers = [float(divergence(*output.counted(place)).mean()) for place in output.places]
         return Scores(output.places, numbers, ["NaN or infinite logits" if math.isnan(n) else "" for n in numbers])
-
-
-def _divergence(*logits: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence of each row, from the logits of the reference and of the quantized model."""
-    reference, quantized = (float64(rows).log_softmax(-1) for rows in logits)
-    # Where the reference's probability is zero the term is zero, though its logarithm is not finite.
-    terms = torch.where(reference == -math.inf, 0.0, reference.exp() * (reference - quantized))
-    # Rounding may leave -1e-17 for equal distributions.
-    return terms.sum(-1).clamp(min=0.0)
 
 
 BUILT_IN: Final[dict[str, SumsMetric | KlMetric]] = {

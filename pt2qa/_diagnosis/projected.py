@@ -20,16 +20,15 @@ from pt2qa._report.merging import numbered_on
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
-from pt2qa._sensitivity.faults import fault_of
+from pt2qa._sensitivity.flops import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
-from pt2qa._sensitivity.merging import PROJECTIONS
-from pt2qa._sensitivity.metrics import detached, paired_leaves, signal_of
+from pt2qa._sensitivity.ledger import PROJECTIONS
+from pt2qa._sensitivity.metrics import detached, fault_of, paired_leaves, signal_of
 from pt2qa._sensitivity.outputs import finished, float_names
 from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection
 from pt2qa._sensitivity.roundings import Rounding, Variant
-from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._sensitivity.flops import count_flops
+from pt2qa._sensitivity.flops import survey
 from pt2qa._simulator.products import PRODUCTS, constant_role, is_quantized, reads_of
 
 LEAST_COST = 1e-3
@@ -44,8 +44,7 @@ class Costs:
 
 def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
     """The shares of a pair's ops; arithmetic is counted in one run of the reference on ``values``."""
-    flops, _ = count_flops(pair.simulator, values)
-    return costs_from(pair, flops)
+    return costs_from(pair, survey(pair.simulator, values).flops)
 
 
 def costs_from(pair: QuantizedPair, flops: Mapping[int, int]) -> Costs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -16,11 +17,10 @@ from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
 from pt2qa._sensitivity.exact import walk_places, whole_model
-from pt2qa._sensitivity.faults import fault_of
+from pt2qa._sensitivity.flops import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
-from pt2qa._sensitivity.ledger import Ledger, covered, precision_notes, results, resumed
-from pt2qa._sensitivity.merging import PROJECTIONS, packed
-from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, find_metric, signal_of
+from pt2qa._sensitivity.ledger import PROJECTIONS, Ledger, covered, packed, precision_notes, results, resumed
+from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, fault_of, find_metric, signal_of
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST, needed
@@ -29,7 +29,6 @@ from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
-from pt2qa._sensitivity.survey import Survey, survey
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
@@ -205,6 +204,7 @@ class _Analysis:
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
     next: int = 0
+    content: Counter[str] = field(default_factory=Counter)
     input_ranges: dict[int, tuple[InputRange, ...]] = field(default_factory=dict)
 
     @property
@@ -232,6 +232,7 @@ class _Analysis:
         if self.seen is None or exact == (self.projection is None):
             return items
         self.ledger, self.next, self.seen, self.projection, self.notes = Ledger(), 0, None, None, []
+        self.content.clear()
         return itertools.chain(begun, items)
 
     def add(self, batch: Batch) -> None:
@@ -239,8 +240,10 @@ class _Analysis:
         number, self.next = self.next, self.next + 1
         values = self.pair.values(batch)
         known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
+        # How many batches before it are equal.
+        repeats, self.content[known.fingerprint] = self.content[known.fingerprint], self.content[known.fingerprint] + 1
         if number == len(self.ledger.data):
-            self.taken += self.ledger.take(self.earlier, known.fingerprint)
+            self._take(known.fingerprint, repeats)
         if number < len(self.ledger.data):
             if self.ledger.data[number].fingerprint != known.fingerprint:
                 raise SelectionError(
@@ -264,7 +267,6 @@ class _Analysis:
             self._exact(number, values, known, missing)
             return
         # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
-        repeats = sum(batch.fingerprint == known.fingerprint for batch in self.ledger.data[:number])
         content = known.fingerprint if self.counted is None else digest_of(self.counted.inputs(values))
         seed = int(content[:12], 16) + repeats
         try:
@@ -274,6 +276,13 @@ class _Analysis:
                 raise
             self._take_exact(error.reason)
             self._exact(number, values, known, missing)
+
+    def _take(self, fingerprint: str, repeats: int) -> None:
+        """Takes over what other ranks measured of the next batch; equal ones in their order."""
+        same = self.earlier.by_content.get(fingerprint, ())
+        if repeats < len(same):
+            self.ledger.append(self.earlier, same[repeats])
+            self.taken += 1
 
     def _look(self, values: list[Any]) -> Survey:
         """Surveys the first batch and chooses the method."""
@@ -362,7 +371,7 @@ class _Analysis:
                 return found
             more = (MOST if wanted is None else wanted) - started.projections
             # Alone, the sites of a group are quantized together; here, their noise is added up.
-            alone = all(place.single for place in self.places)
+            alone = all(place.site >= 0 for place in self.places)
             if alone and (wanted is None or self.costs.exact < self.costs.projection(more)):
                 if self.method == "auto" and not self.ledger.parts:
                     what = f"{more} more vectors" if wanted else f"more than {MOST} vectors"
@@ -392,7 +401,7 @@ class _Analysis:
         if not self.ledger.has(ALL_SITES, number):
             self.ledger.add(part)
             return
-        earlier = self.ledger.parts[ALL_SITES, number].noise
+        earlier = self.ledger.parts[number][ALL_SITES].noise
         if abs(earlier - part.noise) > 1e-3 * earlier:
             raise SelectionError(
                 f"cannot resume: on batch {number} the quantized model's squared output error is {part.noise:.6g}, "

@@ -16,10 +16,10 @@ from operator import or_
 import numpy as np
 import numpy.typing as npt
 
+from pt2qa._sensitivity.flops import Survey
 from pt2qa._sensitivity.gradients import tracked_slots
 from pt2qa._sensitivity.paths import Path
 from pt2qa._sensitivity.site_groups import SiteGroup
-from pt2qa._sensitivity.survey import Survey
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Program
 

@@ -1,41 +1,55 @@
-"""Floating-point operations of each op, by torch's own formulas."""
+"""Floating-point operations and output size of each op, from one run of the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.layouts import laid_out_inputs
+from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
 from pt2qa._simulator.products import PRODUCTS, arguments_of
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator, Values
 
 
-def count_flops(
-    simulator: Simulator, values: Sequence[Any], visit: Callable[[Step, Any], None] = lambda step, value: None
-) -> tuple[dict[int, int], Any]:
-    """Runs the reference once; returns the counts by step number, and the graph's outputs.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Of one batch, by step: its ``flops``, over all samples, and the ``elements`` of its value.
 
-    A multiply-add counts two, an op without a formula zero, over all samples.  ``visit`` must not keep the values.
+    A multiply-add counts two, an op without a formula zero.
+    """
+
+    samples: int
+    flops: dict[int, int]
+    elements: dict[int, int]
+
+
+def survey(simulator: Simulator, values: Sequence[Any]) -> Survey:
+    """Runs the reference once.
 
     Source:
         the formulas are in the registry of ``torch.utils.flop_counter``.
     """
     counting = _Counting(simulator.program)
-    outputs = counting.run(values, on=False, visit=visit)
-    return counting.found, outputs
+    elements: dict[int, int] = {}
+
+    def visit(step: Step, value: Any) -> None:
+        elements[step.index] = sum(leaf.numel() for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+
+    counting.run(values, on=False, visit=visit)
+    return Survey(count_samples(list(values)), counting.flops, elements)
 
 
 class _Counting(Simulator):
-    """Counts the flops of each op that it runs."""
-
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.counter = FlopCounter()
-        self.found: dict[int, int] = {}
+        self.flops: dict[int, int] = {}
 
     def call(self, step: Step, env: Values, reuse: bool) -> Any:
         before = self.counter.total
@@ -43,7 +57,7 @@ class _Counting(Simulator):
         own = _own_flops(step, env)
         with self.counter:
             result = super().call(step, laid_out_inputs(step, env), reuse)
-        self.found[step.index] = self.counter.total - before if own is None else own
+        self.flops[step.index] = self.counter.total - before if own is None else own
         return result
 
 

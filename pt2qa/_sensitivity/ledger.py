@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from pt2qa._decibels import summed
-from pt2qa._report.notes import Note
+from pt2qa._report.notes import Note, joined_notes, notes_without
 from pt2qa._report.prose import counted
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import SetApart, added
+from pt2qa._report.sums import Sums, pack, settings_of, unpack
 from pt2qa._sensitivity.metrics import OutputMetric
 from pt2qa._sensitivity.precision import ALIKE, FEWEST, error_of, reached_by_most
 from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa.errors import SelectionError
+
+PROJECTIONS = "projections that were asked for"
+"""The setting with the argument ``projections``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,42 +40,44 @@ class Place:
     region: int = -1
 
 
-@dataclass(slots=True)
+@dataclass
 class Ledger:
-    """Sums by place and batch; ``noise`` and its ``variance`` are per place over all batches.
+    """Sums by batch and place; ``noise`` and its ``variance`` are per place over all batches.
 
     ``data`` also holds the unfinished batch and those that are set apart.
     """
 
     data: list[SensitivityBatch] = field(default_factory=list)
-    parts: dict[tuple[int, int], SensitivityPart] = field(default_factory=dict)
+    parts: dict[int, dict[int, SensitivityPart]] = field(default_factory=lambda: defaultdict(dict))
     set_apart: dict[int, SetApart] = field(default_factory=dict)
     noise: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     variance: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, part: SensitivityPart) -> None:
         """Stores the sums of one place on one batch, which must be new."""
-        self.parts[part.place, part.batch] = part
+        self.parts[part.batch][part.place] = part
         self.noise[part.place] += part.noise
         self.variance[part.place] += part.variance
 
     def has(self, place: int, batch: int) -> bool:
-        """Whether the sums were measured."""
-        return (place, batch) in self.parts
+        return place in self.parts.get(batch, ())
 
-    def take(self, other: Ledger, fingerprint: str) -> bool:
-        """Adds what another ledger has of a batch, known by its content; of equal batches, the next one."""
-        before = sum(batch.fingerprint == fingerprint for batch in self.data)
-        same = [number for number, batch in enumerate(other.data) if batch.fingerprint == fingerprint]
-        if before >= len(same):
-            return False
-        number, own = same[before], len(self.data)
+    def append(self, other: Ledger, number: int) -> None:
+        """Adds a batch of another ledger as the next one of this one."""
+        own = len(self.data)
         self.data.append(other.data[number])
         if number in other.set_apart:
             self.set_apart[own] = replace(other.set_apart[number], batch=own)
-        for part in [part for part in other.parts.values() if part.batch == number]:
+        for part in other.parts.get(number, {}).values():
             self.add(replace(part, batch=own))
-        return True
+
+    @functools.cached_property
+    def by_content(self) -> Mapping[str, Sequence[int]]:
+        """The batches of a ledger that is complete, by their fingerprints."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for number, batch in enumerate(self.data):
+            found[batch.fingerprint].append(number)
+        return found
 
     @property
     def counted(self) -> list[int]:
@@ -79,8 +86,7 @@ class Ledger:
 
     def finished(self, places: int) -> list[int]:
         """The batches measured for all places."""
-        wanted = (ALL_SITES, *range(places))
-        return [batch for batch in self.counted if all(self.has(place, batch) for place in wanted)]
+        return [batch for batch in self.counted if self.parts.get(batch, {}).keys() >= {ALL_SITES, *range(places)}]
 
 
 def resumed(report: Any, expected: Mapping[str, object]) -> Ledger:
@@ -106,13 +112,36 @@ def ledger_of(report: Any) -> Ledger:
     return ledger
 
 
+def packed(places: Sequence[Place], metric: OutputMetric, settings: Mapping[str, str]) -> Sums:
+    """What a report keeps besides the sums, which are its tables ``data`` and ``parts``."""
+    return pack({**settings, "weighted": str(metric.weighted)}, places=places)
+
+
+def merged(reports: Sequence[Any]) -> Any:
+    """One sensitivity report of several; see :func:`pt2qa.merge`."""
+    first = reports[0]
+    settings = settings_of(first.sums)
+    metric = OutputMetric(first.metric, None, first.worst_is == "smallest", settings.get("weighted") == str(True))
+    places = unpack(first.sums, "places", Place())
+    ledger = Ledger()
+    for own in map(ledger_of, reports):
+        for number in range(len(own.data)):
+            ledger.append(own, number)
+    notes = joined_notes([notes_without("of sums", report.notes) for report in reports])
+    if first.method != "exact":
+        given = settings.get(PROJECTIONS) != str(None)
+        notes = (*notes, *precision_notes(ledger, len(places), given=given))
+    ranges = added(report.input_ranges for report in reports)
+    return replace(first, **results(places, ledger, metric), notes=notes, input_ranges=ranges)
+
+
 def results(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> dict[str, Any]:
     """The fields of a report that follow from the sums: rows and numbers of the whole model."""
     batches = covered(ledger, len(places))
     data = [ledger.data[batch] for batch in batches]
-    whole = [ledger.parts[ALL_SITES, batch] for batch in batches]
+    whole = [ledger.parts[batch][ALL_SITES] for batch in batches]
     return {
-        "rows": _rows(places, ledger, metric),
+        "rows": _rows(places, ledger, metric, batches),
         "projections": max(batch.projections for batch in data),
         "planned": len(places),
         "signal": sum(batch.signal for batch in data),
@@ -121,42 +150,26 @@ def results(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> di
         "batches": len(batches),
         "samples": sum(batch.samples for batch in data),
         "data": tuple(ledger.data),
-        "parts": tuple(ledger.parts[key] for key in sorted(ledger.parts, key=lambda key: (key[1], key[0]))),
-        "set_apart": tuple(ledger.set_apart[number] for number in sorted(ledger.set_apart)),
+        "parts": tuple(own[place] for _, own in sorted(ledger.parts.items()) for place in sorted(own)),
+        "set_apart": tuple(apart for _, apart in sorted(ledger.set_apart.items())),
     }
 
 
-def _rows(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> tuple[SensitivityRow, ...]:
-    """The rows of all places measured on every finished batch; before that, of those done on the first one."""
-    batches = covered(ledger, len(places))
+def _rows(
+    places: Sequence[Place], ledger: Ledger, metric: OutputMetric, batches: Sequence[int]
+) -> tuple[SensitivityRow, ...]:
+    """The rows of all places measured on each of these batches."""
     data = [ledger.data[batch] for batch in batches]
     rows = []
     for number, place in enumerate(places):
-        parts = [ledger.parts[number, batch] for batch in batches if ledger.has(number, batch)]
-        if not parts or len(parts) < len(batches):
+        if not all(ledger.has(number, batch) for batch in batches):
             continue
+        parts = [ledger.parts[batch][number] for batch in batches]
         noise = summed(part.noise for part in parts)
-        rows.append(
-            SensitivityRow(
-                name=place.name,
-                kind=place.kind,
-                op=place.op,
-                value=metric.value(parts, data),
-                dtype=place.dtype,
-                flops=round(place.flops),
-                flops_share=place.flops_share,
-                site=place.site,
-                handle=place.handle,
-                module=place.module,
-                region=place.region,
-                noise=noise,
-                noise_share=0.0,
-                # Only sqnr is ever estimated.
-                error=error_of(noise, summed(part.variance for part in parts)),
-                rank=0,
-                near_tie=False,
-            )
-        )
+        known = {**asdict(place), "flops": round(place.flops), "noise": noise, "noise_share": 0.0}
+        # Only sqnr is ever estimated.
+        error = error_of(noise, summed(part.variance for part in parts))
+        rows.append(SensitivityRow(**known, value=metric.value(parts, data), error=error, rank=0, near_tie=False))
     return _ranked(rows, metric.smallest_is_worst)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from pt2qa._decibels import decibels
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._metrics import ErrorSums, error_sums, float64
+from pt2qa._metrics import ErrorSums, divergence, error_sums
+from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.outputs import float_leaves
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart
+from pt2qa._simulator.accumulate import empty_batch, first_fault
+from pt2qa._simulator.nonfinite import unlike
+from pt2qa._simulator.simulator import Simulator
 from pt2qa.errors import SelectionError
 
 Loss = Callable[[Any, Any], float]
@@ -43,8 +46,8 @@ class OutputMetric:
         for ref, quant in paired_leaves(reference, quantized):
             sums = sums.merge(error_sums(ref, quant))
             if self.name == "kl" and self.loss is None:
-                divergence, rows = _kl(ref, quant)
-                loss, weight = loss + divergence, weight + rows
+                rows = divergence(*(leaf.reshape(-1, leaf.shape[-1] if leaf.dim() else 1) for leaf in (ref, quant)))
+                loss, weight = loss + float(rows.sum()), weight + len(rows)
         if self.loss is not None:
             loss, weight = float(self.loss(reference, quantized)) * samples, float(samples)
         return SensitivityPart(
@@ -74,14 +77,12 @@ class OutputMetric:
         noise = sum(part.noise for part in parts)
         if self.name == "sqnr":
             return math.inf if noise == 0.0 else decibels(signal, noise)
-        if math.isnan(noise):
-            return math.nan
-        if self.name == "cosine":
-            scale = math.sqrt(signal) * math.sqrt(sum(part.quant_signal for part in parts))
-            return min(1.0, sum(part.product for part in parts) / scale) if scale else math.nan
-        if self.name == "l1":
-            return sum(part.absolute for part in parts) / max(sum(part.count for part in parts), 1)
-        return max((part.largest for part in parts), default=math.nan)
+        sums = ErrorSums(nonfinite=math.isnan(noise))
+        for part in parts:
+            seen = part.quant_signal, part.product, part.absolute, part.largest
+            sums = sums.merge(ErrorSums(part.count, 0.0, part.noise, *seen))
+        found: float = getattr(replace(sums, signal=signal), self.name)
+        return found
 
 
 def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetric:
@@ -91,11 +92,11 @@ def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetri
         return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False, weighted=True)
     if metric not in METRICS:
         raise SelectionError(
-            f"there is no metric {metric!r}; expected one of {', '.join(METRICS)}, or a function of the reference's "
+            f"unknown metric {metric!r}; expected one of {', '.join(METRICS)}, or a function of the reference's "
             "and the quantized outputs."
         )
     if larger_is_worse is not None:
-        raise SelectionError(f"larger_is_worse is for functions; which values of {metric!r} are worse is known.")
+        raise SelectionError(f"larger_is_worse applies to functions only; the direction of {metric!r} is known.")
     return OutputMetric(metric, None, metric in ("sqnr", "cosine"), weighted=metric == "kl")
 
 
@@ -116,15 +117,17 @@ def paired_leaves(reference: Any, quantized: Any) -> list[tuple[Tensor, Tensor]]
     return list(zip(refs, quants, strict=True))
 
 
-def _kl(reference: Tensor, quantized: Tensor) -> tuple[float, float]:
-    """Sum of the divergences over rows, and the number of rows."""
-    ref, quant = (
-        F.log_softmax(float64(leaf.detach()).reshape(-1, leaf.shape[-1] if leaf.dim() else 1), -1)
-        for leaf in (reference, quantized)
-    )
-    # Rounding may make the divergence of equal rows slightly negative.
-    divergence = F.kl_div(quant, ref, reduction="none", log_target=True).sum(-1).clamp_(min=0)
-    return float(divergence.sum()), float(len(ref))
+def fault_of(
+    simulator: Simulator, values: Sequence[Any], number: int, samples: int, reference: Any, quantized: Any
+) -> SetApart | None:
+    """Why a batch is to be set apart, from the outputs of both models; None if they give a number."""
+    pairs = paired_leaves(reference, quantized)
+    broken = next(filter(None, (unlike(ref, quant) for ref, quant in pairs)), None)
+    if broken is not None:
+        what, side, _ = broken
+        found = first_fault(simulator, values, number, samples)
+        return found or SetApart(number, samples, -1, side, what, "post_process")
+    return None if pairs else replace(empty_batch(number), samples=samples)
 
 
 def detached(result: Any) -> Any:

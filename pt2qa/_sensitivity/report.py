@@ -83,7 +83,7 @@ class SensitivityReport(DataReport):
 
     @classmethod
     def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._sensitivity.merging import merged
+        from pt2qa._sensitivity.ledger import merged
 
         return merged(reports)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from pt2qa._sensitivity.ledger import Place
@@ -17,39 +17,21 @@ GROUPS = ("region", "module")
 
 
 @dataclass(frozen=True, slots=True)
-class SiteGroup:
-    """Sites that are quantized together, and how reports describe them, as in :class:`pt2qa.SensitivityRow`.
+class SiteGroup(Place):
+    """Sites that are quantized together: one site and its duplicates, or a group, whose ``site`` is -1.
 
     ``sites`` are indices in ``pair.sites``, duplicates included; ``steps`` are the ops that produce the values or read
-    the weights, whose flops are the place's; ``single`` is one site (and its duplicates), not a group.
+    the weights, whose flops are the place's.
     """
 
-    name: str
-    kind: Literal["activation", "weight"]
-    op: str
-    dtype: str
-    handle: int
-    module: str
-    region: int
-    sites: tuple[int, ...]
-    steps: frozenset[int]
-    single: bool = True
+    sites: tuple[int, ...] = ()
+    steps: frozenset[int] = frozenset()
 
     def place(self, flops: Mapping[int, float]) -> Place:
         """What the row is about; ``flops`` are by step, per sample."""
         own, total = sum(flops.get(step, 0.0) for step in self.steps), sum(flops.values())
-        return Place(
-            name=self.name,
-            kind=self.kind,
-            op=self.op,
-            dtype=self.dtype,
-            flops=own,
-            flops_share=own / total if total else 0.0,
-            site=self.sites[0] if self.single else -1,
-            handle=self.handle,
-            module=self.module,
-            region=self.region,
-        )
+        known = {each.name: getattr(self, each.name) for each in fields(Place)}
+        return Place(**{**known, "flops": own, "flops_share": own / total if total else 0.0})
 
 
 def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, ...]:
@@ -90,6 +72,7 @@ def _single_places(program: Program) -> tuple[SiteGroup, ...]:
                 kind="activation" if site.kind == "activation" else "weight",
                 op=site.op,
                 dtype=site.params.dtype,
+                site=site.index,
                 handle=site.handle,
                 module=step.module if step is not None else "",
                 region=step.region if step is not None else -1,
@@ -124,7 +107,7 @@ def _together(program: Program, places: list[SiteGroup], group: Group) -> SiteGr
     merged = replace(
         first,
         kind="activation" if any(place.kind == "activation" for place in places) else "weight",
-        single=False,
+        site=-1,
         dtype=", ".join(dict.fromkeys(place.dtype for place in places)),
         sites=tuple(sorted(site for place in places for site in place.sites)),
         steps=frozenset(step for place in places for step in place.steps),

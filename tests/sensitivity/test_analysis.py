@@ -84,13 +84,13 @@ def test_resume_refuses_what_does_not_belong_together() -> None:
         ({"method": "guess"}, "there is no method 'guess'; expected one of auto, projection, exact"),
         (
             {"metric": "psnr", "method": "exact"},
-            "there is no metric 'psnr'; expected one of sqnr, cosine, l1, atol, kl",
+            "unknown metric 'psnr'; expected one of sqnr, cosine, l1, atol, kl",
         ),
         (
             {"metric": "kl", "method": "projection"},
             'method="projection" estimates sqnr alone; for kl pass method="exact"',
         ),
-        ({"metric": "kl", "method": "exact", "larger_is_worse": False}, "larger_is_worse is for functions"),
+        ({"metric": "kl", "method": "exact", "larger_is_worse": False}, "larger_is_worse applies to functions only"),
         ({"group": "block"}, "cannot group by 'block'; expected one of region, module"),
         ({"projections": 0}, "projections is 0; expected 1 or more"),
         ({"post_process": lambda outputs: outputs.argmax(-1)}, "no output is a floating-point tensor"),

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import pt2qa
 from pt2qa._check.products import multiply_adds
 from pt2qa._graph.handles import handle_of, op_of
-from pt2qa._sensitivity.flops import count_flops
+from pt2qa._sensitivity.flops import survey
 from pt2qa._simulator.products import PRODUCTS, Read, is_quantized, state_of
 from tests.flows import quantized_pair
 
@@ -99,7 +99,7 @@ def test_a_product_has_the_same_multiply_adds_everywhere(product: tuple[str, pt2
     """torch counts nothing for attention and for recurrent ops: sensitivity and costs took them for free."""
     op, pair = product
     assert pair.float_graph is not None
-    counted, _ = count_flops(pair.simulator, [torch.randn(2, 4, 8)])
+    counted = survey(pair.simulator, [torch.randn(2, 4, 8)]).flops
     steps = {step.name: counted[step.index] for step in pair.program.steps if step.op == op}
     nodes = {pair.names[handle_of(node) or -1].name: node for node in pair.float_graph.graph.nodes if _is(node, op)}
     assert steps == {name: 2 * multiply_adds(node) for name, node in nodes.items()}
