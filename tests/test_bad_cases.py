@@ -295,10 +295,10 @@ def test_a_users_metric_by_sample_and_by_batch() -> None:
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ("psnr", r"no metric is called 'psnr'; expected sqnr, cosine, l1, atol, kl, flips, or a pt2qa\.CaseMetric"),
+        ("psnr", r"unknown metric 'psnr'; expected sqnr, cosine, l1, atol, kl, flips, or a pt2qa\.CaseMetric"),
         (["sqnr", "sqnr"], r"the metric 'sqnr' was given twice"),
         (pt2qa.CaseMetric("l1", lambda ref, quant: 0.0), r"the metric name 'l1' is taken"),
-        ("flips", r"ranking by flips needs the right answers: pass targets_of"),
+        ("flips", r"metric=\"flips\" needs targets: pass targets_of="),
         ([], r"no metric was given"),
         (pt2qa.CaseMetric("own", lambda ref, quant: ref - quant), r"returned a tensor of shape \(2, 4\) for output"),
         (pt2qa.CaseMetric("own", lambda ref, quant: torch.ones(3)), r"returned 3 numbers for output, which holds 2"),
@@ -574,8 +574,8 @@ def test_samples_along_another_axis(recurrent: pt2qa.QuantizedPair) -> None:
 @pytest.mark.parametrize(
     ("feedback", "error", "message"),
     [
-        ({"state": "output[1]"}, pt2qa.SelectionError, r"no input is called 'state'; the model takes tokens, h, c"),
-        ({"h": "hidden"}, pt2qa.SelectionError, r"no output is called 'hidden'; the model returns output, output\[0\]"),
+        ({"state": "output[1]"}, pt2qa.SelectionError, r"the model has no input 'state'; it takes tokens, h, c"),
+        ({"h": "hidden"}, pt2qa.SelectionError, r"the model has no output 'hidden'; it returns output, output\[0\]"),
     ],
 )
 def test_feedback_names_what_is_there(
@@ -587,9 +587,7 @@ def test_feedback_names_what_is_there(
 
 
 def test_the_first_step_of_a_sequence_needs_a_state(recurrent: pt2qa.QuantizedPair) -> None:
-    with pytest.raises(
-        pt2qa.BatchError, match=r"the first item gives no input 'h'; feedback takes it from output\[1\]"
-    ):
+    with pytest.raises(pt2qa.BatchError, match=r"the first batch has no input 'h'. feedback takes it from output\[1\]"):
         found(recurrent, [torch.randint(0, 10, (5, 3))], feedback=FEEDBACK)
 
 

@@ -100,17 +100,23 @@ class CaseMetric:
 
 
 @dataclass(frozen=True, slots=True)
-class SumsMetric:
-    """A metric computed from the error sums: ``sqnr``, ``cosine``, ``l1``, ``atol``."""
+class BuiltInMetric:
+    """A metric computed from the error sums, or ``kl``.
+
+    ``kl`` is ``KL(softmax(ref) || softmax(quant))`` in nats over the last axis, the mean over a sample's other axes.
+    """
 
     name: str
-    worst: Literal["smallest", "largest"]
+    worst: Literal["smallest", "largest"] = "largest"
 
     def scores(self, output: OutputPair) -> Scores:
-        """One number for each sample."""
-        problem = _problem(output)
+        """One number for each sample; a problem where the values cannot be compared."""
+        problem = _problem(output) or (_logits_problem(output) if self.name == "kl" else "")
         if problem:
             return Scores(problem=problem)
+        if self.name == "kl":
+            numbers = _divergences(output)
+            return Scores(output.places, numbers, ["NaN or infinite logits" if math.isnan(n) else "" for n in numbers])
         numbers = [getattr(sums, self.name) for sums in output.sums]
         # Only a cosine is nan without a reason of the sums.
         notes = [
@@ -120,35 +126,21 @@ class SumsMetric:
         return Scores(output.places, numbers, notes)
 
 
-@dataclass(frozen=True, slots=True)
-class KlMetric:
-    """``KL(softmax(ref) || softmax(quant))`` in nats over the last axis, averaged over the other axes of a sample."""
-
-    name: str = "kl"
-    worst: Literal["smallest", "largest"] = "largest"
-
-    def scores(self, output: OutputPair) -> Scores:
-        """One number for each sample; a problem if the output is not logits."""
-        problem = _problem(output) or _logits_problem(output)
-        if problem:
-            return Scores(problem=problem)
-        if output.layout is None:
-            numbers = divergence(*output.rows).reshape(len(output.places), -1).mean(1).tolist()
-        else:
-            numbers = [float(divergence(*output.counted(place)).mean()) for place in output.places]
-        return Scores(output.places, numbers, ["NaN or infinite logits" if math.isnan(n) else "" for n in numbers])
+def _divergences(output: OutputPair) -> list[float]:
+    if output.layout is None:
+        return divergence(*output.rows).reshape(len(output.places), -1).mean(1).tolist()
+    return [float(divergence(*output.counted(place)).mean()) for place in output.places]
 
 
-BUILT_IN: Final[dict[str, SumsMetric | KlMetric]] = {
-    "sqnr": SumsMetric("sqnr", "smallest"),
-    "cosine": SumsMetric("cosine", "smallest"),
-    "l1": SumsMetric("l1", "largest"),
-    "atol": SumsMetric("atol", "largest"),
-    "kl": KlMetric(),
+BUILT_IN: Final = {
+    each.name: each
+    for each in (
+        *(BuiltInMetric("sqnr", "smallest"), BuiltInMetric("cosine", "smallest")),
+        *(BuiltInMetric("l1"), BuiltInMetric("atol"), BuiltInMetric("kl")),
+    )
 }
-"""Metrics by name."""
 
-AnyMetric: TypeAlias = SumsMetric | KlMetric | CaseMetric
+AnyMetric: TypeAlias = BuiltInMetric | CaseMetric
 
 
 def chosen_metrics(metric: str | CaseMetric | Sequence[str | CaseMetric], *, with_targets: bool) -> list[AnyMetric]:
@@ -159,17 +151,13 @@ def chosen_metrics(metric: str | CaseMetric | Sequence[str | CaseMetric], *, wit
     known = [*BUILT_IN, FLIPS]
     for name, entry in zip(names, asked, strict=True):
         if isinstance(entry, str) and name not in known:
-            raise SelectionError(
-                f"no metric is called {name!r}; expected {', '.join(known)}, or a pt2qa.CaseMetric of your own."
-            )
+            raise SelectionError(f"unknown metric {name!r}; expected {', '.join(known)}, or a pt2qa.CaseMetric.")
         if isinstance(entry, CaseMetric) and name in known:
             raise SelectionError(f"the metric name {name!r} is taken by a built-in metric. Choose another name.")
         if names.count(name) > 1:
             raise SelectionError(f"the metric {name!r} was given twice.")
         if name == FLIPS and not with_targets:
-            raise SelectionError(
-                "ranking by flips needs the right answers: pass targets_of, from an item to its targets."
-            )
+            raise SelectionError('metric="flips" needs targets: pass targets_of=, which returns those of an item.')
     if not asked:
         raise SelectionError("no metric was given.")
     return [BUILT_IN[entry] if isinstance(entry, str) else entry for entry in asked if entry != FLIPS]

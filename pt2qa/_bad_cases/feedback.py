@@ -34,7 +34,7 @@ class Feedback:
         inputs = tuple(input_names(graph_module))
         unknown = sorted(sources.keys() - set(inputs))
         if unknown:
-            raise SelectionError(f"feedback: no input is called {unknown[0]!r}; the model takes {', '.join(inputs)}.")
+            raise SelectionError(f"feedback: the model has no input {unknown[0]!r}; it takes {', '.join(inputs)}.")
         return cls(sources, inputs)
 
     def fill(self, batch: Batch, state: State) -> Batch:
@@ -44,23 +44,22 @@ class Feedback:
         """
         if not self.sources:
             return batch
-        given = dict(batch) if isinstance(batch, dict) else None
-        values = [] if given is not None else list(batch) if isinstance(batch, (tuple, list)) else [batch]
+        values = list(batch) if isinstance(batch, (dict, tuple, list)) else [batch]
+        given = dict(batch) if isinstance(batch, dict) else dict(zip(self.inputs, values, strict=False))
+        last = len(values)
         for name in sorted(self.sources, key=self.inputs.index):
-            place = self.inputs.index(name)
-            if given is None:
-                values += [None] * (place + 1 - len(values))
-            found = values[place] if given is None else given.get(name)
-            if found is None and name not in state:
+            last = max(last, self.inputs.index(name) + 1)
+            if given.get(name) is not None:
+                continue
+            if name not in state:
                 raise BatchError(
-                    f"the first item gives no input {name!r}; feedback takes it from {self.sources[name]} of the step "
-                    "before, so the first step of a sequence needs one."
+                    f"the first batch has no input {name!r}. feedback takes it from {self.sources[name]} of the "
+                    "previous batch, so the first batch of a sequence must include it."
                 )
-            if found is None and given is None:
-                values[place] = state[name]
-            elif found is None and given is not None:
-                given[name] = state[name]
-        return given if given is not None else tuple(values)
+            given[name] = state[name]
+        if isinstance(batch, dict):
+            return given
+        return (*map(given.get, self.inputs[:last]), *values[len(self.inputs) :])
 
     def state(self, outputs: Any) -> State:
         """The state for the next step, from a run's result; raises a SelectionError where an output does not exist."""
@@ -69,5 +68,5 @@ class Feedback:
         parts = dict(named_parts(outputs))
         for source in self.sources.values():
             if source not in parts:
-                raise SelectionError(f"feedback: no output is called {source!r}; the model returns {', '.join(parts)}.")
+                raise SelectionError(f"feedback: the model has no output {source!r}; it returns {', '.join(parts)}.")
         return {name: parts[source] for name, source in self.sources.items()}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pt2qa._bad_cases.case_metrics import Scores
 from pt2qa._bad_cases.output_pairs import OutputPair
@@ -84,35 +84,29 @@ class Standing:
             new.append(Entry(tier, badness, (batch, place), first + max(place, 0), value, note, *where))
         numbers = [entry.value for entry in new if entry.tier == 1]
         finite = [number for number in numbers if math.isfinite(number)]
-        nameless = [entry for entry in new if entry.tier == 2]
-        candidates = [entry for entry in new if not only_positive or entry.value > 0]
-        return replace(
-            self,
-            entries=_worst((*self.entries, *candidates), self.k),
-            values=self.values + len(numbers),
-            total=self.total + math.fsum(finite),
-            finite=self.finite + len(finite),
-            nonfinite=self.nonfinite + sum(entry.tier == 0 for entry in new),
-            without_number=self.without_number + len(nameless),
-            reason=self.reason or next((entry.note for entry in nameless), ""),
+        without = [entry.note for entry in new if entry.tier == 2]
+        found = Standing(
+            entries=tuple(entry for entry in new if not only_positive or entry.value > 0),
+            values=len(numbers),
+            total=math.fsum(finite),
+            finite=len(finite),
+            nonfinite=sum(entry.tier == 0 for entry in new),
+            without_number=len(without),
+            reason=next(iter(without), ""),
         )
+        return self.merge(found)
 
-    def merge(self, later: Standing, batches: int, samples: int) -> Standing:
+    def merge(self, later: Standing, batches: int = 0, samples: int = 0) -> Standing:
         """The standing after the batches of both; the later ones are numbered on from these batches and samples."""
         moved = [
             replace(entry, key=(batches + entry.key[0], entry.key[1]), index=samples + entry.index)
             for entry in later.entries
         ]
-        return replace(
-            self,
-            entries=_worst((*self.entries, *moved), self.k),
-            values=self.values + later.values,
-            total=self.total + later.total,
-            finite=self.finite + later.finite,
-            nonfinite=self.nonfinite + later.nonfinite,
-            without_number=self.without_number + later.without_number,
-            reason=self.reason or later.reason,
-        )
+        # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
+        entries = sorted((*self.entries, *moved), key=lambda entry: (entry.tier, -entry.badness))
+        added = ("values", "total", "finite", "nonfinite", "without_number")
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in added}
+        return replace(self, entries=tuple(entries[: self.k]), reason=self.reason or later.reason, **sums)
 
     def ranking(self) -> Ranking:
         """The sums for the report."""
@@ -121,7 +115,7 @@ class Standing:
             self.metric, self.output, self.worst, self.values, mean, self.nonfinite, self.without_number, self.reason
         )
 
-    def rows(self) -> Iterable[CaseRow]:
+    def rows(self) -> Iterator[CaseRow]:
         """The entries for the report."""
         for rank, entry in enumerate(self.entries, 1):
             note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
@@ -136,8 +130,3 @@ class Standing:
         if self.without_number:
             what = f"{self.without_number} without {self.metric} ({self.reason or 'nan'})"
             yield Note(f"{self.output}: {what}; ranked last", "of sums")
-
-
-def _worst(entries: Iterable[Entry], k: int) -> tuple[Entry, ...]:
-    # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
-    return tuple(sorted(entries, key=lambda entry: (entry.tier, -entry.badness))[:k])
