@@ -14,17 +14,15 @@ from torch.fx import GraphModule
 from pt2qa._ambient import torch_defaults
 from pt2qa._exclusion import computes
 from pt2qa._profile.deployed import profile_deployed
-from pt2qa._profile.done import Done
-from pt2qa._profile.masked import Masked
+from pt2qa._profile.measuring import Measurements
 from pt2qa._profile.plan import make_plan, parameter_names
 from pt2qa._profile.report import Profile
-from pt2qa._profile.summaries import profile_of
-from pt2qa._profile.target import ProfileTarget, Side, health_of, node_names, target_of
+from pt2qa._profile.target import Side, node_names, target_of
 from pt2qa._profile.watch import Wanted, Watch
 from pt2qa._ranks import NoBatchError, over_ranks
 from pt2qa._report.selection import OpKind
-from pt2qa._simulator.accumulate import accumulate, refuse_empty
-from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch, has_no_element
+from pt2qa._simulator.accumulate import accumulate
+from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import structured
 from pt2qa._simulator.positions import Mask
@@ -155,26 +153,24 @@ class Profiler:
     ) -> None:
         if side == "deployed":
             raise SelectionError("side: a Profiler watches a graph; use pt2qa.profile(pair, batches, side='deployed')")
-        self._target: ProfileTarget = target_of(subject, side)
-        self.graph: GraphModule = self._target.graph
-        floats = self._target.floats
+        target = target_of(subject, side)
+        self.graph: GraphModule = target.graph
+        floats = target.floats
         parameters = parameter_names(floats, node_names(floats, subject.names)) if floats is not self.graph else None
         self._plan = make_plan(
-            self.graph, self._target.names, prefixes=prefixes, ops=ops, parameters=parameters, with_stack=with_stack
+            self.graph, target.names, prefixes=prefixes, ops=ops, parameters=parameters, with_stack=with_stack
         )
-        self._masked = Masked(self.graph, mask)
-        self._wanted = Wanted(histograms, per_channel, self._masked.name)
-        self._done = Done()
+        self._measured = Measurements(target, self._plan, Wanted(histograms, per_channel), mask)
 
     @property
     def batches(self) -> int:
         """How many batches, or calls, were measured."""
-        return self._done.batches
+        return self._measured.batches
 
     @property
     def samples(self) -> int:
         """How many samples they had."""
-        return self._done.samples
+        return self._measured.samples
 
     @torch_defaults
     def add(self, batch: Batch) -> None:
@@ -183,9 +179,8 @@ class Profiler:
         Raises:
             BatchError: the batch does not fit the graph.
         """
-        values = self._target.values(batch)
-        if has_no_element(values):
-            self._done = self._done.plus(self._plan, {}, values, None)
+        values = self._measured.target.values(batch)
+        if self._measured.adds_empty(values):
             return
         if self._plan.writes:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
@@ -216,9 +211,7 @@ class Profiler:
         """
         if not self.batches:
             raise NoBatchError("no batch to profile. Pass at least one; an iterator that was read before is empty.")
-        refuse_empty(self.batches, len(self._done.empty))
-        said = (*self._masked.notes(self._plan, self._done.seen, self._wanted), *self._done.notes(), *notes)
-        return profile_of(self._target, self._plan, self._done, self._wanted, said)
+        return self._measured.profile(after=notes)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         batch = as_batch(args, kwargs, self.graph)
@@ -226,9 +219,8 @@ class Profiler:
 
     @computes
     def _run(self, batch: Batch, values: Sequence[Any], *, observes: bool) -> Any:
-        done, inside = self._done, self._masked.of(batch, values)
-        watch = Watch(self.graph, self._plan, self._wanted, done.seen, inside, observes=observes)
+        measured, inside = self._measured, self._measured.inside(batch, values)
+        watch = Watch(self.graph, self._plan, measured.wanted, measured.seen, inside, observes=observes)
         outputs = watch.run(*values)
-        health = health_of(self._target, done.batches, values, inside)
-        self._done = done.plus(self._plan, watch.found, values, outputs, health=health)
+        measured.add(values, watch.found, outputs, inside)
         return outputs

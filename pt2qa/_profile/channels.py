@@ -86,6 +86,23 @@ class ChannelStatistics:
             self.zeros + other.zeros,
         )
 
+    @classmethod
+    def of_arrays(
+        cls, count: Array, low: Array, high: Array, mean: Array, variance: Array, zeros: Array
+    ) -> ChannelStatistics:
+        """The inverse of :meth:`arrays`."""
+        if not len(count):
+            return cls.empty(0, uneven=True)
+        seen = count > 0
+        return cls(
+            count,
+            np.where(seen, low, np.inf),
+            np.where(seen, high, -np.inf),
+            np.where(seen, mean, 0.0),
+            np.where(seen, variance * count, 0.0),
+            np.rint(zeros * np.maximum(count, 1)).astype(np.int64),
+        )
+
     def arrays(self) -> tuple[Array, ...]:
         """What a report keeps: count, min, max, mean, variance, share of zeros; nan for a channel without values."""
         seen, count = self.count > 0, np.maximum(self.count, 1)

@@ -15,17 +15,15 @@ from pt2qa._deployed.deployment import backend_for, program_for, run_program
 from pt2qa._deployed.explained import explained
 from pt2qa._deployed.taps import Lowerable, Tap, lowerable
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._profile.done import Done
-from pt2qa._profile.masked import Masked
+from pt2qa._profile.measuring import Measurements
 from pt2qa._profile.plan import Plan, Value, make_plan
 from pt2qa._profile.report import Profile
-from pt2qa._profile.summaries import profile_of
-from pt2qa._profile.target import ProfileTarget, health_of
+from pt2qa._profile.target import ProfileTarget
 from pt2qa._profile.watch import Wanted, measured
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
-from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
-from pt2qa._simulator.batches import Batch, has_no_element
+from pt2qa._simulator.accumulate import accumulate, peeked
+from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Inside, Mask
 from pt2qa._simulator.program import QuantParams
@@ -48,7 +46,8 @@ def profile_deployed(
     place, runs_on = lowerable(pair), backend_for(pair, backend)
     with explained(pair, runs_on):
         runs = program_for(pair, place, runs_on, first, program, data.progress)
-        profiler = _DeployedProfiler(target, wanted, Observed(pair, plan, place, runs), runs, data.mask)
+        observed = Observed(pair, plan, place, runs)
+        profiler = _DeployedProfiler(Measurements(target, observed.plan, wanted, data.mask), observed, runs)
         notes = accumulate(profiler, every, title="profile", purpose="profile")
     return profiler.profile([f"run by {runs_on.name}", *runs.facts, *notes])
 
@@ -120,34 +119,22 @@ def _source(value: Value) -> Node:
 class _DeployedProfiler:
     """Adds up what is observed."""
 
-    def __init__(
-        self,
-        target: ProfileTarget,
-        wanted: Wanted,
-        observed: Observed,
-        program: DeployedProgram,
-        mask: Mask | None,
-    ) -> None:
-        self.target, self.observed, self.program = target, observed, program
-        self.masked = Masked(target.graph, mask)
-        self.wanted = replace(wanted, mask=self.masked.name)
-        self.done = Done()
+    def __init__(self, measurements: Measurements, observed: Observed, program: DeployedProgram) -> None:
+        self.measurements, self.observed, self.program = measurements, observed, program
 
     @property
     def batches(self) -> int:
-        return self.done.batches
+        return self.measurements.batches
 
     def add(self, batch: Batch) -> None:
-        values = self.target.values(batch)
-        if has_no_element(values):
-            self.done = self.done.plus(self.observed.plan, {}, values, None)
+        values = self.measurements.target.values(batch)
+        if self.measurements.adds_empty(values):
             return
-        inside = self.masked.of(batch, values)
+        inside = self.measurements.inside(batch, values)
         ran = run_program(self.program, values)
         taps = () if ran.changed else self.observed.taps
         found = {number: self._measured(number, ran.values, inside) for number in taps}
-        health = health_of(self.target, self.batches, values, inside)
-        self.done = self.done.plus(self.observed.plan, found, values, ran.outputs, changed=ran.changed, health=health)
+        self.measurements.add(values, found, ran.outputs, inside, changed=ran.changed)
 
     def _measured(self, number: int, values: Mapping[str, Tensor], inside: Inside | None) -> Any:
         tap, value = self.observed.taps[number], self.observed.plan.values[number]
@@ -156,20 +143,15 @@ class _DeployedProfiler:
         if tap.params is not None and not seen.is_floating_point():
             counted = seen if inside is None else inside.counted(value.node, seen)
             clamped = count_at_ends(counted, tap.params)
-        return measured(value, tap.value(seen), self.wanted, clamped, inside)
+        return measured(value, tap.value(seen), self.measurements.wanted, clamped, inside)
 
     def profile(self, notes: Sequence[str]) -> Profile:
-        done = self.done
-        refuse_empty(done.batches, len(done.empty))
-        said = (
-            *notes,
-            *self.observed.notes(),
-            *self.masked.notes(self.observed.plan, done.seen, self.wanted),
-            *done.notes(),
-        )
-        if not done.seen:
-            raise DeploymentError(f"no value of the deployed program was observed: {'; '.join(said)}")
-        return profile_of(self.target, self.observed.plan, done, self.wanted, said)
+        said = [*notes, *self.observed.notes()]
+        report = self.measurements.profile(said)
+        if not self.measurements.seen:
+            why = "; ".join([*said, *self.measurements.notes()])
+            raise DeploymentError(f"no value of the deployed program was observed: {why}")
+        return report
 
 
 def count_at_ends(integers: Tensor, params: QuantParams) -> int:

@@ -78,7 +78,7 @@ class Profile(DataReport):
 
     @classmethod
     def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._profile.merging import merged
+        from pt2qa._profile.sums import merged
 
         return merged(reports)
 

@@ -1,21 +1,25 @@
-"""From what was seen of each value to the columns and arrays of a report."""
+"""From what was seen of each value to the columns and arrays of a report, and back, to merge."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.histogram import Histogram
-from pt2qa._profile.packing import CHANNELS, HISTOGRAM, packed
+from pt2qa._profile.packing import CHANNELS, HISTOGRAM, packed, unpacked
 from pt2qa._profile.plan import Value
-from pt2qa._profile.rows import BULK, QUANTILES
+from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
 from pt2qa._profile.statistics import Statistics
-from pt2qa._profile.watch import ValueStatistics, Wanted
-from pt2qa._report.sums import pack
+from pt2qa._profile.watch import ValueStatistics, ValueSums, Wanted
+from pt2qa._report.merging import numbered_on
+from pt2qa._report.notes import joined_notes
+from pt2qa._report.set_apart import added
+from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa._simulator.program import QuantParams
+from pt2qa.errors import ReportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,6 @@ class Described:
     zero_point: float = math.nan
     steps: int = 0
     constant: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ValueSums:
-    """What a file keeps of :class:`ValueStatistics` besides histogram and channels; ``clamped`` is -1 if unknown."""
-
-    statistics: Statistics = field(default_factory=Statistics)
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    clamped: int = -1
-    axis: int = -1
 
 
 def described_by(value: Value, seen: ValueStatistics) -> Described:
@@ -74,28 +67,65 @@ def packed_values(described: Sequence[Described], seen: Sequence[ValueStatistics
     return {
         "histograms": packed(HISTOGRAM, [(each.bins, each.counts) for each in histograms]) if histograms else {},
         "channels": packed(CHANNELS, channels) if channels else {},
-        "sums": pack(
-            settings,
-            described=described,
-            values=[
-                ValueSums(
-                    replace(each.statistics, histogram=None),
-                    each.dtype,
-                    each.shape,
-                    -1 if each.clamped is None else each.clamped,
-                    each.axis,
-                )
-                for each in seen
-            ],
-        ),
+        "sums": pack(settings, described=described, values=[_without_arrays(each) for each in seen]),
     }
+
+
+def _without_arrays(seen: ValueStatistics) -> ValueSums:
+    return ValueSums(replace(seen.statistics, histogram=None), seen.dtype, seen.shape, seen.clamped, seen.axis)
+
+
+def merged(reports: Sequence[Any]) -> Any:
+    """One profile of several; see :func:`pt2qa.merge`."""
+    first = reports[0]
+    described = unpack(first.sums, "described", Described())
+    seen = _seen(first)
+    for number, report in enumerate(reports[1:], 2):
+        if list(map(_identity, report.rows)) != list(map(_identity, first.rows)):
+            raise ReportError(
+                f"cannot merge: report {number} measures other values than the first one, or quantizes them "
+                "differently. Make all reports with the same pair and the same arguments."
+            )
+        pairs = zip(described, seen, _seen(report), strict=True)
+        # What no batch changes was measured once in each run.
+        seen = [one if known.constant else one.merge(other) for known, one, other in pairs]
+    settings = settings_of(first.sums)
+    wanted = Wanted(
+        settings.get("histograms") == str(True), settings.get("per_channel") == str(True), settings.get("mask", "")
+    )
+    return replace(
+        first,
+        rows=tuple(replace(row, **numbers_of(described[row.value], seen[row.value])) for row in first.rows),
+        **packed_values(described, seen, wanted),
+        batches=sum(report.batches for report in reports),
+        samples=sum(report.samples for report in reports),
+        set_apart=numbered_on([report.set_apart for report in reports], [report.batches for report in reports]),
+        input_ranges=added(report.input_ranges for report in reports),
+        notes=joined_notes([report.notes for report in reports]),
+    )
+
+
+def _identity(row: ProfileRow) -> list[str]:
+    names = ("name", "role", "argument", "of", "value", "dtype", "scheme", "scale", "zero_point")
+    # As text, in which nan equals nan.
+    return [str(getattr(row, name)) for name in names]
+
+
+def _seen(report: Any) -> list[ValueStatistics]:
+    """What a report knows about each of its values."""
+    found = []
+    for number, own in enumerate(unpack(report.sums, "values", ValueSums())):
+        histogram = Histogram(*unpacked(report.histograms, HISTOGRAM, number)) if report.histograms else None
+        channels = ChannelStatistics.of_arrays(*unpacked(report.channels, CHANNELS, number)) if own.axis >= 0 else None
+        statistics = replace(own.statistics, histogram=histogram)
+        found.append(ValueStatistics(statistics, own.dtype, own.shape, own.clamped, own.axis, channels))
+    return found
 
 
 def numbers_of(described: Described, seen: ValueStatistics) -> dict[str, Any]:
     """The columns of a row that depend on the value alone."""
     of = seen.statistics
     some = of.moments.count > 0
-    clamped = seen.clamped
     spanned = round((of.largest - of.smallest) / described.scale) if some and described.steps else 0
     return {
         "dtype": described.dtype,
@@ -113,16 +143,11 @@ def numbers_of(described: Described, seen: ValueStatistics) -> dict[str, Any]:
         "zeros": of.zeros / of.count if of.count else math.nan,
         "nans": of.nans,
         "infs": of.infs,
-        "saturation": clamped / of.count if clamped is not None and of.count else math.nan,
+        "saturation": seen.clamped / of.count if seen.clamped >= 0 and of.count else math.nan,
         "range_use": spanned / described.steps if some and described.steps else math.nan,
         "outlier_ratio": _outlier_ratio(of),
-        "channels": seen.axis if not is_uneven(seen) else -1,
+        "channels": -1 if seen.is_uneven else seen.axis,
     }
-
-
-def is_uneven(seen: ValueStatistics) -> bool:
-    """Whether batches differed in the number of channels."""
-    return seen.channels is not None and seen.channels.uneven
 
 
 def _scheme(params: QuantParams) -> Literal["", "per_tensor", "per_channel", "dynamic"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,35 +24,43 @@ from pt2qa._simulator.program import QuantParams
 
 
 @dataclass(frozen=True, slots=True)
-class ValueStatistics:
-    """What is known about one value after some batches.
+class ValueSums:
+    """What a file keeps of :class:`ValueStatistics` besides histogram and channels.
 
     Attributes:
         statistics: over the whole tensor.
-        dtype: of the tensor.
-        shape: of the first batch's tensor.
-        clamped: how many values the clamp moved; None if unknown.
-        channels: by channel; None if not requested, or the tensor has none.
+        dtype, shape: of the first batch's tensor.
+        clamped: how many values the clamp moved; -1 if unknown.
         axis: the channel axis; -1 without one.
     """
 
-    statistics: Statistics
-    dtype: str
-    shape: tuple[int, ...]
-    clamped: int | None = None
-    channels: ChannelStatistics | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    clamped: int = -1
     axis: int = -1
 
+
+@dataclass(frozen=True, slots=True)
+class ValueStatistics(ValueSums):
+    """What is known about one value after some batches; ``channels`` is None if not requested, or it has none."""
+
+    channels: ChannelStatistics | None = None
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether batches differed in the number of channels."""
+        return self.channels is not None and self.channels.uneven
+
     def merge(self, later: ValueStatistics) -> ValueStatistics:
-        """What is known after the batches of both; dtype and shape are the earlier ones."""
-        both = self.channels is not None and later.channels is not None
-        return ValueStatistics(
-            self.statistics.merge(later.statistics),
-            self.dtype,
-            self.shape,
-            None if self.clamped is None or later.clamped is None else self.clamped + later.clamped,
-            self.channels.merge(later.channels) if both else None,  # type: ignore[union-attr, arg-type]
-            self.axis,
+        """What is known after the batches of both."""
+        known = self.clamped >= 0 and later.clamped >= 0
+        both = None if self.channels is None or later.channels is None else self.channels.merge(later.channels)
+        return replace(
+            self,
+            statistics=self.statistics.merge(later.statistics),
+            clamped=self.clamped + later.clamped if known else -1,
+            channels=both,
         )
 
 
@@ -170,9 +178,9 @@ def measured(
         Statistics.of(result, histogram=wanted.histograms),
         str(result.dtype).removeprefix("torch."),
         shape,
-        clamped,
-        channels,
+        -1 if clamped is None else clamped,
         axis if channels is not None else -1,
+        channels,
     )
 
 
