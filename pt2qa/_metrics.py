@@ -118,11 +118,9 @@ class ErrorSums:
     nonfinite: Count = 0
 
     def update(self, reference: Tensor, quantized: Tensor) -> ErrorSums:
-        """Adds a pair of tensors of equal shape and of any dtype."""
         return self.merge(error_sums(reference, quantized))
 
     def merge(self, other: ErrorSums) -> ErrorSums:
-        """The sums over both."""
         return ErrorSums(
             self.count + other.count,
             self.signal + other.signal,
@@ -153,17 +151,14 @@ class ErrorSums:
 
     @property
     def mse(self) -> float:
-        """Mean of the squared differences."""
         return self._unless_broken(self.noise / max(self.count, 1))
 
     @property
     def l1(self) -> float:
-        """Mean of the absolute differences."""
         return self._unless_broken(self.absolute / max(self.count, 1))
 
     @property
     def atol(self) -> float:
-        """Largest absolute difference."""
         return self._unless_broken(self.atol_seen)
 
     @property
@@ -174,7 +169,6 @@ class ErrorSums:
 
     @property
     def ref_mean(self) -> float:
-        """Mean of the finite reference values."""
         return self.ref_sum / self.count if self.count else math.nan
 
     @property
@@ -206,7 +200,6 @@ class NoiseSums:
     count: Count = 0
 
     def merge(self, other: NoiseSums) -> NoiseSums:
-        """The sums over both."""
         return NoiseSums(self.signal + other.signal, self.noise + other.noise, self.count + other.count)
 
     @property

@@ -45,7 +45,6 @@ def can_be_cut(values: list[Any], axis: int | None, size: int) -> bool:
 
 
 def cut(batch: Batch, sample: int, axis: int) -> Batch:
-    """The inputs of one sample, still with a batch axis; views of the batch."""
 
     def narrow(value: Any) -> Any:
         return value.narrow(axis, sample, 1) if isinstance(value, Tensor) and value.dim() > axis else value

@@ -30,7 +30,6 @@ class Feedback:
 
     @classmethod
     def of(cls, graph_module: GraphModule, sources: Mapping[str, str]) -> Feedback:
-        """The feedback of a model; raises a SelectionError where it has no such input."""
         inputs = tuple(input_names(graph_module))
         unknown = sorted(sources.keys() - set(inputs))
         if unknown:
@@ -62,7 +61,6 @@ class Feedback:
         return (*map(given.get, self.inputs[:last]), *values[len(self.inputs) :])
 
     def state(self, outputs: Any) -> State:
-        """The state for the next step, from a run's result; raises a SelectionError where an output does not exist."""
         if not self.sources:
             return {}
         parts = dict(named_parts(outputs))

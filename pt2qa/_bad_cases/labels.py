@@ -17,7 +17,6 @@ from pt2qa.errors import BatchError
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Class targets as an integer tensor; raises a BatchError where they are not integers."""
     tensor = torch.as_tensor(targets)
     if tensor.is_floating_point() or tensor.is_complex():
         raise BatchError(
@@ -48,7 +47,6 @@ def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scor
 
 
 def merged(one: LabelCounts, other: LabelCounts) -> LabelCounts:
-    """The counts over both."""
     return LabelCounts(one.output, *map(operator.add, astuple(one)[1:], astuple(other)[1:]))
 
 

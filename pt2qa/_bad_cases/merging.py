@@ -22,8 +22,6 @@ Cases = Mapping[CaseKey, tuple[StoredCase, Mapping[str, Array]]]
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """An entry, and the number of its standing."""
-
     standing: int = 0
     entry: Entry = field(default_factory=Entry)
 
@@ -56,7 +54,6 @@ def _case_of(key: CaseKey, cases: Cases) -> CaseKey:
 
 
 def merged(reports: Sequence[Any]) -> Any:
-    """One report of bad cases of several; see :func:`pt2qa.merge`."""
     first, settings = reports[0], settings_of(reports[0].sums)
     if settings.get("feedback"):
         raise ReportError(
@@ -107,6 +104,5 @@ def _standings(report: Any) -> list[Standing]:
 
 
 def _moved(inputs: Mapping[str, Array], case: StoredCase, moved: StoredCase) -> dict[str, Array]:
-    """The arrays of a case, by their names in the merged report."""
     old, new = key_of(case.batch, case.sample, 0)[:-1], key_of(moved.batch, moved.sample, 0)[:-1]
     return {new + name.removeprefix(old): array for name, array in inputs.items() if name.startswith(old)}

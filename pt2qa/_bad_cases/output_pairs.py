@@ -77,7 +77,6 @@ class OutputPair:
 
     @property
     def _leads(self) -> bool:
-        """Whether the value has the shape (samples, positions, ...)."""
         return self.layout in (LEADING, replace(LEADING, batch=None))
 
     def _other_winners(self) -> Tensor:

@@ -159,8 +159,6 @@ class _Found:
 
 
 class _Search:
-    """Runs both models and keeps the worst samples."""
-
     def __init__(
         self,
         pair: QuantizedPair,
@@ -182,7 +180,6 @@ class _Search:
 
     @property
     def batches(self) -> int:
-        """How many were searched."""
         return self.found.steps
 
     def steps(self, items: Iterator[tuple[Batch, Tensor | None]]) -> Iterator[_Step]:
@@ -345,7 +342,6 @@ class _Search:
         return self.repeats[size]
 
     def report(self, notes: Sequence[str]) -> BadCases:
-        """The report of what was found."""
         order = [*(metric.name for metric in self.metrics), FLIPS]
         standings = sorted(self.found.standings.values(), key=lambda standing: order.index(standing.metric))
         cases: Cases = {key: case_batches.stored(case, key) for key, case in self.found.cases.items()}

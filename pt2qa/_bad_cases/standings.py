@@ -109,21 +109,18 @@ class Standing:
         return replace(self, entries=tuple(entries[: self.k]), reason=self.reason or later.reason, **sums)
 
     def ranking(self) -> Ranking:
-        """The sums for the report."""
         mean = self.total / self.finite if self.finite else math.nan
         return Ranking(
             self.metric, self.output, self.worst, self.values, mean, self.nonfinite, self.without_number, self.reason
         )
 
     def rows(self) -> Iterator[CaseRow]:
-        """The entries for the report."""
         for rank, entry in enumerate(self.entries, 1):
             note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
             where = entry.first_wrong, entry.worst_position
             yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note, *where)
 
     def notes(self) -> Iterator[Note]:
-        """How many samples have no number, and where they are ranked."""
         if self.nonfinite:
             what = f"{self.nonfinite} without {self.metric}, NaN or infinite in the quantized model only"
             yield Note(f"{self.output}: {what}; ranked worst", "of sums")

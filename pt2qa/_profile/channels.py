@@ -41,7 +41,6 @@ class ChannelStatistics:
 
     @classmethod
     def empty(cls, channels: int, *, uneven: bool = False) -> ChannelStatistics:
-        """Those of no values."""
         none, whole = np.zeros(channels), np.zeros(channels, np.int64)
         return cls(whole, np.full(channels, np.inf), np.full(channels, -np.inf), none, none, whole, uneven)
 
@@ -71,7 +70,6 @@ class ChannelStatistics:
         return cls(count, smallest, largest, means, squares, zeros)
 
     def merge(self, other: ChannelStatistics) -> ChannelStatistics:
-        """Those of all values of both."""
         if self.uneven or other.uneven or len(self.count) != len(other.count):
             return ChannelStatistics.empty(0, uneven=True)
         count = self.count + other.count
@@ -90,7 +88,6 @@ class ChannelStatistics:
     def of_arrays(
         cls, count: Array, low: Array, high: Array, mean: Array, variance: Array, zeros: Array
     ) -> ChannelStatistics:
-        """The inverse of :meth:`arrays`."""
         if not len(count):
             return cls.empty(0, uneven=True)
         seen = count > 0

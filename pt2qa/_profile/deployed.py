@@ -96,7 +96,6 @@ class Observed:
         return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")
 
     def notes(self) -> Iterator[str]:
-        """The values that are not observed, by reason."""
         names: dict[int, str] = {}
         for place in self.plan.places:
             names.setdefault(place.value, place.of)
@@ -117,8 +116,6 @@ def _source(value: Value) -> Node:
 
 
 class _DeployedProfiler:
-    """Adds up what is observed."""
-
     def __init__(self, measurements: Measurements, observed: Observed, program: DeployedProgram) -> None:
         self.measurements, self.observed, self.program = measurements, observed, program
 

@@ -69,7 +69,6 @@ class Histogram:
         return cls((filled - (BINS - 1)).astype(np.int32), dense[filled])
 
     def merge(self, other: Histogram) -> Histogram:
-        """The histogram of all values of both."""
         bins, places = np.unique(np.concatenate([self.bins, other.bins]), return_inverse=True)
         counts = np.zeros(len(bins), np.int64)
         np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
@@ -77,7 +76,6 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """How many values it holds."""
         return int(self.counts.sum())
 
     @property

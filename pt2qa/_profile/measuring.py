@@ -132,7 +132,6 @@ class Measurements:
             yield f"not measured, {UNWRITTEN}: {few(self.plan.unwritten)}"
 
     def notes(self) -> Iterator[str]:
-        """What is not masked, on which batches values are NaN, and which batches were not observed."""
         if self._axes is not None and self._axes.layouts is not None:
             yield from self._about_mask(self._axes.layouts)
         total = counted(self.batches, "batch", "batches")

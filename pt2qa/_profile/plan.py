@@ -50,8 +50,6 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledValue:
-    """A row of the report: a value at an op."""
-
     name: OpName
     handle: int
     role: Role

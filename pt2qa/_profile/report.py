@@ -175,7 +175,6 @@ class Profile(DataReport):
         return dict(zip(CHANNELS, unpacked(self.channels, CHANNELS, row.value), strict=True))
 
     def subject(self) -> str:
-        """The model, and which of its graphs."""
         return f"{Report.subject(self)}, {self.side}"
 
     def on_page(self, part: str) -> Sequence[Any]:

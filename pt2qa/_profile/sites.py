@@ -44,11 +44,9 @@ class Sites:
                 self._first.setdefault(self._identity(node), node)
 
     def module_of(self, node: Node) -> nn.Module | None:
-        """The module that a node calls; None for other nodes."""
         return self._modules.get(str(node.target)) if node.op == "call_module" else None
 
     def is_observer(self, node: Node) -> bool:
-        """Whether a node calls an observer or a fake-quantize module."""
         return is_observer(self.module_of(node))
 
     def fake_quantizes(self, node: Node) -> bool:
@@ -62,7 +60,6 @@ class Sites:
         return node
 
     def read(self, node: Node) -> ReadValue:
-        """What an op with this node as an argument reads."""
         node = self.behind_observers(node)
         if self.fake_quantizes(node):
             return ReadValue(node, node, _params_of(self.module_of(node)))
@@ -106,7 +103,6 @@ def _source(node: Node) -> Node:
 
 
 def _params_of(module: Any) -> QuantParams:
-    """How a fake-quantize module rounds."""
     single = module.scale.numel() == 1
     return QuantParams(
         dtype=str(module.dtype).removeprefix("torch."),

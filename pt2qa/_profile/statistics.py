@@ -41,7 +41,6 @@ class Moments:
     squares: float = 0.0
 
     def merge(self, other: Moments) -> Moments:
-        """The moments of both together."""
         if not self.count or not other.count:
             return self if self.count else other
         count = self.count + other.count
@@ -94,7 +93,6 @@ class Statistics:
         return replace(total, histogram=Histogram.of_prefixes(prefixes).merge(rest)) if histogram else total
 
     def merge(self, other: Statistics) -> Statistics:
-        """The statistics of all values of both."""
         histograms = [each for each in (self.histogram, other.histogram) if each is not None]
         return Statistics(
             self.count + other.count,

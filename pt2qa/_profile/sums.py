@@ -41,7 +41,6 @@ class Described:
 
 
 def described_by(value: Value, seen: ValueStatistics) -> Described:
-    """What is known of a value of a plan."""
     params = value.params
     if params is None:
         return Described(seen.dtype, constant=value.constant)
@@ -76,7 +75,6 @@ def _without_arrays(seen: ValueStatistics) -> ValueSums:
 
 
 def merged(reports: Sequence[Any]) -> Any:
-    """One profile of several; see :func:`pt2qa.merge`."""
     first = reports[0]
     described = unpack(first.sums, "described", Described())
     seen = _seen(first)
@@ -112,7 +110,6 @@ def _identity(row: ProfileRow) -> list[str]:
 
 
 def _seen(report: Any) -> list[ValueStatistics]:
-    """What a report knows about each of its values."""
     found = []
     for number, own in enumerate(unpack(report.sums, "values", ValueSums())):
         histogram = Histogram(*unpacked(report.histograms, HISTOGRAM, number)) if report.histograms else None
@@ -165,7 +162,6 @@ def _quantile(of: Statistics, share: float) -> float:
 
 
 def _outlier_ratio(of: Statistics) -> float:
-    """The largest magnitude over the one within which 99.9 % of the nonzero values lie."""
     if of.histogram is None or not of.moments.count:
         return math.nan
     most = of.histogram.magnitudes.quantile(BULK)

@@ -49,11 +49,9 @@ class ValueStatistics(ValueSums):
 
     @property
     def is_uneven(self) -> bool:
-        """Whether batches differed in the number of channels."""
         return self.channels is not None and self.channels.uneven
 
     def merge(self, later: ValueStatistics) -> ValueStatistics:
-        """What is known after the batches of both."""
         known = self.clamped >= 0 and later.clamped >= 0
         both = None if self.channels is None or later.channels is None else self.channels.merge(later.channels)
         return replace(
@@ -114,7 +112,6 @@ class Watch(GraphRun):
                 self._quantizing[value.quantize].append(number)
 
     def run_node(self, node: Node) -> Any:
-        """Runs a node, and measures what it reads and produces."""
         for number in self._before.get(node, ()):
             self._measure(number, self.env[self._values[number].node])
         for number in self._quantizing.get(node, ()):

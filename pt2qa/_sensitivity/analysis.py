@@ -306,7 +306,6 @@ class _Analysis:
         return seen
 
     def _compared(self, first: str, count: int) -> str:
-        """Both costs in words, that of the chosen method first."""
         assert self.costs is not None
         costs = self.costs.exact, self.costs.projection(count)
         exact, projection = (f"{cost / self.costs.forward:.3g}" for cost in costs)
@@ -412,12 +411,10 @@ class _Analysis:
         return self._selected(finished(self.pair, outputs, self.post_process))
 
     def _selected(self, result: Any) -> Any:
-        """The outputs at the positions that count."""
         processed = self.post_process is not None
         return result if self.counted is None else self.counted.selected(result, processed=processed)
 
     def report(self, group: str) -> SensitivityReport:
-        """The report of the ledger's contents."""
         seen = self.seen
         flops = {} if seen is None else {step: count / seen.samples for step, count in seen.flops.items()}
         places = [place.place(flops) for place in self.places]

@@ -51,12 +51,10 @@ class Costs:
     each: float
 
     def projection(self, projections: int) -> float:
-        """Cost of all places at once."""
         return self.once + projections * self.each
 
 
 def estimate(program: Program, places: Sequence[SiteGroup], paths: Sequence[Path], seen: Survey) -> Costs:
-    """Cost of the exact method for the places, and of projection for the paths."""
     ops = np.zeros(len(program.steps))
     rounding = np.zeros(len(program.steps))
     for step in program.steps:

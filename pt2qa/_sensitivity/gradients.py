@@ -24,8 +24,6 @@ from pt2qa.errors import SimulationError
 
 
 class WithoutGradient(SimulationError):
-    """An op is not differentiable; ``reason`` says which, and why."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(f'{reason}. Use method="exact".')
         self.reason = reason
@@ -37,8 +35,6 @@ Gradients = list[list[Tensor] | None]
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """An op as it was run: its input tensors by slot, and its output tensors."""
-
     inputs: dict[int, list[Tensor]]
     outputs: list[Tensor]
 
@@ -174,7 +170,6 @@ def tracked_slots(program: Program) -> frozenset[int]:
 
 
 def float_tensors(value: Any) -> list[Tensor]:
-    """The floating-point tensors in a value."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
@@ -192,7 +187,6 @@ def _sum(left: list[Tensor] | None, right: list[Tensor] | None, may_overwrite: b
 
 @contextmanager
 def _named(step: Step) -> Iterator[None]:
-    """Names the op that is not differentiable."""
     try:
         yield
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:

@@ -24,7 +24,6 @@ _ANY_LAYOUT = {
 
 
 def laid_out(step: Step, value: Any) -> Any:
-    """An op's input in the layout of that op; the value itself if it already has it."""
     if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
         return value
     name = op_of(step.function)

@@ -63,7 +63,6 @@ class Ledger:
         return place in self.parts.get(batch, ())
 
     def append(self, other: Ledger, number: int) -> None:
-        """Adds a batch of another ledger as the next one of this one."""
         own = len(self.data)
         self.data.append(other.data[number])
         if number in other.set_apart:
@@ -81,7 +80,6 @@ class Ledger:
 
     @property
     def counted(self) -> list[int]:
-        """The batches with numbers."""
         return [number for number in range(len(self.data)) if number not in self.set_apart]
 
     def finished(self, places: int) -> list[int]:
@@ -105,7 +103,6 @@ def resumed(report: Any, expected: Mapping[str, object]) -> Ledger:
 
 
 def ledger_of(report: Any) -> Ledger:
-    """The sums that a report keeps."""
     ledger = Ledger(list(report.data), set_apart={apart.batch: apart for apart in report.set_apart})
     for part in report.parts:
         ledger.add(part)
@@ -118,7 +115,6 @@ def packed(places: Sequence[Place], metric: OutputMetric, settings: Mapping[str,
 
 
 def merged(reports: Sequence[Any]) -> Any:
-    """One sensitivity report of several; see :func:`pt2qa.merge`."""
     first = reports[0]
     settings = settings_of(first.sums)
     metric = OutputMetric(first.metric, None, first.worst_is == "smallest", settings.get("weighted") == str(True))
@@ -136,7 +132,6 @@ def merged(reports: Sequence[Any]) -> Any:
 
 
 def results(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> dict[str, Any]:
-    """The fields of a report that follow from the sums: rows and numbers of the whole model."""
     batches = covered(ledger, len(places))
     data = [ledger.data[batch] for batch in batches]
     whole = [ledger.parts[batch][ALL_SITES] for batch in batches]
@@ -158,7 +153,6 @@ def results(places: Sequence[Place], ledger: Ledger, metric: OutputMetric) -> di
 def _rows(
     places: Sequence[Place], ledger: Ledger, metric: OutputMetric, batches: Sequence[int]
 ) -> tuple[SensitivityRow, ...]:
-    """The rows of all places measured on each of these batches."""
     data = [ledger.data[batch] for batch in batches]
     rows = []
     for number, place in enumerate(places):

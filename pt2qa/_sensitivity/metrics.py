@@ -86,7 +86,6 @@ class OutputMetric:
 
 
 def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetric:
-    """The metric of a name or of a user's loss; a named metric has a fixed direction and accepts none."""
     if callable(metric):
         name = getattr(metric, "__name__", type(metric).__name__)
         return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False, weighted=True)

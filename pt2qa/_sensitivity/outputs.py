@@ -18,7 +18,6 @@ PostProcess = Callable[[Any], Any]
 
 
 def finished(pair: QuantizedPair, outputs: Any, post_process: PostProcess | None) -> Any:
-    """The model's outputs after the user's function."""
     result = structured(pair.quantized, outputs)
     return result if post_process is None else post_process(result)
 
@@ -40,7 +39,6 @@ def is_measured(leaf: Any) -> bool:
 
 
 def as_real(leaf: Tensor) -> Tensor:
-    """A tensor, whose complex numbers become pairs of real ones."""
     return torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
 
 

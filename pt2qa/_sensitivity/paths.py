@@ -58,7 +58,6 @@ class Path:
 
     @property
     def source(self) -> int:
-        """The slot of the value that is rounded."""
         return self.start.reads[0] if self.constant is None else self.constant
 
     def by_sample(self, values: Values, samples: int) -> bool:

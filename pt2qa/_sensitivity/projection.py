@@ -46,8 +46,6 @@ Key = tuple[int, str]
 
 
 class PostProcessWithoutGradient(SelectionError):
-    """``post_process`` is not differentiable; ``reason`` says why."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(f'{reason}. Use torch functions that have one (softmax, not argmax), or method="exact".')
         self.reason = reason
@@ -79,7 +77,6 @@ class Projection:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the numbers must know."""
         notes = []
         if self.together:
             notes.append(f"{self.together}: projected for the whole batch at once")
@@ -148,7 +145,6 @@ class ProjectedBatch:
         return reference
 
     def project(self, count: int) -> None:
-        """Measures with this many more vectors."""
         if not self._fresh:
             self._forward()
         meter = _Meter(self)
@@ -192,7 +188,6 @@ class ProjectedBatch:
 
     @property
     def reached(self) -> set[int]:
-        """The sites that a gradient reached."""
         return {site for site, _ in self._dots}
 
     def signs(self, count: int, *, relative: bool = False) -> list[list[Tensor]]:
@@ -239,7 +234,6 @@ class _Meter:
             self.paths[path.end.index].append(path)
 
     def visit(self, step: Step, gradients: Gradients) -> None:
-        """Projects the errors whose paths end at a step."""
         with torch.no_grad():
             for path in self.paths.get(step.index, ()):
                 dots: dict[Rounding, list[Tensor]] = defaultdict(list)

@@ -45,7 +45,6 @@ class Observed:
         return min(self.lowest, default=math.nan), max(self.highest, default=math.nan)
 
     def extend(self, other: Observed) -> None:
-        """Adds what was observed on further batches."""
         self.lowest += other.lowest
         self.highest += other.highest
         if other.uneven:
@@ -74,12 +73,10 @@ class Observed:
         self.highest[batch:] = [max(self.highest[batch:], default=-math.inf)]
 
     def left_without(self, batches: Collection[int]) -> Observed:
-        """The ranges over all batches but some, by batch alone."""
         left = [number for number in range(len(self.lowest)) if number not in batches]
         return Observed([self.lowest[number] for number in left], [self.highest[number] for number in left])
 
     def without(self, batch: int) -> tuple[float, float]:
-        """The range over all batches but one."""
         return (
             min((each for number, each in enumerate(self.lowest) if number != batch), default=math.nan),
             max((each for number, each in enumerate(self.highest) if number != batch), default=math.nan),
@@ -151,7 +148,6 @@ def channel_axis(site: Site, value: Tensor) -> int | None:
 
 
 def _inequality(value: Tensor, axis: int) -> float:
-    """The largest absolute value by channel over the median of these."""
     largest = value.abs().amax([each for each in range(value.dim()) if each != axis])
     return float(largest.max() / largest.median().clamp(min=torch.finfo(largest.dtype).tiny))
 

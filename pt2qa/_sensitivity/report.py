@@ -110,7 +110,6 @@ class SensitivityReport(DataReport):
         return f"<SensitivityReport of {self.model}, {self.quantizer}: {what}, output SQNR {self.measured_sqnr:.4g} dB>"
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """The share of the output noise for the sites that cost most."""
         worst = sorted((row for row in self.rows if isfinite(row.noise_share)), key=lambda row: row.rank)[:BARS]
         title = "Share of the output noise, by site" if self.group == "site" else f"Share of the noise, by {self.group}"
         drawn = [(f"{row.name} ({row.kind})", row.noise_share, f"{share(row.noise_share)} %") for row in worst]

@@ -38,14 +38,11 @@ class Variant:
 
     @property
     def both(self) -> tuple[Rounding, ...]:
-        """The roundings that it consists of."""
         return (self.end,) if self.start is None else (self.end, self.start)
 
 
 @dataclass(frozen=True, slots=True)
 class InSeries:
-    """A rounding of what another one leaves."""
-
     first: Rounding
     then: Rounding
 
