@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import pt2qa
 from pt2qa._report.columns import columns_of, custom_names, derived_of, tables_of
 from pt2qa.report import Report
 
@@ -48,6 +50,19 @@ def random_shards(batches: Sequence[Any], seed: int, count: int = 3) -> list[lis
     """The batches in order, cut at random into shards of different sizes; none is empty."""
     cuts = sorted(random.Random(seed).sample(range(1, len(batches)), count - 1))
     return [list(batches[start:end]) for start, end in zip([0, *cuts], [*cuts, len(batches)], strict=True)]
+
+
+def merged_from_files(analysis: Callable[..., Report], shards: Sequence[list[Any]], folder: Path) -> tuple[Any, Any]:
+    """The merged report of shards, and that of one run: from files and in any grouping, their numbers are the same."""
+    whole = analysis([batch for shard in shards for batch in shard])
+    reports = by_shards(analysis, shards)
+    files = [folder / f"{number}.safetensors" for number in range(len(reports))]
+    for report, file in zip(reports, files, strict=True):
+        report.save(file)
+    merged = pt2qa.merge(map(pt2qa.load, files))
+    assert not differences(merged, whole)
+    assert not differences(pt2qa.merge([pt2qa.merge(reports[:2]), *reports[2:]]), whole)
+    return merged, whole
 
 
 def by_shards(analysis: Callable[[list[Any]], Report], shards: Sequence[list[Any]]) -> list[Report]:

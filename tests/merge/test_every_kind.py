@@ -17,7 +17,7 @@ import pt2qa
 from pt2qa._report.notes import kind_of
 from pt2qa.cli import main
 from pt2qa.report import Report
-from tests.merge.equal import by_shards, differences, random_shards
+from tests.merge.equal import differences, merged_from_files, random_shards
 from tests.models import images
 from tests.padded_prompts import Running, padded, prompts, quantized
 
@@ -52,14 +52,9 @@ def test_random_shards_with_empty_batches_give_what_one_run_gives(
     data = [*batches, images(0), images(0)]
     random.Random(seed).shuffle(data)
     shards = [shard for shard in random_shards(data, seed, 4) if any(map(len, shard))]
-    reports = by_shards(analysis, shards)
-    whole = analysis([batch for shard in shards for batch in shard])
-    assert not differences(pt2qa.merge(reports), whole)
-    files = [tmp_path / f"{number}.safetensors" for number in range(len(reports))]
-    for report, file in zip(reports, files, strict=True):
-        report.save(file)
-    out = tmp_path / "merged.safetensors"
-    found = CliRunner().invoke(main, ["merge", *map(str, files), "-o", str(out)])
+    _, whole = merged_from_files(analysis, shards, tmp_path)
+    out, files = tmp_path / "merged.safetensors", [str(tmp_path / f"{each}.safetensors") for each in range(len(shards))]
+    found = CliRunner().invoke(main, ["merge", *files, "-o", str(out)])
     assert found.exit_code == 0, found.output
     assert not differences(pt2qa.load(out), whole)
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 import pt2qa
-from tests.merge.equal import by_shards, differences, random_shards
-from tests.models import images
+from tests.merge.equal import merged_from_files, random_shards
 
 
 def with_targets(batches: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -42,25 +41,13 @@ def test_shards_give_what_one_search_gives(
         return pt2qa.find_bad_cases(pair, shard, **arguments)
 
     data = with_targets([*batches[:3], not_finite, *batches[3:]])
-    whole = searched(data)
-    reports = by_shards(searched, random_shards(data, seed))
-    for number, report in enumerate(reports):
-        report.save(tmp_path / f"{number}.safetensors")
-    merged = pt2qa.merge([pt2qa.load(tmp_path / f"{number}.safetensors") for number in range(len(reports))])
-    assert not differences(merged, whole)
+    merged, whole = merged_from_files(searched, random_shards(data, seed), tmp_path)
     assert str(merged) == str(whole)
     assert merged.inputs.keys() == whole.inputs.keys()
     for name, array in whole.inputs.items():
         np.testing.assert_array_equal(merged.inputs[name], array)
     for one, other in zip(merged.batches(), whole.batches(), strict=True):
         assert torch.equal(one, other)
-    assert not differences(pt2qa.merge([pt2qa.merge(reports[:2]), reports[2]]), whole)
-
-
-def test_an_empty_batch_counts_as_a_step(pair, batches) -> None:
-    data = [batches[0], images(0), batches[1], batches[2]]
-    merged = pt2qa.merge(by_shards(lambda shard: pt2qa.find_bad_cases(pair, shard, k=9), [data[:2], data[2:]]))
-    assert not differences(merged, pt2qa.find_bad_cases(pair, data, k=9))
 
 
 def test_what_is_not_of_one_search(pair, batches) -> None:

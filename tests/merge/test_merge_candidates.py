@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pt2qa
-from tests.merge.equal import by_shards, differences
+from tests.merge.equal import by_shards, differences, merged_from_files
 from tests.models import images
 
 
@@ -25,14 +25,8 @@ def test_shards_give_what_one_run_gives(capture, pair, x86, batches, not_finite,
         return pt2qa.compare_quantizers(capture, {"a": pair, "b/c": x86}, [], shard)
 
     data = [*batches[:3], not_finite, images(0), *batches[3:], not_finite]
-    whole = compared(data)
-    reports = by_shards(compared, [data[:2], data[2:5], data[5:8], data[8:]])
-    for number, report in enumerate(reports):
-        report.save(tmp_path / f"{number}.safetensors")
-    merged = pt2qa.merge([pt2qa.load(tmp_path / f"{number}.safetensors") for number in range(len(reports))])
-    assert not differences(merged, whole)
+    merged, whole = merged_from_files(compared, [data[:2], data[2:5], data[5:8], data[8:]], tmp_path)
     assert str(merged) == str(whole)
-    assert not differences(pt2qa.merge([pt2qa.merge(reports[:2]), *reports[2:]]), whole)
 
 
 def test_a_candidate_that_fails_on_some_batches(batches) -> None:

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 import pt2qa
-from tests.merge.equal import by_shards, differences
+from tests.merge.equal import merged_from_files
 from tests.models import images
 
 
@@ -25,20 +25,13 @@ def test_shards_give_what_one_run_gives(pair, batches, not_finite, arguments: di
         return pt2qa.profile(pair, shard, **arguments)
 
     data = [*batches[:3], not_finite, images(0), *batches[3:]]
-    whole = measured(data)
-    reports = by_shards(measured, [data[:2], data[2:6], data[6:]])
-    for number, report in enumerate(reports):
-        report.save(tmp_path / f"{number}.safetensors")
-    merged = pt2qa.merge([pt2qa.load(tmp_path / f"{number}.safetensors") for number in range(len(reports))])
-    assert not differences(merged, whole)
+    merged, whole = merged_from_files(measured, [data[:2], data[2:6], data[6:]], tmp_path)
     assert merged.table() == whole.table()
     assert merged.histograms.keys() == whole.histograms.keys()
     for name, counts in whole.histograms.items():
         np.testing.assert_array_equal(merged.histograms[name], counts)
     for name, numbers in whole.channels.items():
         np.testing.assert_allclose(merged.channels[name], numbers, rtol=1e-9, atol=1e-12)
-    again = pt2qa.merge([pt2qa.merge(reports[:2]), *reports[2:]])
-    assert not differences(again, whole)
 
 
 def test_weights_count_once(pair, batches) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pt2qa
-from tests.merge.equal import by_shards, differences, random_shards
+from tests.merge.equal import by_shards, differences, merged_from_files, random_shards
 from tests.models import images
 
 
@@ -35,14 +35,8 @@ def test_shards_give_what_one_run_gives(pair, batches, not_finite, arguments: di
         return pt2qa.sensitivity(pair, shard, **arguments)
 
     data = [*batches[:2], not_finite, batches[2], images(0), batches[3]]
-    whole = measured(data)
-    reports = by_shards(measured, [data[:1], data[1:4], data[4:]])
-    for number, report in enumerate(reports):
-        report.save(tmp_path / f"{number}.safetensors")
-    merged = pt2qa.merge([pt2qa.load(tmp_path / f"{number}.safetensors") for number in range(3)])
-    assert not differences(merged, whole)
+    merged, whole = merged_from_files(measured, [data[:1], data[1:4], data[4:]], tmp_path)
     assert str(merged) == str(whole)
-    assert not differences(pt2qa.merge([pt2qa.merge(reports[:2]), reports[2]]), whole)
 
 
 def test_a_sharded_run_goes_on_from_what_was_merged(pair, batches) -> None:
