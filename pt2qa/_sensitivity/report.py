@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any, ClassVar, Final
@@ -165,60 +165,47 @@ class SensitivityReport(DataReport):
         return [f"{adds}: errors do not add up, they {how} together; take the rows as a ranking."]
 
     def _summary(self) -> Sequence[str]:
-        found = [self._about_missing(), self._about_worst(), self._about_share(), self._about_ties(), self._advice()]
-        found.append(self._counts())
-        return [sentence for sentence in found if sentence]
+        return list(self._sentences())
 
-    def _about_missing(self) -> str:
+    def _sentences(self) -> Iterator[str]:
         missing = without_number(self.rows, "value")
-        if not missing:
-            return ""
-        names = few([row.name for row in missing], 3)
-        return f"Not ranked, as with them alone quantized the output gives no number: {names}."
-
-    def _about_worst(self) -> str:
-        worst = next(iter(self.worst(1)), None)
-        if worst is None:
-            return "No row was measured."
-        if not any(row.noise != 0.0 for row in self.rows):
-            return ""
-        shown = f"{decibel(worst.value)} dB" if self.metric == "sqnr" else f"{self.metric} {number(worst.value)}"
-        return f"Worst: {worst.name} ({worst.kind}), {shown} when it alone is quantized."
-
-    def _about_share(self) -> str:
-        rows = sorted(self.rows, key=lambda row: -row.noise_share)
-        total, count = 0.0, 0
-        for row in rows:
-            if total >= HALF or isnan(row.noise_share):
-                break
-            total, count = total + row.noise_share, count + 1
-        if not total:
-            return ""
-        flops = sum(row.flops_share for row in rows[:count] if row.kind == "weight" or self.group != "site")
-        kept = f", with {share(flops)} % of the flops" if flops else ""
-        make = "makes" if count == 1 else "make"
-        return f"{counted(count, self.group)} of {len(rows)} {make} {share(total)} % of the noise{kept}."
-
-    def _about_ties(self) -> str:
+        if missing:
+            names = few([row.name for row in missing], 3)
+            yield f"Not ranked, because the output has no number when they alone are quantized: {names}."
+        yield from self._about_worst()
         near = sum(row.near_tie for row in self.rows)
-        if not near or not self.projections:
-            return ""
-        return (
-            f"{counted(near, 'row')} marked ≈: a neighbour's rank is within the sampling error; more projections tell."
-        )
-
-    def _advice(self) -> str:
-        if not any(row.noise > 0 for row in self.rows):
-            return ""
-        return (
-            "What helps is not measured here: pt2qa.repair chooses the ranges and biases that cost the output least, "
-            "pt2qa.reconfigure leaves ops in float, and pt2qa.diagnose measures what each remedy gives."
-        )
-
-    def _counts(self) -> str:
-        missing = len(without_number(self.rows, "value"))
+        if near and self.projections:
+            rows = counted(near, "row")
+            yield f"{rows} marked ≈: within the sampling error of an adjacent rank; more projections separate them."
+        if any(row.noise > 0 for row in self.rows):
+            yield (
+                "What helps is not measured here: pt2qa.repair chooses the ranges and biases that cost the output "
+                "least, pt2qa.reconfigure keeps ops in float, and pt2qa.diagnose measures the gain of each remedy."
+            )
         silent = sum(row.noise == 0.0 for row in self.rows)
-        return (
-            f"Counts: {silent} without effect on the output, {counted(missing, 'row')} without a number, "
+        yield (
+            f"Counts: {silent} without effect on the output, {counted(len(missing), 'row')} without a number, "
             f"{counted(len(self.notes), 'note')}."
         )
+
+    def _about_worst(self) -> Iterator[str]:
+        """The worst row, and the fewest rows that make half of the noise."""
+        if not self.rows:
+            yield "No row was measured."
+        if all(row.noise == 0.0 for row in self.rows):
+            return
+        worst = self.worst(1)[0]
+        shown = f"{decibel(worst.value)} dB" if self.metric == "sqnr" else f"{self.metric} {number(worst.value)}"
+        yield f"Worst: {worst.name} ({worst.kind}), {shown} when it alone is quantized."
+        total, few_rows = 0.0, []
+        for row in sorted(self.rows, key=lambda row: -row.noise_share):
+            if not total < HALF or isnan(row.noise_share):
+                break
+            total += row.noise_share
+            few_rows.append(row)
+        flops = sum(row.flops_share for row in few_rows if row.kind == "weight" or self.group != "site")
+        kept = f", with {share(flops)} % of the flops" if flops else ""
+        make = "makes" if len(few_rows) == 1 else "make"
+        if total:
+            rows = counted(len(few_rows), self.group)
+            yield f"{rows} of {len(self.rows)} {make} {share(total)} % of the noise{kept}."
