@@ -25,7 +25,7 @@ from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, peeked
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Inside, Mask
+from pt2qa._simulator.positions import Inside
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend, DeployedProgram
