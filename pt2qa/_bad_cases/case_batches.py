@@ -18,13 +18,7 @@ from pt2qa.errors import BatchError
 
 @dataclass(frozen=True, slots=True)
 class CaseBatch:
-    """A copy of the reference's inputs.
-
-    Attributes:
-        batch: the inputs of one sample, or of a whole batch.
-        index: running number of the sample.
-        repeats: how often the sample must be repeated to fit the model.
-    """
+    """A copy of the inputs of one sample or batch; the sample must be repeated so often to fit the model."""
 
     batch: Batch
     index: int

@@ -19,13 +19,9 @@ FLIPS: Final = "flips"
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A metric's values for one output on one batch.
+    """A metric's values for one output on one batch, by sample; sample -1 is the batch as a whole.
 
-    Attributes:
-        places: numbers of the samples; -1 for the batch as a whole.
-        numbers: one for each of them.
-        notes: one for each: why the number is nan, or what was excluded from it.
-        problem: why there is no number at all; the rest is then empty.
+    ``notes`` say why a number is nan, or what was excluded; ``problem`` says why there is no number at all.
     """
 
     places: Sequence[int] = ()

@@ -18,12 +18,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Feedback:
-    """Which inputs of a step are which outputs of the previous step.
-
-    Attributes:
-        sources: input name → output name.
-        inputs: the model's inputs in order, by the names of forward's parameters.
-    """
+    """Which inputs of a step (the keys of ``sources``) are which outputs of the previous step."""
 
     sources: Mapping[str, str]
     inputs: tuple[str, ...]

@@ -29,14 +29,7 @@ class _Listed:
 def ranked(
     standings: Sequence[Standing], cases: Cases, notes: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The fields of a report that follow from the standings.
-
-    Args:
-        standings: in the order of the rankings.
-        cases: the inputs of all entries, and perhaps others.
-        notes: what else the reader must know.
-        settings: that must be alike to be merged.
-    """
+    """The fields of a report that follow from the standings, which are in the order of its rankings."""
     kept = list(dict.fromkeys(_case_of(entry.key, cases) for each in standings for entry in each.entries))
     listed = [_Listed(number, entry) for number, each in enumerate(standings) for entry in each.entries]
     return {

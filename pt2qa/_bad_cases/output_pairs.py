@@ -25,12 +25,9 @@ class OutputPair:
     """Both models' values of one output, after post-processing.
 
     Attributes:
-        name: its name in reports.
-        reference: the reference's value, or None if the two cannot be compared.
-        quantized: the quantized model's.
-        axis: the axis of the samples; None if the value belongs to the batch as a whole.
-        problem: why they cannot be compared.
-        layout, keep: where the value has the axes of a mask, and which positions count; None if all elements do.
+        axis: of the samples; None if the value belongs to the batch as a whole.
+        problem: why the two cannot be compared.
+        layout, keep: where the value has the axes of a mask, and which positions count; None if all do.
     """
 
     name: str

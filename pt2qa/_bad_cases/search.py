@@ -131,13 +131,7 @@ def _read(
 
 @dataclass(frozen=True)
 class _Step:
-    """One batch, ready to run.
-
-    Attributes:
-        batch: the reference's inputs, with the state filled in.
-        reference, quantized: the flat inputs of both models.
-        targets: class targets, if there are any.
-    """
+    """One batch with the state filled in, the flat inputs of both models, and class targets if there are any."""
 
     batch: Batch
     reference: list[Any]

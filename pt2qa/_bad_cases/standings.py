@@ -25,11 +25,6 @@ class Entry:
         tier: 0 if the quantized model returns NaN or infinities where the reference is finite, 1 for a number, 2 for
             none.  The first is worse than any finite error; the last says nothing, so it is ranked last.
         badness: the number, with its sign chosen so that large is bad.
-        key: batch and sample.
-        index: running number of the sample.
-        value: the number.
-        note: why it is nan.
-        first_wrong, worst_position: as in :class:`pt2qa._bad_cases.rows.CaseRow`.
     """
 
     tier: int = 0
@@ -44,14 +39,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The worst k entries by one metric of one output, and the sums over all samples.
+    """The worst k entries by one metric of one output, worst first, and the sums over all samples.
 
-    Attributes:
-        metric, output, worst: as in :class:`pt2qa._bad_cases.report.Ranking`.
-        k: how many are kept.
-        entries: the worst samples, worst first; ties go to the earlier sample.
-        values, total, finite: how many numbers, the sum of the finite ones and how many these are.
-        nonfinite, without_number, reason: as in ``Ranking``.
+    ``total`` is the sum of the finite numbers, which ``finite`` counts; the others are as in ``Ranking``.
     """
 
     metric: str = ""

@@ -20,15 +20,8 @@ Array = npt.NDArray[Any]
 class ChannelStatistics:
     """What a profile says about each channel; all arrays have one number per channel.
 
-    Merges like :class:`pt2qa._profile.statistics.Statistics`.  Tensors with another number of channels
-    (the axis is dynamic) cannot be merged: the result is ``uneven`` and empty.
-
-    Args:
-        count: finite values, int64.
-        smallest, largest, mean: of the finite values, float64.
-        squares: sum of the squared distances from the mean, float64.
-        zeros: how many of them are zero, int64.
-        uneven: whether tensors with different numbers of channels were seen.
+    ``squares`` are summed distances from the mean.  Tensors with another number of channels (the axis is dynamic)
+    cannot be merged: the result is ``uneven`` and empty.
     """
 
     count: Array

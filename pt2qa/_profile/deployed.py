@@ -53,11 +53,9 @@ def profile_deployed(
 
 
 class Observed:
-    """Which values of a plan are observed, and why the others are not.
+    """Which values of a plan are observed, in ``taps`` by number, and why the others are not.
 
-    Attributes:
-        taps: by number of the value.
-        plan: the plan of these values: one that is observed before a kernel rounds it is a float value.
+    In its ``plan``, a value that is observed before a kernel rounds it is a float value.
     """
 
     def __init__(self, pair: QuantizedPair, plan: Plan, place: Lowerable, program: DeployedProgram) -> None:

@@ -28,11 +28,7 @@ def packed(names: Sequence[str], values: Iterable[Sequence[Array]]) -> Packed:
 
 
 def unpacked(arrays: Packed, names: Sequence[str], value: int) -> list[Array]:
-    """The arrays of one value.
-
-    Raises:
-        ReportError: there are none for it.
-    """
+    """The arrays of one value; a ReportError if there are none."""
     offsets = arrays.get(OFFSETS, ())
     if not 0 <= value < len(offsets) - 1:
         raise ReportError(f"the profile has no arrays for the value number {value}; it has {max(0, len(offsets) - 1)}")
@@ -41,11 +37,7 @@ def unpacked(arrays: Packed, names: Sequence[str], value: int) -> list[Array]:
 
 
 def check_packed(field_name: str, arrays: Packed, names: Sequence[str], values: int) -> None:
-    """Checks that arrays fit each other, and as many values.
-
-    Raises:
-        ReportError: they do not; the text names the field.
-    """
+    """Raises a ReportError if arrays do not fit each other, and as many values."""
     if not arrays:
         return
     if set(arrays) != {OFFSETS, *names}:

@@ -34,9 +34,7 @@ class Value:
         node: what produces it.
         reader: the op before which it is measured, because something has written to it since it was produced; None if
             it is measured as soon as it is produced.
-        quantize: the node that quantizes it; None if it is not quantized, or was when the graph was built.
-        params: how it is quantized.
-        constant: whether no batch changes it.
+        quantize, params: the node that quantizes it, and how; None if none does.
         channels: its channel axis, 1 or -1.
     """
 
@@ -61,11 +59,9 @@ class ProfiledValue:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Values to measure, and rows that show them.
+    """Values to measure, each once, and rows that show them, in graph order.
 
     Attributes:
-        values: each once.
-        places: in graph order; each gives its value's position.
         writes: whether the graph changes its inputs or buffers when it runs.
         written: the names of the buffers that it changes.
         unwritten: the ops whose results, new memory that is not written yet, are not measured.

@@ -16,13 +16,7 @@ from pt2qa._simulator.program import QuantParams
 
 @dataclass(frozen=True, slots=True)
 class ReadValue:
-    """A value as an op reads it.
-
-    Attributes:
-        node: the node whose result is measured.
-        quantize: the node that quantizes it; None if nothing does, or if the graph holds integers.
-        params: how it is quantized; None if it is not.
-    """
+    """A value as an op reads it; ``quantize`` is the node that quantizes it, None if none does."""
 
     node: Node
     quantize: Node | None = None

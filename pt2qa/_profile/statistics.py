@@ -59,10 +59,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Everything a profile says about a value over the whole tensor.
-
-    ``Statistics()`` is empty; ``a.merge(Statistics())`` equals ``a``; counts, ranges and histograms of chunks merge to
-    exactly those of the whole, moments to rounding.  ``histogram`` is None if not requested.
+    """Everything a profile says about a value over the whole tensor; merges of chunks equal the whole.
 
     >>> seen = Statistics.of(torch.tensor([0.0, 1.0, 5.0, float("nan")]), histogram=True)
     >>> seen.count, seen.smallest, seen.largest, seen.moments.mean, seen.zeros, seen.nans

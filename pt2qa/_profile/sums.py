@@ -24,11 +24,9 @@ from pt2qa.errors import ReportError
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What is known of a value before any batch; names without a comment are those of :class:`pt2qa.ProfileRow`.
+    """What is known of a value before any batch; names are those of :class:`pt2qa.ProfileRow`.
 
-    Attributes:
-        steps: integer steps between the ends of its range; 0 without a single scale.
-        constant: whether no batch changes it, so that it is measured once.
+    ``steps`` are integer steps between the ends of its range, 0 without a single scale; no batch changes a constant.
     """
 
     dtype: str = ""

@@ -35,15 +35,8 @@ class ProfileTarget:
     """A graph to profile, and what a report says about it.
 
     Attributes:
-        graph: what runs.
-        names: names of its ops and inputs.
         values: maps a batch to the flat inputs of the graph; raises a BatchError if it does not fit.
-        side: ``reference``, ``quantized``, ``deployed`` (its graph is the quantized one), ``float`` or ``graph``.
         floats: the float graph that names the parameters of a quantized one; else the graph itself.
-        quantizer: as a report calls it; empty without one.
-        model: as a report calls it.
-        notes: what a reader of any report about it must know.
-        environment: versions, and the model's fingerprint.
         program: the lowered pair, whose sites have the calibrated ranges; None for a graph.
     """
 

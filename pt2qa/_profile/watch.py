@@ -25,14 +25,7 @@ from pt2qa._simulator.program import QuantParams
 
 @dataclass(frozen=True, slots=True)
 class ValueSums:
-    """What a file keeps of :class:`ValueStatistics` besides histogram and channels.
-
-    Attributes:
-        statistics: over the whole tensor.
-        dtype, shape: of the first batch's tensor.
-        clamped: how many values the clamp moved; -1 if unknown.
-        axis: the channel axis; -1 without one.
-    """
+    """What a file keeps of :class:`ValueStatistics`; ``clamped`` is -1 if unknown, ``axis`` -1 without channels."""
 
     statistics: Statistics = field(default_factory=Statistics)
     dtype: str = ""
@@ -74,13 +67,7 @@ class Wanted:
 class Watch(GraphRun):
     """One run of a graph; ``found`` holds what was seen, by value number.
 
-    Args:
-        graph: the graph.
-        plan: what to look at.
-        wanted: what to measure.
-        known: numbers of the constants already measured.
-        inside: which positions count; None: all do.
-        observes: whether observers see the values, as when the graph runs by itself.
+    Constants that are ``known`` are not measured again; ``observes``: whether observers see the values.
     """
 
     def __init__(
@@ -154,10 +141,7 @@ class Watch(GraphRun):
 def measured(
     value: Value, result: Tensor, wanted: Wanted, clamped: int | None, inside: Inside | None
 ) -> ValueStatistics:
-    """The statistics of a value on one batch, at the positions that count.
-
-    ``clamped`` is how many of the elements that count the clamp moved.
-    """
+    """The statistics of a value on one batch, at the positions that count, of which the clamp moved so many."""
     channels, shape, dimensions = None, tuple(result.shape), result.dim()
     axis = result.dim() - 1 if value.channels < 0 else value.channels
     if value.params is not None and value.params.axis is not None:

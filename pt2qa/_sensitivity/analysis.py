@@ -178,9 +178,8 @@ def sensitivity(
 class _Analysis:
     """One analysis in progress; ``method`` and ``projections`` are as requested.
 
-    Its state: ``seen`` from the first batch that has samples, ``costs`` unless the method is exact,
-    ``projection`` (None for the exact method, and before the first batch), the sites that a gradient ``reached``, and
-    how many batches of ``earlier``, measured by all ranks of an interrupted call, were ``taken`` over.
+    ``seen`` and ``projection`` are None before the first batch with samples, and ``projection`` for the exact method.
+    ``taken``: how many batches were taken over from ``earlier``, an interrupted call of all ranks.
     """
 
     pair: QuantizedPair

@@ -39,10 +39,8 @@ CLEARLY = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Estimates for one batch, in floating-point operations.
-
-    ``forward`` is one run of the reference; ``exact`` is all places, one by one, and two runs; projection costs
-    ``once``, plus ``each`` per vector.
+    """Of one batch, in floating-point operations: a run of the reference, the exact method, and projection, ``once`` and
+    for ``each`` vector.
     """
 
     forward: float

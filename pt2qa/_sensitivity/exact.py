@@ -29,9 +29,7 @@ def walk_places(
 ) -> Any:
     """Runs each wanted place alone; returns the reference's outputs, computed by the walk.
 
-    ``ALL_SITES`` in ``wanted`` forks before the first op, with every site on.  ``finish`` receives the outputs of each
-    in graph order, and must not keep them.  Memory: two live sets, and the reference values that forks computed ahead
-    of the walk.
+    ``ALL_SITES`` forks before the first op, with every site on.  ``finish`` must not keep the outputs.
     """
     if not simulator.program.may_share:
         # In-place ops that write to other values: no value can be reused from another run.

@@ -19,10 +19,7 @@ from pt2qa._simulator.simulator import Simulator, Values
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Of one batch, by step: its ``flops``, over all samples, and the ``elements`` of its value.
-
-    A multiply-add counts two, an op without a formula zero.
-    """
+    """By step, the ``flops`` over all samples (a multiply-add counts two) and the ``elements`` of its value."""
 
     samples: int
     flops: dict[int, int]

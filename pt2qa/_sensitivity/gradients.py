@@ -98,8 +98,7 @@ class GradientRun:
     def backward(self, vectors: dict[int, Gradients], visit: Callable[[Step, Gradients], None]) -> None:
         """Runs the backward pass once for all vectors, from gradients at the output slots.
 
-        ``visit`` is called for every step whose output any gradient reached, last step first; at a site with the
-        gradients of the rounded value.  ``env`` still has the step's inputs.
+        ``visit`` is called for every step whose output a gradient reached, last first, while ``env`` has its inputs.
         """
         self._gradients = dict(vectors)
         for step in reversed(self.program.steps):

@@ -42,10 +42,7 @@ class Place:
 
 @dataclass
 class Ledger:
-    """Sums by batch and place; ``noise`` and its ``variance`` are per place over all batches.
-
-    ``data`` also holds the unfinished batch and those that are set apart.
-    """
+    """Sums by batch and place, ``noise`` and ``variance`` by place; ``data`` has unfinished and set-apart batches, too."""
 
     data: list[SensitivityBatch] = field(default_factory=list)
     parts: dict[int, dict[int, SensitivityPart]] = field(default_factory=lambda: defaultdict(dict))

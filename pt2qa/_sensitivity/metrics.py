@@ -28,11 +28,7 @@ METRICS = ("sqnr", "cosine", "l1", "atol", "kl")
 
 @dataclass(frozen=True, slots=True)
 class OutputMetric:
-    """A metric of outputs: one of :data:`METRICS`, or a user's function and its name.
-
-    ``loss`` is the function, None for a named metric or if only sums are left; ``weighted`` tells whether numbers are
-    weighted means, as for a function and ``kl``.
-    """
+    """A metric of outputs; ``loss`` is a user's function; it and ``kl`` are means, ``weighted`` by samples or rows."""
 
     name: str
     loss: Loss | None

@@ -40,11 +40,7 @@ PIECE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The path of one site's error to the place where it is projected.
-
-    It begins at ``start``, the site's step, or the op that reads the ``constant`` in this slot; ``steps`` follow it in
-    order.
-    """
+    """From the site's step, or the op that reads the ``constant`` in this slot, to where its error is projected."""
 
     site: int
     start: Step
@@ -133,10 +129,7 @@ def pieces_of(path: Path, reference: Values, samples: int) -> Iterator[tuple[sli
 
 
 def error_at_end(path: Path, simulator: Simulator, reference: Values, changed: Any) -> list[Tensor]:
-    """How each floating-point tensor at the end of a path changes with the value of its site, which is overwritten.
-
-    ``reference`` has the values by slot.
-    """
+    """How each tensor at the end of a path changes with the value of its site, whose memory is reused."""
     changed, own = _followed(path, simulator, reference, changed)
     unchanged = float_tensors(reference[path.end.out])
     return [a.sub_(b) if own else a - b for a, b in zip(changed, unchanged, strict=True)]

@@ -23,13 +23,7 @@ INTEGERS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
 
 
 def with_roundings(program: Program, roundings: Mapping[int, Rounding]) -> Program:
-    """A program in which some sites round otherwise.
-
-    Args:
-        program: what to start from; it is not changed.
-        roundings: by site, as :func:`pt2qa._sensitivity.roundings.rounding` makes them; of a constant, any function
-            that rounds its float value.
-    """
+    """A program in which some sites round otherwise; of a constant, any function that rounds its float value."""
     cache = ValueCache(program.weight_cache)
     steps = tuple(
         replace(step, function=_site_function(roundings[step.site]), converted=None, duplicate_of=None)

@@ -53,11 +53,10 @@ class PostProcessWithoutGradient(SelectionError):
 
 @dataclass(slots=True)
 class Projection:
-    """The method on one pair and variants by site.
+    """The method on one pair, with variants by site.
 
-    At ``independent`` slots each sample's error reaches only that sample's output (None before the first batch of
-    several samples); ``together`` names the ops where paths end and this does not hold, or says why it is unknown.
-    ``cleaned`` names ops with non-finite errors, which count as zero.
+    At ``independent`` slots each sample's error reaches only that sample's output; None before the first batch of
+    several samples.
     """
 
     pair: QuantizedPair
@@ -99,8 +98,7 @@ class Projection:
 class ProjectedBatch:
     """One batch: its forward, and rounds of random vectors; each round but the first reruns the forward.
 
-    ``returned`` is what the reference graph returned, as :class:`GradientRun` computed it, ``reference`` the same as
-    the user sees it, and ``projections`` the number of vectors so far.
+    ``returned`` is what the reference graph returned, ``reference`` the same as the user sees it.
     """
 
     def __init__(

@@ -23,13 +23,9 @@ CONVOLUTIONS = ("conv", "batch_norm", "max_pool", "avg_pool", "adaptive_avg_pool
 
 @dataclass(slots=True)
 class Observed:
-    """The ranges of one site's float values.
+    """The ranges of one site's float values by batch, and by channel over all batches, of shape (channels,).
 
-    Attributes:
-        lowest, highest: by batch.
-        axis: of the channels; None if there are none.
-        channel_lowest, channel_highest: over all batches, of shape (channels,).
-        uneven: whether that axis had several sizes, as one of tokens has: it has no channels, and the three are None.
+    An axis of several sizes, such as one of tokens, is ``uneven``: it has no channels.
     """
 
     lowest: list[float] = field(default_factory=list)
