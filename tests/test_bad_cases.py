@@ -502,7 +502,7 @@ def test_classes_may_come_from_post_processing_and_negative_targets_are_left_out
 
 def test_targets_that_fit_no_output_are_refused() -> None:
     pair, items, _, _ = labelled()
-    with pytest.raises(pt2qa.SelectionError, match=r"no output names a class for targets of shape \(64, 2\): output"):
+    with pytest.raises(pt2qa.SelectionError, match=r"no output has class scores for targets of shape \(64, 2\): output"):
         found(pair, items, inputs_of=lambda item: item[0], targets_of=lambda item: torch.zeros(64, 2).long())
     with pytest.raises(pt2qa.BatchError, match=r"targets_of returned float32 values; expected integer class numbers"):
         found(pair, items, inputs_of=lambda item: item[0], targets_of=lambda item: torch.zeros(64))

@@ -14,7 +14,7 @@ from torch import Tensor
 from pt2qa._ambient import torch_defaults
 from pt2qa._bad_cases import case_batches, labels
 from pt2qa._bad_cases.case_batches import CaseBatch
-from pt2qa._bad_cases.case_metrics import FLIPS, AnyMetric, CaseMetric, chosen_metrics
+from pt2qa._bad_cases.case_metrics import FLIPS, AnyMetric, CaseMetric, Scores, chosen_metrics
 from pt2qa._bad_cases.feedback import Feedback, State
 from pt2qa._bad_cases.merging import Cases, ranked
 from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
@@ -110,8 +110,9 @@ def find_bad_cases(
     if mask is not None and batch_axis not in (0, None):
         raise SelectionError(f"batch_axis is {batch_axis}; with a mask expected 0, or None to rank batches whole.")
     state = Feedback.of(pair.quantized, feedback or {})
-    search = _Search(pair, metrics, k, post_process, state, batch_axis, mask)
     data = Data("batches", batches, inputs_of, mask, progress)
+    positions, check = data.positions(pair.quantized, pair.program), Verification(pair.graphs)
+    search = _Search(pair, metrics, k, post_process, state, batch_axis, positions, check)
     steps = search.steps(_read(data, targets_of, num_steps))
     notes = accumulate(search, replace(data, batches=steps, inputs_of=None), title="find bad cases", purpose="search")
     if num_steps is not None and search.batches < num_steps and not (notes or search.stopped):
@@ -152,25 +153,20 @@ class _Found:
     input_ranges: tuple[InputRange, ...] = ()
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        pair: QuantizedPair,
-        metrics: Sequence[AnyMetric],
-        k: int,
-        post_process: Callable[[Any], Any] | None,
-        feedback: Feedback,
-        axis: int | None,
-        mask: Mask | None,
-    ) -> None:
-        self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
-        self.pair, self.metrics, self.k, self.post_process = pair, metrics, k, post_process
-        self.feedback, self.axis = feedback, axis
-        self.check = Verification(pair.graphs)
-        self.found = _Found()
-        self.stopped: list[str] = []
-        self.states: tuple[State, State] = ({}, {})
-        self.repeats: dict[int, int] = {}
+    pair: QuantizedPair
+    metrics: Sequence[AnyMetric]
+    k: int
+    post_process: Callable[[Any], Any] | None
+    feedback: Feedback
+    axis: int | None
+    positions: Positions | None
+    check: Verification
+    found: _Found = field(default_factory=_Found)
+    stopped: list[str] = field(default_factory=list)
+    states: tuple[State, State] = ({}, {})
+    repeats: dict[int, int] = field(default_factory=dict)
 
     @property
     def batches(self) -> int:
@@ -234,17 +230,16 @@ class _Search:
             layouts = counted.leading(reference) if processed else counted.layouts_of_outputs()
         pairs = list(output_pairs(reference, quantized, self.axis, size, layouts, keep))
         standings, counts = dict(self.found.standings), dict(self.found.labels)
-        for output in pairs:
-            for metric in self.metrics:
-                standing = self._standing(standings, metric.name, output.name, metric.worst)
-                standings[metric.name, output.name] = standing.update(
-                    metric.scores(output), output, self.found.steps, self.found.samples
-                )
+        scored = [
+            (output, metric.name, metric.worst, metric.scores(output)) for output in pairs for metric in self.metrics
+        ]
         if step.targets is not None:
-            targets = step.targets
-            if keep is not None and targets.shape[:2] == keep.shape:
-                targets = targets.masked_fill(~keep.reshape(*keep.shape, *[1] * (targets.dim() - 2)), -1)
-            self._add_labels(pairs, targets, standings, counts)
+            for output, own, scores in _labelled(pairs, step.targets, keep):
+                counts[output.name] = labels.merged(counts[output.name], own) if output.name in counts else own
+                scored.append((output, FLIPS, "largest", scores))
+        for output, metric, worst, scores in scored:
+            standing = standings.get((metric, output.name), Standing(metric, output.name, worst, self.k))
+            standings[metric, output.name] = standing.update(scores, output, self.found.steps, self.found.samples)
         found = _Found(
             standings,
             counts,
@@ -275,38 +270,6 @@ class _Search:
             found = NonFinite(name, side, what, -1)
         sample = found.sample if self.axis == 0 else -1
         yield SetApart(self.found.steps, samples, sample, found.side, found.what, found.name, found.origin)
-
-    def _standing(
-        self, standings: Mapping[tuple[str, str], Standing], metric: str, output: str, worst: Any
-    ) -> Standing:
-        return standings.get((metric, output), Standing(metric, output, worst, self.k))
-
-    def _add_labels(
-        self,
-        pairs: Sequence[OutputPair],
-        targets: Tensor,
-        standings: dict[tuple[str, str], Standing],
-        counts: dict[str, LabelCounts],
-    ) -> None:
-        answered = False
-        for output in pairs:
-            answer = labels.count_labels(output, targets)
-            if answer is None:
-                continue
-            answered = True
-            own, scores = answer
-            counts[output.name] = labels.merged(counts[output.name], own) if output.name in counts else own
-            standing = self._standing(standings, FLIPS, output.name, "largest")
-            standings[FLIPS, output.name] = standing.update(
-                scores, output, self.found.steps, self.found.samples, only_positive=True
-            )
-        if not answered:
-            shapes = ", ".join(f"{o.name} {tuple(getattr(o.reference, 'shape', ()))}" for o in pairs)
-            raise SelectionError(
-                f"no output names a class for targets of shape {tuple(targets.shape)}: {shapes}. Expected scores with "
-                "the classes on one more axis, the last, or integers of the targets' shape; post_process can bring "
-                "them about."
-            )
 
     def _cases(self, found: _Found, step: _Step, size: int) -> dict[CaseKey, CaseBatch]:
         """The cases in any standing: those kept so far, and copies from this batch."""
@@ -361,3 +324,19 @@ class _Search:
             set_apart=self.found.set_apart,
             input_ranges=self.found.input_ranges,
         )
+
+
+def _labelled(
+    pairs: Sequence[OutputPair], targets: Tensor, keep: Tensor | None
+) -> Iterator[tuple[OutputPair, LabelCounts, Scores]]:
+    """The labels of each output that names a class; those at positions that do not count are left out."""
+    if keep is not None and targets.shape[:2] == keep.shape:
+        targets = targets.masked_fill(~keep.reshape(*keep.shape, *[1] * (targets.dim() - 2)), -1)
+    found = [(output, *answer) for output in pairs if (answer := labels.count_labels(output, targets)) is not None]
+    if not found:
+        shapes = ", ".join(f"{o.name} {tuple(getattr(o.reference, 'shape', ()))}" for o in pairs)
+        raise SelectionError(
+            f"no output has class scores for targets of shape {tuple(targets.shape)}: {shapes}. Expected scores of "
+            "shape (*targets.shape, classes), or integers of the targets' shape; use post_process= to convert."
+        )
+    yield from found

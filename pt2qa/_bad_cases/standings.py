@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pt2qa._bad_cases.case_metrics import Scores
+from pt2qa._bad_cases.case_metrics import FLIPS, Scores
 from pt2qa._bad_cases.output_pairs import OutputPair
 from pt2qa._bad_cases.rows import CaseRow, Ranking
 from pt2qa._report.columns import Count
@@ -56,13 +56,8 @@ class Standing:
     without_number: Count = 0
     reason: str = ""
 
-    def update(
-        self, scores: Scores, output: OutputPair, batch: int, first: int, *, only_positive: bool = False
-    ) -> Standing:
-        """The standing after one more batch, whose first sample has the running number ``first``.
-
-        With ``only_positive`` no sample is kept whose number is zero.
-        """
+    def update(self, scores: Scores, output: OutputPair, batch: int, first: int) -> Standing:
+        """The standing after one more batch, whose first sample has the running number ``first``."""
         if scores.problem:
             return replace(self, without_number=self.without_number + 1, reason=self.reason or scores.problem)
         sign = -1.0 if self.worst == "smallest" else 1.0
@@ -76,7 +71,8 @@ class Standing:
         finite = [number for number in numbers if math.isfinite(number)]
         without = [entry.note for entry in new if entry.tier == 2]
         found = Standing(
-            entries=tuple(entry for entry in new if not only_positive or entry.value > 0),
+            # A sample that keeps all its labels is no bad case.
+            entries=tuple(entry for entry in new if self.metric != FLIPS or entry.value > 0),
             values=len(numbers),
             total=math.fsum(finite),
             finite=len(finite),

@@ -39,7 +39,7 @@ CLEARLY = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one batch, in floating-point operations: a run of the reference, the exact method, and projection, ``once`` and
+    """Of one batch, in floating-point operations: a reference run, the exact method, and projection, ``once`` and
     for ``each`` vector.
     """
 

@@ -42,7 +42,7 @@ class Place:
 
 @dataclass
 class Ledger:
-    """Sums by batch and place, ``noise`` and ``variance`` by place; ``data`` has unfinished and set-apart batches, too."""
+    """Sums by batch and place, ``noise`` and ``variance`` by place; ``data`` has all batches that were begun."""
 
     data: list[SensitivityBatch] = field(default_factory=list)
     parts: dict[int, dict[int, SensitivityPart]] = field(default_factory=lambda: defaultdict(dict))
