@@ -13,11 +13,13 @@ throughout.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,6 +38,8 @@ _SMALLEST_SQUARE_SUM = 1e-24
 WITHOUT_FLOAT64 = {"mps"}
 """Devices that have no float64."""
 
+
+Sums = TypeVar("Sums", bound="Mergeable")
 
 Range = tuple[float, float]
 """Smallest and largest value of a tensor; nan if it contains a NaN."""
@@ -86,8 +90,30 @@ class Metric(Protocol):
         ...
 
 
+class Mergeable:
+    """A dataclass of sums over parts of the data: ``a.merge(b)`` is that of both.
+
+    A field adds up, unless its metadata say how else, as :data:`SMALLEST` does.
+    """
+
+    __slots__ = ()
+
+    def merge(self: Sums, other: Sums) -> Sums:
+        ways = _merges(type(self))  # type: ignore[arg-type]  # a class is hashable
+        return type(self)(*[how(getattr(self, name), getattr(other, name)) for name, how in ways])
+
+
+SMALLEST: Final = {"merge": min}
+LARGEST: Final = {"merge": max}
+
+
+@functools.cache
+def _merges(sums: Any) -> list[tuple[str, Callable[[Any, Any], Any]]]:
+    return [(each.name, each.metadata.get("merge", operator.add)) for each in fields(sums)]
+
+
 @dataclass(frozen=True, slots=True)
-class ErrorSums:
+class ErrorSums(Mergeable):
     """Everything the layer table needs from a pair of tensors, as sums that add up over chunks, batches and ranks.
 
     Elements where both tensors have the same infinity, or both NaN, carry no error and no finite signal: they are left
@@ -107,37 +133,18 @@ class ErrorSums:
     quant_signal: Amount = 0.0
     product: float = 0.0
     absolute: Amount = 0.0
-    atol_seen: Amount = 0.0
+    atol_seen: Amount = field(default=0.0, metadata=LARGEST)
     ref_sum: float = 0.0
     quant_sum: float = 0.0
-    ref_min: float = math.inf
-    ref_max: float = -math.inf
-    quant_min: float = math.inf
-    quant_max: float = -math.inf
+    ref_min: float = field(default=math.inf, metadata=SMALLEST)
+    ref_max: float = field(default=-math.inf, metadata=LARGEST)
+    quant_min: float = field(default=math.inf, metadata=SMALLEST)
+    quant_max: float = field(default=-math.inf, metadata=LARGEST)
     excluded: Count = 0
     nonfinite: Count = 0
 
     def update(self, reference: Tensor, quantized: Tensor) -> ErrorSums:
         return self.merge(error_sums(reference, quantized))
-
-    def merge(self, other: ErrorSums) -> ErrorSums:
-        return ErrorSums(
-            self.count + other.count,
-            self.signal + other.signal,
-            self.noise + other.noise,
-            self.quant_signal + other.quant_signal,
-            self.product + other.product,
-            self.absolute + other.absolute,
-            max(self.atol_seen, other.atol_seen),
-            self.ref_sum + other.ref_sum,
-            self.quant_sum + other.quant_sum,
-            min(self.ref_min, other.ref_min),
-            max(self.ref_max, other.ref_max),
-            min(self.quant_min, other.quant_min),
-            max(self.quant_max, other.quant_max),
-            self.excluded + other.excluded,
-            self.nonfinite + other.nonfinite,
-        )
 
     def _unless_broken(self, value: float) -> float:
         return math.nan if self.nonfinite or not self.count else value
@@ -192,15 +199,12 @@ class ErrorSums:
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseSums:
+class NoiseSums(Mergeable):
     """Only the two sums of an SQNR: for error columns that share their reference with an :class:`ErrorSums`."""
 
     signal: Amount = 0.0
     noise: Amount = 0.0
     count: Count = 0
-
-    def merge(self, other: NoiseSums) -> NoiseSums:
-        return NoiseSums(self.signal + other.signal, self.noise + other.noise, self.count + other.count)
 
     @property
     def sqnr(self) -> float:

@@ -62,7 +62,7 @@ def merged(reports: Sequence[Any]) -> Any:
         own = _standings(report)
         for each in own:
             key = each.metric, each.output
-            before = standings.get(key, replace(each, entries=(), **_NOTHING))
+            before = standings.get(key, Standing(each.metric, each.output, each.worst, each.k))
             standings[key] = before.merge(each, steps, samples)
         for counted in report.labels:
             name = counted.output
@@ -81,9 +81,6 @@ def merged(reports: Sequence[Any]) -> Any:
         input_ranges=added(report.input_ranges for report in reports),
         set_apart=numbered_on([report.set_apart for report in reports], [report.steps for report in reports]),
     )
-
-
-_NOTHING: dict[str, Any] = {"values": 0, "total": 0.0, "finite": 0, "nonfinite": 0, "without_number": 0, "reason": ""}
 
 
 def _standings(report: Any) -> list[Standing]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import CHUNK, float64, scratch, value_range
+from pt2qa._metrics import CHUNK, LARGEST, SMALLEST, Mergeable, float64, scratch, value_range
 from pt2qa._profile.histogram import SHIFT, Histogram
 
 _PREFIXES = 1 << (32 - SHIFT)
@@ -57,8 +57,12 @@ class Moments:
         return self.squares / self.count if self.count else math.nan
 
 
+def _joined(one: Histogram | None, other: Histogram | None) -> Histogram | None:
+    return one.merge(other) if one is not None and other is not None else one or other
+
+
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(Mergeable):
     """Everything a profile says about a value over the whole tensor; merges of chunks equal the whole.
 
     >>> seen = Statistics.of(torch.tensor([0.0, 1.0, 5.0, float("nan")]), histogram=True)
@@ -67,13 +71,13 @@ class Statistics:
     """
 
     count: int = 0
-    moments: Moments = field(default_factory=Moments)
-    smallest: float = math.inf
-    largest: float = -math.inf
+    moments: Moments = field(default_factory=Moments, metadata={"merge": Moments.merge})
+    smallest: float = field(default=math.inf, metadata=SMALLEST)
+    largest: float = field(default=-math.inf, metadata=LARGEST)
     zeros: int = 0
     nans: int = 0
     infs: int = 0
-    histogram: Histogram | None = None
+    histogram: Histogram | None = field(default=None, metadata={"merge": _joined})
 
     @classmethod
     def of(cls, x: Tensor, *, histogram: bool) -> Statistics:
@@ -88,19 +92,6 @@ class Statistics:
                 prefixes += _prefix_counts(chunk)
             total = total.merge(found)
         return replace(total, histogram=Histogram.of_prefixes(prefixes).merge(rest)) if histogram else total
-
-    def merge(self, other: Statistics) -> Statistics:
-        histograms = [each for each in (self.histogram, other.histogram) if each is not None]
-        return Statistics(
-            self.count + other.count,
-            self.moments.merge(other.moments),
-            min(self.smallest, other.smallest),
-            max(self.largest, other.largest),
-            self.zeros + other.zeros,
-            self.nans + other.nans,
-            self.infs + other.infs,
-            histograms[0].merge(histograms[1]) if len(histograms) == 2 else next(iter(histograms), None),
-        )
 
 
 def flat_chunks(x: Tensor) -> Iterator[Tensor]:
