@@ -156,7 +156,7 @@ class Profiler:
         target = target_of(subject, side)
         self.graph: GraphModule = target.graph
         floats = target.floats
-        parameters = parameter_names(floats, node_names(floats, subject.names)) if floats is not self.graph else None
+        parameters = parameter_names(floats, node_names(floats, subject.names)) if floats is not self.graph else {}
         self._plan = make_plan(
             self.graph, target.names, prefixes=prefixes, ops=ops, parameters=parameters, with_stack=with_stack
         )

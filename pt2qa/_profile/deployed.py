@@ -94,9 +94,7 @@ class Observed:
         return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")
 
     def notes(self) -> Iterator[str]:
-        names: dict[int, str] = {}
-        for place in self.plan.places:
-            names.setdefault(place.value, place.of)
+        names = self.plan.names
         groups: dict[str, list[str]] = defaultdict(list)
         for number, reason in self._missing.items():
             groups[reason].append(names[number])

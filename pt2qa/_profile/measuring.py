@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pt2qa._profile.plan import Plan
@@ -95,15 +95,7 @@ class Measurements:
         described = {number: described_by(self.plan.values[number], seen[number]) for number in numbers}
         rows = tuple(
             ProfileRow(
-                name=place.name.name,
-                module=place.name.module,
-                op=place.name.op,
-                role=place.role,
-                argument=place.argument,
-                of=place.of,
-                source=place.source,
-                value=numbers[place.value],
-                handle=place.handle,
+                **{**asdict(place), "value": numbers[place.value]},
                 **numbers_of(described[place.value], seen[place.value]),
             )
             for place in self.plan.places
@@ -127,7 +119,7 @@ class Measurements:
     def _not_measured(self) -> Iterator[str]:
         for place in self.plan.places:
             if place.value in self.seen and self.seen[place.value].is_uneven:
-                yield f"{place.name.name}: no numbers by channel, batches differ in the channel axis"
+                yield f"{place.name}: no numbers by channel, batches differ in the channel axis"
         if self.plan.unwritten:
             yield f"not measured, {UNWRITTEN}: {few(self.plan.unwritten)}"
 
@@ -141,11 +133,9 @@ class Measurements:
                 yield f"{what} in {len(found)} of {total}: {few([f'batch {number}' for number in found])}"
 
     def _about_mask(self, known: Mapping[str, Any]) -> Iterator[str]:
-        names: dict[int, str] = {}
-        for place in self.plan.places:
-            if place.value in self.seen and not self.plan.values[place.value].constant:
-                names.setdefault(place.value, place.of)
-        masked = {number for number in names if known.get(self.plan.values[number].node.name) is not None}
+        values = self.plan.values
+        names = {n: name for n, name in self.plan.names.items() if n in self.seen and not values[n].constant}
+        masked = {number for number in names if known.get(values[number].node.name) is not None}
         yield from without_axes([name for number, name in names.items() if number not in masked], len(names))
         along = [
             name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -48,13 +49,17 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledValue:
-    name: OpName
-    handle: int
+    """The fields of a row that no batch changes, as in :class:`pt2qa.ProfileRow`."""
+
+    name: str
+    module: str
+    op: str
     role: Role
     argument: str
     of: str
     source: str
     value: int
+    handle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,11 @@ class Plan:
     written: tuple[str, ...]
     unwritten: tuple[str, ...]
 
+    @property
+    def names(self) -> dict[int, str]:
+        """What each value is called, by its number."""
+        return dict(sorted({place.value: place.of for place in reversed(self.places)}.items()))
+
 
 def make_plan(
     graph: GraphModule,
@@ -80,14 +90,14 @@ def make_plan(
     *,
     prefixes: Sequence[str] = (),
     ops: Collection[OpKind] = (),
-    parameters: Mapping[tuple[int, str], str] | None = None,
+    parameters: Mapping[tuple[int, str], str] = MappingProxyType({}),
     with_stack: bool = False,
 ) -> Plan:
     """Plans the profile of a graph, which is not changed; options as for :func:`pt2qa.profile`.
 
     ``parameters`` says what to call those that an op reads, by its handle and the name of its argument.
     """
-    return _Planner(graph, names, {} if parameters is None else parameters, with_stack).plan(prefixes, ops)
+    return _Planner(graph, names, parameters, with_stack).plan(prefixes, ops)
 
 
 def parameter_names(graph: GraphModule, names: Mapping[Node, OpName]) -> dict[tuple[int, str], str]:
@@ -99,11 +109,7 @@ def parameter_names(graph: GraphModule, names: Mapping[Node, OpName]) -> dict[tu
 
 class _Planner:
     def __init__(
-        self,
-        graph: GraphModule,
-        names: Mapping[Node, OpName],
-        parameters: Mapping[tuple[int, str], str],
-        with_stack: bool,
+        self, graph: GraphModule, names: Mapping[Node, OpName], parameters: Mapping[Any, str], with_stack: bool
     ) -> None:
         self.graph, self.names, self.parameters, self.with_stack = graph, names, parameters, with_stack
         self.sites = Sites(graph)
@@ -161,7 +167,10 @@ class _Planner:
             self.left_out[of] = None
             return
         source = source_line(node, code=True) if self.with_stack else ""
-        self.places.append(ProfiledValue(self.names[node], _handle(node), role, argument, of, source, value))
+        name = self.names[node]
+        self.places.append(
+            ProfiledValue(name.name, name.module, name.op, role, argument, of, source, value, _handle(node))
+        )
 
     def _value(self, read: ReadValue, actual: Node, reader: Node | None) -> int | None:
         """The number of a value; one that was written to since it was produced is a new one for its reader.

@@ -14,6 +14,7 @@ from torch import Tensor
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._sensitivity.played import with_roundings
+from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Site, Step
 from pt2qa._simulator.simulator import Simulator
@@ -148,20 +149,12 @@ def _inequality(value: Tensor, axis: int) -> float:
     return float(largest.max() / largest.median().clamp(min=torch.finfo(largest.dtype).tiny))
 
 
-def representable(site: Site) -> tuple[float, float] | None:
-    """The smallest and largest value that a static per-tensor site can hold."""
-    params = site.params
-    if params.dynamic or not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
-        return None
-    return (params.quant_min - params.zero_point) * params.scale, (params.quant_max - params.zero_point) * params.scale
-
-
 def use_of(site: Site, lowest: float, highest: float) -> tuple[float, float]:
     """The width of a range, and how far it lies outside what a static site can hold, as shares of what it can hold."""
-    held = representable(site)
-    if held is None or math.isnan(lowest) or held[1] == held[0]:
+    low, high = limits(site.params)
+    width = high - low
+    if site.params.dynamic or math.isnan(lowest + width) or not width:
         return math.nan, math.nan
-    width = held[1] - held[0]
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
-    beyond = max(held[0] - lowest, 0.0) + max(highest - held[1], 0.0)
+    beyond = max(low - lowest, 0.0) + max(highest - high, 0.0)
     return (highest - lowest) / width, beyond / width
