@@ -13,6 +13,12 @@ from pt2qa._report.notes import joined_notes
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.errors import ReportError
 
+_ALIKE = (
+    *("outputs", "method", "projections", "signal", "batches", "samples"),
+    *("notes", "set_apart", "input_ranges"),
+)
+"""The fields of :class:`SiteNoises` that a budget has, too."""
+
 
 class RowSums(NamedTuple):
     """What a row adds up over batches: its noise, and the variance of that, due to the random projections."""
@@ -40,17 +46,9 @@ def split(rows: Iterable[BudgetRow], noises: SiteNoises) -> dict[str, Any]:
             replace(row, noise=own.noise, noise_share=share(own.noise), error=share(sqrt(own.variance)))
             for row, own in zip(places, sums, strict=True)
         ),
-        "outputs": noises.outputs,
-        "method": noises.method,
-        "projections": noises.projections,
-        "signal": noises.signal,
         "noise": noises.measured,
-        "batches": noises.batches,
-        "samples": noises.samples,
-        "notes": noises.notes,
-        "set_apart": noises.set_apart,
-        "input_ranges": noises.input_ranges,
         "sums": pack(noises.settings, rows=sums),
+        **{name: getattr(noises, name) for name in _ALIKE},
     }
 
 
@@ -70,16 +68,8 @@ def _noises_of(report: Any, rows: Sequence[BudgetRow]) -> SiteNoises:
     return SiteNoises(
         noise={(each.site, each.mechanism): each.noise for each in sums},
         variance={(each.site, each.mechanism): each.variance for each in sums},
-        signal=report.signal,
         measured=report.noise,
-        outputs=report.outputs,
-        method="exact" if report.method == "exact" else "projection",
-        projections=report.projections,
-        batches=report.batches,
-        samples=report.samples,
-        notes=report.notes,
-        set_apart=report.set_apart,
-        input_ranges=report.input_ranges,
         settings=settings_of(report.sums),
         flops={},
+        **{name: getattr(report, name) for name in _ALIKE},
     )
