@@ -415,11 +415,7 @@ def test_a_sample_without_a_number_is_ranked_last_and_counted() -> None:
 def test_an_output_that_is_not_finite_names_its_batch_and_op_and_whose_fault_it_is(tmp_path: Path) -> None:
     pair = quantized_pair(LogOfLinear(), (torch.tensor([[1.0, 1.0], [1.0, -1.0]]),))
     fine, broken = [0.7, 0.9], [1e-4, 0.9]
-    batches = [
-        torch.tensor([fine, [math.nan, 0.5]]),
-        torch.tensor([fine, broken]),
-        torch.tensor([fine, fine]),
-    ]
+    batches = [torch.tensor([fine, [math.nan, 0.5]]), torch.tensor([fine, broken]), torch.tensor([fine, fine])]
     # argmax makes an integer of NaN, so what is ranked is finite.
     for post_process in (None, lambda output: output.argmax(1)):
         report = found(pair, batches, k=1, metric="atol", post_process=post_process)
@@ -502,7 +498,9 @@ def test_classes_may_come_from_post_processing_and_negative_targets_are_left_out
 
 def test_targets_that_fit_no_output_are_refused() -> None:
     pair, items, _, _ = labelled()
-    with pytest.raises(pt2qa.SelectionError, match=r"no output has class scores for targets of shape \(64, 2\): output"):
+    with pytest.raises(
+        pt2qa.SelectionError, match=r"no output has class scores for targets of shape \(64, 2\): output"
+    ):
         found(pair, items, inputs_of=lambda item: item[0], targets_of=lambda item: torch.zeros(64, 2).long())
     with pytest.raises(pt2qa.BatchError, match=r"targets_of returned float32 values; expected integer class numbers"):
         found(pair, items, inputs_of=lambda item: item[0], targets_of=lambda item: torch.zeros(64))

@@ -128,10 +128,7 @@ class Histogram:
 
     def _edges(self) -> tuple[Array, Array]:
         near, far = _edge(np.abs(self.bins)), _edge(np.abs(self.bins) + 1)
-        return (
-            np.where(self.bins < 0, -far, near),
-            np.where(self.bins < 0, -near, far),
-        )
+        return (np.where(self.bins < 0, -far, near), np.where(self.bins < 0, -near, far))
 
 
 def transport(left: Histogram, right: Histogram) -> float:

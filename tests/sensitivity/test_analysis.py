@@ -82,10 +82,7 @@ def test_resume_refuses_what_does_not_belong_together() -> None:
     ("options", "message"),
     [
         ({"method": "guess"}, "there is no method 'guess'; expected one of auto, projection, exact"),
-        (
-            {"metric": "psnr", "method": "exact"},
-            "unknown metric 'psnr'; expected one of sqnr, cosine, l1, atol, kl",
-        ),
+        ({"metric": "psnr", "method": "exact"}, "unknown metric 'psnr'; expected one of sqnr, cosine, l1, atol, kl"),
         (
             {"metric": "kl", "method": "projection"},
             'method="projection" estimates sqnr alone; for kl pass method="exact"',

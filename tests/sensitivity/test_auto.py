@@ -116,14 +116,8 @@ def test_tall_models_are_projected() -> None:
     [
         ({"metric": "kl"}, "the projection estimates sqnr alone, not kl"),
         ({"metric": lambda ref, quant: 0.0}, "the projection estimates sqnr alone, not <lambda>"),
-        (
-            {"post_process": lambda out: (out > 0).float()},
-            "post_process gives an output without a gradient",
-        ),
-        (
-            {"post_process": lambda out: torch.from_numpy(out.numpy())},
-            "post_process cannot be differentiated",
-        ),
+        ({"post_process": lambda out: (out > 0).float()}, "post_process gives an output without a gradient"),
+        ({"post_process": lambda out: torch.from_numpy(out.numpy())}, "post_process cannot be differentiated"),
     ],
 )
 def test_what_cannot_be_projected_is_measured_exactly(options: dict[str, Any], why: str) -> None:

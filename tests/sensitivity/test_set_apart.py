@@ -135,4 +135,6 @@ def test_a_site_that_alone_breaks_the_output_is_named_not_ranked() -> None:
     report = pt2qa.sensitivity(pair, [images()], method="exact", post_process=breaks_once, progress=False)
     (row,) = (row for row in report.rows if row.noise != row.noise)
     assert row.rank == len(report.rows)
-    assert f"Not ranked, because the output has no number when they alone are quantized: {row.name}." in report.summary()
+    assert (
+        f"Not ranked, because the output has no number when they alone are quantized: {row.name}." in report.summary()
+    )
