@@ -94,6 +94,7 @@ class Case:
         now: the figures of the pair.
         state: the remedies that the pair has already.
         instead: parameters for all sites that were measured to help: ``fitted``, ``by channel``.
+        known_noises: the noise of sites; None before a hypothesis asks for it.
     """
 
     pair: QuantizedPair
@@ -103,6 +104,7 @@ class Case:
     state: Treatment = field(default_factory=Treatment)
     notes: list[str] = field(default_factory=list)
     instead: frozenset[Ranges] = frozenset()
+    known_noises: SiteNoises | None = None
     _positions: Positions | None = None
 
     def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted | None]]:
@@ -167,8 +169,8 @@ class Case:
     @functools.cached_property
     def costs(self) -> Costs:
         """The share of the arithmetic of each op."""
-        if "noises" in self.__dict__ and self.noises.flops:
-            return costs_from(self.pair, self.noises.flops)
+        if self.known_noises is not None and self.known_noises.flops:
+            return costs_from(self.pair, self.known_noises.flops)
         self.judge.forwards += 1
         return costs_of(self.pair, self.pair.values(self.first))
 
@@ -187,9 +189,14 @@ class Case:
         """The edits that fuse ops which are rounded in between."""
         return () if self.annotations is None else fusions_in(self.annotations)
 
-    @functools.cached_property
+    @property
     def noises(self) -> SiteNoises:
         """The output noise of each site as it is (``quantized``), and with the parameters in :attr:`instead`."""
+        if self.known_noises is None:
+            self.known_noises = self._measured_noises()
+        return self.known_noises
+
+    def _measured_noises(self) -> SiteNoises:
         found = site_noises(
             self.pair,
             self.data,
@@ -219,7 +226,7 @@ class Case:
     @property
     def budget(self) -> ErrorBudget | None:
         """The error budget; None if no hypothesis took the noise of sites."""
-        return budget_of(self.pair, self.noises) if "noises" in self.__dict__ else None
+        return None if self.known_noises is None else budget_of(self.pair, self.known_noises)
 
     def noise(self, site: int, variant: str = "quantized") -> float:
         """The output noise of a site, as a share of the signal; as it is where it has no such variant."""

@@ -242,7 +242,7 @@ class Search:
                 for index, place in treated.places.items()
                 if place in at and (at[place], "quantized") in before.noise
             }
-            treated.noises = replace(before, noise=known)
+            treated.known_noises = replace(before, noise=known)
             treated.costs = self.case.costs  # by op, of which edits change none
         return treated
 
