@@ -188,7 +188,7 @@ class ErrorSums(Mergeable):
         """Why a number is nan, or what was left out; empty otherwise."""
         reasons = []
         if not self.count and not self.nonfinite:
-            reasons.append("nothing finite in it" if self.excluded else "no elements")
+            reasons.append("no finite values" if self.excluded else "no elements")
         if self.nonfinite:
             reasons.append(f"{self.nonfinite} values are NaN or infinite in one of the two only")
         if self.count and self.signal == 0.0 and self.noise != 0.0:

@@ -56,13 +56,13 @@ def test_all_nan_data_are_no_clean_bill() -> None:
 
 @pytest.mark.parametrize("analysis", [pt2qa.sensitivity, pt2qa.error_budget])
 def test_the_exact_method_takes_no_projections(analysis: Any) -> None:
-    with pytest.raises(pt2qa.SelectionError, match='projections: method="exact" projects nothing'):
+    with pytest.raises(pt2qa.SelectionError, match='projections applies only to method="projection"'):
         analysis(_pair(), [X], method="exact", projections=8, progress=False)
 
 
 def test_steps_beyond_the_data_are_named() -> None:
     found = pt2qa.find_bad_cases(_pair(), [X], num_steps=5, progress=False)
-    assert "num_steps is 5, but there are only 1 in the data" in found.notes
+    assert "num_steps is 5, but the data has only 1 batch" in found.notes
     assert not pt2qa.find_bad_cases(_pair(), [X], num_steps=1, progress=False).notes
 
 

@@ -65,7 +65,7 @@ class CaseMetric:
             if len(numbers) > 1 and output.axis is not None:
                 raise SelectionError(
                     f"the metric {self.name!r} returned {len(numbers)} numbers for {output.name}, which holds "
-                    f"{len(output.places)} samples; expected one a sample, or one number."
+                    f"{len(output.places)} samples; expected one per sample, or one number."
                 )
             known = [number for number in numbers if not math.isnan(number)]
             pick = min if self.worst == "smallest" else max
@@ -91,7 +91,7 @@ class CaseMetric:
                 got = type(result).__name__
         raise SelectionError(
             f"the metric {self.name!r} returned a {got} for {output.name}; expected one number, or a 1-d tensor "
-            "with one number a sample."
+            "with one number per sample."
         )
 
 

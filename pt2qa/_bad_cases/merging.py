@@ -50,8 +50,8 @@ def merged(reports: Sequence[Any]) -> Any:
     first, settings = reports[0], settings_of(reports[0].sums)
     if settings.get("feedback"):
         raise ReportError(
-            f"cannot merge: with feedback ({settings['feedback']}) each batch starts from the state that the last one "
-            "left, so parts of the data do not add up to one run. Search all batches in one run."
+            f"cannot merge: with feedback ({settings['feedback']}) each batch continues from the state of the "
+            "previous one, so searches of parts of the data cannot be merged. Search all batches in one run."
         )
     steps = samples = 0
     standings: dict[tuple[str, str], Standing] = {}

@@ -128,7 +128,7 @@ class BadCases(ModelReport):
         """
         if row is None:
             if not self.rows:
-                raise ReportError("the report holds no case")
+                raise ReportError("the report has no cases")
             row = self.rows[0]
         return self._rebuilt(self._case(row.batch, row.sample))
 
@@ -186,7 +186,7 @@ class BadCases(ModelReport):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        advice = "Look where they lose accuracy: pt2qa.compare_layers(pair, report.batches())."
+        advice = "To see where they lose accuracy: pt2qa.compare_layers(pair, report.batches())."
         return [*map(self._about, self.rankings), advice if self.cases else "No case was kept."]
 
     def _about(self, ranking: Ranking) -> str:

@@ -24,6 +24,7 @@ from pt2qa._bad_cases.standings import CaseKey, Standing
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
+from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
@@ -116,7 +117,7 @@ def find_bad_cases(
     steps = search.steps(_read(data, targets_of, num_steps))
     notes = accumulate(search, replace(data, batches=steps, inputs_of=None), title="find bad cases", purpose="search")
     if num_steps is not None and search.batches < num_steps and not (notes or search.stopped):
-        notes.append(f"num_steps is {num_steps}, but there are only {search.batches} in the data")
+        notes.append(f"num_steps is {num_steps}, but the data has only {counted(search.batches, 'batch', 'batches')}")
     refuse_empty(search.batches, count_empty(search.found.set_apart))
     return search.report([*pair.notes, *pair.program.notes, *search.stopped, *notes, *search.check.notes])
 
@@ -217,17 +218,17 @@ class _Search:
         if is_empty(samples, reference):
             self._take_empty()
             return
-        counted = None if self.positions is None else self.positions.of(step.batch, step.reference)
-        apart = tuple(self._not_finite(step, samples, outputs, counted))
-        ranges = () if apart else input_ranges(self.pair.program, step.reference, counted)
+        kept = None if self.positions is None else self.positions.of(step.batch, step.reference)
+        apart = tuple(self._not_finite(step, samples, outputs, kept))
+        ranges = () if apart else input_ranges(self.pair.program, step.reference, kept)
         states = self.feedback.state(reference), self.feedback.state(quantized)
         if self.post_process is not None:
             with torch.no_grad():
                 reference, quantized = self.post_process(reference), self.post_process(quantized)
         layouts, keep = [], None
-        if counted is not None:
-            keep, processed = counted.keep, self.post_process is not None
-            layouts = counted.leading(reference) if processed else counted.layouts_of_outputs()
+        if kept is not None:
+            keep, processed = kept.keep, self.post_process is not None
+            layouts = kept.leading(reference) if processed else kept.layouts_of_outputs()
         pairs = list(output_pairs(reference, quantized, self.axis, size, layouts, keep))
         standings, counts = dict(self.found.standings), dict(self.found.labels)
         scored = [
@@ -251,13 +252,13 @@ class _Search:
         found = replace(found, cases=self._cases(found, step, size))
         self.found, self.states = found, states
 
-    def _not_finite(self, step: _Step, samples: int, outputs: Outputs, counted: Counted | None) -> Iterator[SetApart]:
+    def _not_finite(self, step: _Step, samples: int, outputs: Outputs, kept: Counted | None) -> Iterator[SetApart]:
         """What is wrong with a batch on which an output is NaN, or infinite in only one model.
 
         Post-processing, such as argmax, may hide it, so the outputs before it are looked at.
         """
         runs = outputs.reference, outputs.quantized
-        leaves = [pytree.tree_leaves(plain(run)) if counted is None else counted.outputs(run) for run in runs]
+        leaves = [pytree.tree_leaves(plain(run)) if kept is None else kept.outputs(run) for run in runs]
         pairs = list(zip(*leaves, strict=True))
         names = output_names(self.pair.quantized, len(pairs))
         wrong = [(name, culprit) for name, both in zip(names, pairs, strict=True) if (culprit := unlike(*both))]

@@ -71,7 +71,7 @@ def error_budget(
     'range'
     """
     if method == "exact" and projections is not None:
-        raise SelectionError('projections: method="exact" projects nothing. Leave it out, or pass method="projection".')
+        raise SelectionError('projections applies only to method="projection"; leave it out for method="exact".')
     noises = site_noises(
         pair,
         Data("batches", batches, inputs_of, mask, progress),

@@ -175,7 +175,7 @@ class ErrorBudget(DataReport):
     def _about_fault(self) -> Sequence[str]:
         if self.by("mechanism").get(UNATTRIBUTED, 0.0) > HALF * self.parts:
             return [
-                "Most of the parts is what nested graphs round at places that are not known: compare their ops alone."
+                "Most of the parts comes from nested graphs whose sites are not known: compare their ops separately."
             ]
         if not self.fault:
             return ["No mechanism makes more than half of the parts."] if self.parts > 0 else []
@@ -186,7 +186,7 @@ class ErrorBudget(DataReport):
     def _summary(self) -> Sequence[str]:
         silent = sum(row.noise == 0.0 for row in self.rows)
         missing = list(dict.fromkeys(row.name for row in self.rows if isnan(row.noise)))
-        names = f"Not in the parts, as alone they give the output no number: {few(missing, 3)}."
+        names = f"Not in the parts, because alone they give the output no number: {few(missing, 3)}."
         counts = f"Counts: {silent} of {counted(len(self.rows), 'row')} without effect on the output."
         return [names, counts] if missing else [counts]
 

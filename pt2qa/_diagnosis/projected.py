@@ -240,7 +240,7 @@ class _Noises:
                 if self.method == "projection":
                     raise
                 self.projection = None
-                self.notes.append(f"each change was a run of the whole model: {error.reason}")
+                self.notes.append(f"each change took a run of the whole model: {error.reason}")
         self._exact(values, samples)
 
     def _projected(self, projection: Projection, values: Sequence[Any], samples: int) -> None:
@@ -336,13 +336,13 @@ class _Noises:
         counted = self.batches - len(self.set_apart)
         if not counted:
             faults = " ".join(about_faults(self.set_apart, self.batches))
-            raise NoNumberError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
+            raise NoNumberError(f"no batch can be measured. {faults} Pass batches on which both models are finite.")
         notes = [*self.notes, *self.verification.notes]
         if self.projection is not None:
             notes += self.projection.notes
             silent = [self.pair.sites[site].name for site in self.variants if site not in self.reached]
             if silent:
-                notes.append(f"no gradient leads from {few(silent, 3)} to a floating-point output: without noise")
+                notes.append(f"no gradient leads from {few(silent, 3)} to a floating-point output: its noise is 0")
         settings = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
         if self.positions is not None:
             settings["mask"] = self.positions.name

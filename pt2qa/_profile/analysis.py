@@ -104,7 +104,7 @@ def profile(
             with_stack=with_stack,
         )
     if backend is not None or program is not None:
-        raise SelectionError("backend= and program= are those of side='deployed', which was not asked for")
+        raise SelectionError("backend= and program= apply to side='deployed' only")
     profiler = Profiler(
         subject,
         side=side,

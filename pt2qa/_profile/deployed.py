@@ -86,9 +86,9 @@ class Observed:
 
     def _why_not(self, value: Value, tap: Tap | None) -> str:
         if value.reader is not None:
-            return "an op writes to it before it is read"
+            return "it is modified in place before it is read"
         if tap is not None:
-            return tap.refused or self._reasons.get(tap.node, "the backend says nothing about it")
+            return tap.refused or self._reasons.get(tap.node, "the backend does not say whether it observes it")
         if _source(value).op == "placeholder":
             return "an input that no kernel rounds"
         return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")

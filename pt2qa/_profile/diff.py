@@ -153,7 +153,7 @@ def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
     if a.environment.fingerprint != b.environment.fingerprint:
         notes.append(f"two models: fingerprints {a.environment.fingerprint} and {b.environment.fingerprint}")
     if not (a.histograms and b.histograms):
-        notes.append("no distances: make both profiles with histograms=True")
+        notes.append("no distances: profile both with histograms=True")
     return tuple(notes)
 
 

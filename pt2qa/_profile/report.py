@@ -149,7 +149,7 @@ class Profile(DataReport):
             ReportError: the profile was made without histograms.
         """
         if not self.histograms:
-            raise ReportError("this profile holds no histograms; make it with histograms=True")
+            raise ReportError("this profile has no histograms; profile with histograms=True")
         return Histogram(*unpacked(self.histograms, HISTOGRAM, row.value))
 
     def quantile(self, row: ProfileRow, share: float) -> float:

@@ -86,7 +86,7 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
     if isinstance(given, GraphModule):
         values = functools.partial(flatten_batch, given)
         return _of_graph(given, names_of(given), "graph", type(given).__name__, (), values)
-    kind = "an eager module" if isinstance(given, nn.Module) else "no graph"
+    kind = "an eager module" if isinstance(given, nn.Module) else "not a graph"
     raise CaptureError(
         f"got a {type(given).__name__}, which is {kind}; expected a QuantizedPair, a Capture or a GraphModule. "
         "Capture a model first: pt2qa.profile(pt2qa.capture(model, example_inputs), batches)."

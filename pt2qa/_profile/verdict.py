@@ -55,7 +55,7 @@ def _about_values(rows: Sequence[ProfileRow], deployed: bool) -> Iterator[str]:
         first = infinite[0]
         yield (
             f"Infinite in {among(infinite)}; first in the graph: {_named(first)}, {first.infs} of {first.count}. A "
-            "mask is meant to be; all else is an overflow, or in the data."
+            "mask is expected to be; otherwise it is an overflow, or in the data."
         )
     if absent := [row for row in rows if not row.count]:
         yield f"Without a value: {few([_named(row) for row in absent])}."
@@ -66,14 +66,14 @@ def _about_values(rows: Sequence[ProfileRow], deployed: bool) -> Iterator[str]:
         yield (
             f"At an end of the integer range, clamped or not: more than {100 * CLAMPED:g} % of the values in {which}."
             if deployed
-            else f"The clamp moved more than {100 * CLAMPED:g} % of the values in {which}; how far, and at what cost, "
-            "pt2qa.compare_layers tells."
+            else f"The clamp moved more than {100 * CLAMPED:g} % of the values in {which}; pt2qa.compare_layers shows "
+            "how far, and at what cost."
         )
     if wide := [row for row in ranked(ProfileRow, rows, "outlier_ratio", ties="name") if row.outlier_ratio > OUTLIERS]:
         ratio = wide[0].outlier_ratio
         bits = "" if ratio == inf else f": {log2(ratio):.1f} bits of an integer for 0.1 % of the values"
         yield (
-            f"Outliers: {among(wide)} with a peak over {OUTLIERS:g} × what 99.9 % of its values stay within (most: "
+            f"Outliers: {among(wide)} reach {OUTLIERS:g} × the magnitude of 99.9 % of their values (most: "
             f"{_named(wide[0])}, {number(ratio)} ×{bits})."
         )
     known = [row for row in rows if not isnan(row.range_use)]
@@ -81,14 +81,14 @@ def _about_values(rows: Sequence[ProfileRow], deployed: bool) -> Iterator[str]:
         yield (
             f"Less than {100 * LITTLE_USED:g} % of the integer range used by {len(unused)} of "
             f"{counted(len(known), 'quantized tensor')} (least: {_named(unused[0])}, {share(unused[0].range_use)} %): "
-            "this data has nothing for the other integers."
+            "this data does not reach the other integers."
         )
 
 
 def difference_of(rows: Sequence[ProfileShift]) -> list[str]:
     """What to look at in the difference of two profiles, given each pair of values once."""
     if not rows:
-        return ["The two profiles have no row in common."]
+        return ["The two profiles have no rows in common."]
     by = worst_by(rows)
     limit, unit = (MOVED, "σ") if by == "distance" else (SHIFTED, "of its range")
     return list(_about_shifts(rows, by, limit, unit)) or [

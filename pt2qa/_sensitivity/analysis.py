@@ -106,19 +106,19 @@ def sensitivity(
     """
     check_pair(pair)
     if method not in METHODS:
-        raise SelectionError(f"there is no method {method!r}; expected one of {', '.join(METHODS)}.")
+        raise SelectionError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}.")
     if isinstance(metric, str):
         metric = metric.lower()
     chosen = find_metric(metric, larger_is_worse)
     if method == "projection" and metric != "sqnr":
-        raise SelectionError(f'method="projection" estimates sqnr alone; for {chosen.name} pass method="exact".')
+        raise SelectionError(f'method="projection" supports sqnr only; for {chosen.name} pass method="exact".')
     if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
     resume = first_anywhere(resume)
     if method == "auto" and resume is not None and resume.method in METHODS:
         method = resume.method  # type: ignore[assignment]
     if method == "exact" and projections is not None:
-        raise SelectionError('projections: method="exact" projects nothing. Leave it out, or pass method="projection".')
+        raise SelectionError('projections applies only to method="projection"; leave it out for method="exact".')
     places = find_site_groups(pair.program, group)
     expected: dict[str, object] = {
         "quantizer": pair.quantizer,
@@ -170,7 +170,7 @@ def sensitivity(
         analysis.notes.append(_interrupted(analysis))
     if not ledger.counted:
         faults = " ".join(about_faults(list(ledger.set_apart.values()), len(ledger.data)))
-        raise NoNumberError(f"no batch gives a number. {faults} Pass batches on which both models are finite.")
+        raise NoNumberError(f"no batch can be measured. {faults} Pass batches on which both models are finite.")
     return analysis.report(group or "site")
 
 
@@ -246,8 +246,8 @@ class _Analysis:
         if number < len(self.ledger.data):
             if self.ledger.data[number].fingerprint != known.fingerprint:
                 raise SelectionError(
-                    f"batch {number} is not the one that the report to resume was made with. "
-                    "Pass the same batches in the same order, or start anew without resume."
+                    f"batch {number} is not that of the report to resume. "
+                    "Pass the same batches in the same order, or start again without resume."
                 )
             if number in self.ledger.set_apart:
                 return
@@ -294,7 +294,7 @@ class _Analysis:
             self.projection = Projection(self.pair, self.post_process, paths, variants)
             self.costs = estimate(program, self.places, paths, seen)
         if self.method == "auto" and self.metric.name != "sqnr":
-            self._take_exact(f"the projection estimates sqnr alone, not {self.metric.name}")
+            self._take_exact(f"the projection supports sqnr only, not {self.metric.name}")
         elif self.method == "auto":
             assert self.costs is not None
             count = self.projections or FEWEST
@@ -403,7 +403,7 @@ class _Analysis:
         if abs(earlier - part.noise) > 1e-3 * earlier:
             raise SelectionError(
                 f"cannot resume: on batch {number} the quantized model's squared output error is {part.noise:.6g}, "
-                f"in the report {earlier:.6g}. Pass the same pair and post_process, or start anew without resume."
+                f"in the report {earlier:.6g}. Pass the same pair and post_process, or start again without resume."
             )
 
     def _finished(self, outputs: Any) -> Any:
@@ -440,7 +440,7 @@ class _Analysis:
     def _method_notes(self) -> list[str]:
         if self.projection is None:
             if not self.pair.program.may_share:
-                return ["in-place ops write to values that others share, so every row was a run of the whole model"]
+                return ["in-place ops write to values that others share, so each row took a run of the whole model"]
             return []
         given = self.projections is not None
         notes = [*precision_notes(self.ledger, len(self.places), given=given), *self.projection.notes]
@@ -448,7 +448,7 @@ class _Analysis:
             silent = [place.name for place in self.places if not self.reached.intersection(place.sites)]
             if silent:
                 names = few(silent, 3)
-                notes.append(f"no gradient leads from {names} to a floating-point output: counted without noise")
+                notes.append(f"no gradient leads from {names} to a floating-point output: its noise is 0")
         return notes
 
 

@@ -92,7 +92,7 @@ class GradientRun:
     def _hold(self, step: Step, result: Any) -> None:
         leaves = pytree.tree_leaves(result) if step.out in self.tracked else []
         if any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves):
-            raise WithoutGradient(f"{step.name} gives complex numbers, which gradients do not follow here")
+            raise WithoutGradient(f"{step.name} returns complex numbers, which are not differentiated here")
         self.env[step.out] = result
 
     def backward(self, vectors: dict[int, Gradients], visit: Callable[[Step, Gradients], None]) -> None:

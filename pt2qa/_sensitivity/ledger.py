@@ -94,7 +94,7 @@ def resumed(report: Any, expected: Mapping[str, object]) -> Ledger:
         if found[name] != value:
             raise SelectionError(
                 f"cannot resume: the report has {name} {found[name]!r}, this call {value!r}. "
-                "Pass the same pair and arguments, or start anew without resume."
+                "Pass the same pair and arguments, or start again without resume."
             )
     return ledger_of(report)
 
@@ -171,17 +171,17 @@ def precision_notes(ledger: Ledger, places: int, *, given: bool) -> list[Note]:
     raised = [batch.projections for batch in data if batch.projections > FEWEST]
     if raised and not given:
         of = f"{len(raised)} of {counted(len(data), 'batch', 'batches')}"
-        notes.append(f"projections: raised to as many as {max(raised)} on {of}, for a ranking that can be trusted")
+        notes.append(f"projections: up to {max(raised)} on {of}, for a reliable ranking")
     exact = sum(batch.projections == 0 for batch in data)
     if exact:
         of = f"{exact} of {counted(len(data), 'batch', 'batches')}"
-        notes.append(f"{of}: each row measured alone, which costs less than the vectors that its ranking needs")
+        notes.append(f"{of}: each row measured alone, cheaper than the projections that its ranking needs")
     noise, variance = ([sums[place] for place in range(places)] for sums in (ledger.noise, ledger.variance))
     alike = reached_by_most(noise, variance)
     if alike < ALIKE:
         notes.append(
-            f"the sampling error leaves the ranking uncertain: drawn anew, one in ten would agree with it at a "
-            f"Spearman correlation below {alike:.2f}; more batches or projections tell"
+            f"the ranking is uncertain: with other random vectors, one in ten rankings would agree with it at a "
+            f"Spearman correlation below {alike:.2f}; pass more batches or projections"
         )
     return [Note(note, "of sums") for note in notes]
 

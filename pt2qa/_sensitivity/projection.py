@@ -47,7 +47,7 @@ Key = tuple[int, str]
 
 class PostProcessWithoutGradient(SelectionError):
     def __init__(self, reason: str) -> None:
-        super().__init__(f'{reason}. Use torch functions that have one (softmax, not argmax), or method="exact".')
+        super().__init__(f'{reason}. Use differentiable functions (softmax, not argmax), or method="exact".')
         self.reason = reason
 
 
@@ -81,7 +81,7 @@ class Projection:
             notes.append(f"{self.together}: projected for the whole batch at once")
         if self.cleaned:
             names = few(list(self.cleaned), 3)
-            notes.append(f"errors that are not finite count as zero at {names}")
+            notes.append(f"non-finite errors count as zero at {names}")
         return notes
 
     def _part_samples(self) -> None:
@@ -90,7 +90,7 @@ class Projection:
         self.independent = found.slots
         names = [program.steps[program.producers[slot]].name for slot in sorted(ends - found.slots)]
         if found.problem:
-            self.together = f"whether samples are independent cannot be tried ({found.problem})"
+            self.together = f"the independence of samples could not be tested ({found.problem})"
         elif names:
             self.together = f"no axis of independent samples at {few(list(dict.fromkeys(names)), 3)}"
 
@@ -139,7 +139,7 @@ class ProjectedBatch:
         except RuntimeError as error:
             raise PostProcessWithoutGradient(f"post_process cannot be differentiated ({error})") from error
         if not all(leaf.requires_grad for leaf in float_leaves(reference)):
-            raise PostProcessWithoutGradient("post_process gives an output without a gradient")
+            raise PostProcessWithoutGradient("post_process returns an output without a gradient")
         return reference
 
     def project(self, count: int) -> None:

@@ -141,7 +141,7 @@ def test_where_there_is_no_gradient_the_model_runs_for_each_change() -> None:
 
     found = site_noises(pair, [batch], many)
     assert found.method == "exact"
-    assert "each change was a run of the whole model" in " ".join(found.notes)
+    assert "each change took a run of the whole model" in " ".join(found.notes)
     expected = truth(pair, [batch])
     assert {key: found.noise[key] for key in expected} == pytest.approx(expected, rel=1e-3)
     with pytest.raises(SimulationError, match="has no gradient here"):
@@ -172,7 +172,7 @@ def test_what_does_not_count_is_set_apart() -> None:
     found = site_noises(pair, [(broken,), *BATCHES[linear]], split(pair), projections=8)
     assert [(each.batch, each.side) for each in found.set_apart] == [(0, "batch")]
     assert (found.batches, found.samples) == (2, 16)
-    with pytest.raises(BatchError, match="no batch gives a number"):
+    with pytest.raises(BatchError, match="no batch can be measured"):
         site_noises(pair, [(broken,)], split(pair))
     with pytest.raises(SelectionError, match="projections is 0"):
         site_noises(pair, BATCHES[linear], split(pair), projections=0)

@@ -192,7 +192,7 @@ def test_batches_on_which_observing_changed_the_outputs_give_no_values(
 
 
 def test_the_other_sides_take_no_program_and_a_profiler_no_deployed_side(pair: pt2qa.QuantizedPair) -> None:
-    with pytest.raises(pt2qa.SelectionError, match="those of side='deployed'"):
+    with pytest.raises(pt2qa.SelectionError, match="apply to side='deployed' only"):
         pt2qa.profile(pair, DATA, side="quantized", program="folder")
     with pytest.raises(pt2qa.SelectionError, match="a Profiler watches a graph"):
         pt2qa.Profiler(pair, side="deployed")

@@ -295,7 +295,7 @@ def test_infinities_alone_are_not_said_to_be_inherited() -> None:
     x = torch.tensor([[1.0, -1.0, 2.0, -2.0]]).repeat(3, 1)
     said = profile(pt2qa.capture(Masked().eval(), x), [x]).summary()
     assert "Infinite in 1 of" in said
-    assert "first in the graph: masked_fill, 6 of 12. A mask is meant to be" in said
+    assert "first in the graph: masked_fill, 6 of 12. A mask is expected to be" in said
     assert "Look there first" not in said
 
 
@@ -396,7 +396,7 @@ def test_without_histograms_there_are_no_quantiles() -> None:
     assert math.isnan(row.outlier_ratio)
     assert row.variance > 0
     assert report.histograms == {}
-    with pytest.raises(pt2qa.ReportError, match="this profile holds no histograms; make it with histograms=True"):
+    with pytest.raises(pt2qa.ReportError, match="this profile has no histograms; profile with histograms=True"):
         report.histogram(row)
     assert report.text(width=200).splitlines()[0].endswith("each once, in graph order")
 
@@ -511,7 +511,7 @@ def test_batches_with_another_number_of_channels_are_noted() -> None:
             pt2qa.CaptureError,
             r"got a Residual, which is an eager module; expected .* Capture a model first",
         ),
-        ("text", {}, pt2qa.CaptureError, r"got a str, which is no graph"),
+        ("text", {}, pt2qa.CaptureError, r"got a str, which is not a graph"),
         ("capture", {"side": "quantized"}, pt2qa.SelectionError, r"a Capture has no sides; give a QuantizedPair"),
         (
             "pair",

@@ -95,7 +95,7 @@ def test_batches_come_once_each_and_the_worst_first(cases):
     assert len(cases.batches(output="output.boxes")) == 1
     with pytest.raises(ReportError, match=r"no ranking by 'l1' of None; there are: sqnr of output, atol of output\.bo"):
         cases.batches("l1")
-    with pytest.raises(ReportError, match="the report holds no case"):
+    with pytest.raises(ReportError, match="the report has no cases"):
         replace(cases, rows=()).batch()
 
 

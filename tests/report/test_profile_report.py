@@ -286,7 +286,7 @@ def test_nothing_to_say_is_said() -> None:
     same = diff_profiles(quiet, quiet)
     assert same.summary() == "Nothing stands out: no tensor moved by more than 0.1 σ, and no range is 1.5 × as wide."
     assert "(no rows)" in replace(quiet, rows=()).text()
-    assert diff_profiles(quiet, replace(quiet, rows=())).summary() == "The two profiles have no row in common."
+    assert diff_profiles(quiet, replace(quiet, rows=())).summary() == "The two profiles have no rows in common."
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_without_histograms_the_ranges_tell(plain: Profile, quantized: Profile) 
     found = diff_profiles(plain, replace(quantized, histograms={}))
     assert math.isnan(found.values[0].distance)
     assert math.isnan(found.values[0].outside)
-    assert found.notes == ("no distances: make both profiles with histograms=True",)
+    assert found.notes == ("no distances: profile both with histograms=True",)
     assert "largest shift first" in found.text(width=120)
 
 

@@ -68,11 +68,11 @@ def test_an_interruption_before_anything_was_measured_is_not_caught() -> None:
 
 def test_resume_refuses_what_does_not_belong_together() -> None:
     part = run(BATCHES[:1], method="exact")
-    with pytest.raises(SelectionError, match='method="exact" projects nothing'):
+    with pytest.raises(SelectionError, match='projections applies only to method="projection"'):
         run(method="auto", resume=part, projections=4)
     with pytest.raises(SelectionError, match="cannot resume: the report has method 'exact', this call 'projection'"):
         run(method="projection", resume=part)
-    with pytest.raises(SelectionError, match="batch 0 is not the one"):
+    with pytest.raises(SelectionError, match="batch 0 is not that of the report to resume"):
         run(BATCHES[1:], method="exact", resume=part)
     with pytest.raises(SelectionError, match=r"squared output error is .* in the report"):
         run(method="exact", resume=part, post_process=lambda logits: 2 * logits)
@@ -81,11 +81,11 @@ def test_resume_refuses_what_does_not_belong_together() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "guess"}, "there is no method 'guess'; expected one of auto, projection, exact"),
+        ({"method": "guess"}, "unknown method 'guess'; expected one of auto, projection, exact"),
         ({"metric": "psnr", "method": "exact"}, "unknown metric 'psnr'; expected one of sqnr, cosine, l1, atol, kl"),
         (
             {"metric": "kl", "method": "projection"},
-            'method="projection" estimates sqnr alone; for kl pass method="exact"',
+            'method="projection" supports sqnr only; for kl pass method="exact"',
         ),
         ({"metric": "kl", "method": "exact", "larger_is_worse": False}, "larger_is_worse applies to functions only"),
         ({"group": "block"}, "cannot group by 'block'; expected one of region, module"),

@@ -31,7 +31,7 @@ def pair() -> pt2qa.QuantizedPair:
 
 
 def test_no_site_before_complex_numbers_is_without_noise(pair: pt2qa.QuantizedPair) -> None:
-    with pytest.raises(WithoutGradient, match="fft_rfft gives complex numbers"):
+    with pytest.raises(WithoutGradient, match="fft_rfft returns complex numbers"):
         pt2qa.sensitivity(pair, [BATCH], method="projection", progress=False)
     report = pt2qa.sensitivity(pair, [BATCH], progress=False)
     assert report.method == "exact"

@@ -126,7 +126,7 @@ def test_a_function_that_takes_no_such_outputs_is_said() -> None:
     report = pt2qa.sensitivity(
         repeated("twice"), data, method="projection", projections=2, post_process=of_three, progress=False
     )
-    assert any("samples are independent cannot be tried (RuntimeError" in note for note in report.notes)
+    assert any("independence of samples could not be tested (RuntimeError" in note for note in report.notes)
 
 
 def test_a_pair_without_a_capture_is_decided_on_its_traced_shapes() -> None:

@@ -259,7 +259,7 @@ def test_post_process_is_differentiated() -> None:
     expected = noises(pair, batches, post_process=lambda logits: logits.softmax(-1))
     assert spearmanr([row.noise for row in report.rows], expected).statistic > 0.9
     for function, problem in (
-        (lambda logits: logits.argmax(-1).float(), "post_process gives an output without a gradient"),
+        (lambda logits: logits.argmax(-1).float(), "post_process returns an output without a gradient"),
         (lambda logits: torch.from_numpy(logits.numpy()), "post_process cannot be differentiated"),
     ):
         with pytest.raises(SelectionError, match=f'{problem}.*method="exact"'):

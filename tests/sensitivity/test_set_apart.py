@@ -49,7 +49,7 @@ def test_a_nan_in_one_batch_leaves_the_others_their_numbers(method: Any, positio
 def test_no_batch_with_a_number_is_an_error(method: Any) -> None:
     with pytest.raises(
         BatchError,
-        match=r"no batch gives a number\. The input data contain NaN or infinities in 2 of 2 batches: NaN in",
+        match=r"no batch can be measured\. The input data contain NaN or infinities in 2 of 2 batches: NaN in",
     ):
         run([with_nan(), with_nan(2)], method=method)
 
@@ -103,7 +103,7 @@ def test_an_empty_batch_is_counted(method: Any) -> None:
         assert [(apart.what, apart.samples) for apart in report.set_apart] == [("no samples", 0)]
         assert (report.batches, report.samples) == (1, 3)
         assert "No samples in 1 of 2 batches" in report.summary()
-    with pytest.raises(BatchError, match=r"no batch gives a number\. No samples in 1 of 1 batch"):
+    with pytest.raises(BatchError, match=r"no batch can be measured\. No samples in 1 of 1 batch"):
         pt2qa.sensitivity(pair, [torch.randn(0, 4)], method=method, progress=False)
 
 
