@@ -365,21 +365,8 @@ def _fast_sums(ref: Tensor, quant: Tensor, ranges: Sequence[Range]) -> ErrorSums
     )
     if not trusted:
         return None
-    return ErrorSums(
-        count=count,
-        signal=signal,
-        noise=noise,
-        quant_signal=quant_signal,
-        product=(signal + quant_signal - noise) / 2,
-        absolute=absolute,
-        atol_seen=largest,
-        ref_sum=ref_sum,
-        quant_sum=quant_sum,
-        ref_min=ref_min,
-        ref_max=ref_max,
-        quant_min=quant_min,
-        quant_max=quant_max,
-    )
+    squares = signal, noise, quant_signal, (signal + quant_signal - noise) / 2
+    return ErrorSums(count, *squares, absolute, largest, ref_sum, quant_sum, ref_min, ref_max, quant_min, quant_max)
 
 
 def _fast_signal(ref: Tensor) -> float | None:
@@ -412,20 +399,9 @@ def _exact_sums(ref: Tensor, quant: Tensor) -> ErrorSums:
     if not ref.numel():
         return ErrorSums(excluded=excluded, nonfinite=nonfinite)
     difference = ref - quant
-    return ErrorSums(
-        count=ref.numel(),
-        signal=float(torch.dot(ref, ref)),
-        noise=float(torch.dot(difference, difference)),
-        quant_signal=float(torch.dot(quant, quant)),
-        product=float(torch.dot(ref, quant)),
-        absolute=float(difference.abs().sum()),
-        atol_seen=float(difference.abs().max()),
-        ref_sum=float(ref.sum()),
-        quant_sum=float(quant.sum()),
-        ref_min=float(ref.min()),
-        ref_max=float(ref.max()),
-        quant_min=float(quant.min()),
-        quant_max=float(quant.max()),
-        excluded=excluded,
-        nonfinite=nonfinite,
-    )
+    pairs = (ref, ref), (difference, difference), (quant, quant), (ref, quant)
+    signal, noise, quant_signal, product = (float(torch.dot(left, right)) for left, right in pairs)
+    errors = float(difference.abs().sum()), float(difference.abs().max())
+    means = float(ref.sum()), float(quant.sum())
+    ranges = *value_range(ref), *value_range(quant)
+    return ErrorSums(ref.numel(), signal, noise, quant_signal, product, *errors, *means, *ranges, excluded, nonfinite)

@@ -90,7 +90,7 @@ class BadCases(ModelReport):
 
     @classmethod
     def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._bad_cases.merging import merged
+        from pt2qa._bad_cases.standings import merged
 
         return merged(reports)
 

@@ -12,15 +12,23 @@ import torch
 from torch import Tensor
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._bad_cases import case_batches, labels
+from pt2qa._bad_cases import case_batches
 from pt2qa._bad_cases.case_batches import CaseBatch
-from pt2qa._bad_cases.case_metrics import FLIPS, AnyMetric, CaseMetric, Scores, chosen_metrics
+from pt2qa._bad_cases.case_metrics import (
+    FLIPS,
+    AnyMetric,
+    CaseMetric,
+    Scores,
+    added_counts,
+    as_targets,
+    chosen_metrics,
+    count_labels,
+)
 from pt2qa._bad_cases.feedback import Feedback, State
-from pt2qa._bad_cases.merging import Cases, ranked
 from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import LabelCounts
-from pt2qa._bad_cases.standings import CaseKey, Standing
+from pt2qa._bad_cases.standings import CaseKey, Cases, Standing, ranked
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
@@ -128,7 +136,7 @@ def _read(
     items = replace(data, inputs_of=lambda item: item)
     for item in itertools.islice(items, most):
         batch = plain_batch(item if data.inputs_of is None else data.inputs_of(item))
-        yield batch, None if targets_of is None else labels.as_targets(targets_of(item))
+        yield batch, None if targets_of is None else as_targets(targets_of(item))
 
 
 @dataclass(frozen=True)
@@ -236,7 +244,7 @@ class _Search:
         ]
         if step.targets is not None:
             for output, own, scores in _labelled(pairs, step.targets, keep):
-                counts[output.name] = labels.merged(counts[output.name], own) if output.name in counts else own
+                counts[output.name] = added_counts(counts[output.name], own) if output.name in counts else own
                 scored.append((output, FLIPS, "largest", scores))
         for output, metric, worst, scores in scored:
             standing = standings.get((metric, output.name), Standing(metric, output.name, worst, self.k))
@@ -333,7 +341,7 @@ def _labelled(
     """The labels of each output that names a class; those at positions that do not count are left out."""
     if keep is not None and targets.shape[:2] == keep.shape:
         targets = targets.masked_fill(~keep.reshape(*keep.shape, *[1] * (targets.dim() - 2)), -1)
-    found = [(output, *answer) for output in pairs if (answer := labels.count_labels(output, targets)) is not None]
+    found = [(output, *answer) for output in pairs if (answer := count_labels(output, targets)) is not None]
     if not found:
         shapes = ", ".join(f"{o.name} {tuple(getattr(o.reference, 'shape', ()))}" for o in pairs)
         raise SelectionError(

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.histogram import Histogram
 from pt2qa._profile.packing import CHANNELS, HISTOGRAM, packed, unpacked
 from pt2qa._profile.plan import Value
 from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
-from pt2qa._profile.statistics import Statistics
+from pt2qa._profile.statistics import ChannelStatistics, Statistics
 from pt2qa._profile.watch import ValueStatistics, ValueSums, Wanted
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.notes import joined_notes

@@ -14,9 +14,8 @@ from torch.fx import GraphModule, Node
 from pt2qa._ambient import torch_defaults
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
 from pt2qa._metrics import value_range
-from pt2qa._profile.channels import ChannelStatistics
 from pt2qa._profile.plan import Plan, Value
-from pt2qa._profile.statistics import Statistics, flat_chunks
+from pt2qa._profile.statistics import ChannelStatistics, Statistics, flat_chunks
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.positions import Inside

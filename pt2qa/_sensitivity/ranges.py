@@ -74,10 +74,7 @@ class Observed:
         return Observed([self.lowest[number] for number in left], [self.highest[number] for number in left])
 
     def without(self, batch: int) -> tuple[float, float]:
-        return (
-            min((each for number, each in enumerate(self.lowest) if number != batch), default=math.nan),
-            max((each for number, each in enumerate(self.highest) if number != batch), default=math.nan),
-        )
+        return self.left_without({batch}).whole
 
 
 def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted | None]]) -> dict[int, Observed]:

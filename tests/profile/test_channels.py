@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pt2qa._profile import channels
-from pt2qa._profile.channels import ChannelStatistics
+from pt2qa._profile import statistics
+from pt2qa._profile.statistics import ChannelStatistics
 
 
 def numpy_by_channel(x: Tensor, axis: int) -> list[np.ndarray]:
@@ -26,7 +26,7 @@ def numpy_by_channel(x: Tensor, axis: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("chunk", [7, 1 << 19], ids=["many chunks", "one chunk"])
 @pytest.mark.parametrize("axis", [0, 1, 3])
 def test_every_number_equals_numpy(axis: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "CHUNK", chunk)
+    monkeypatch.setattr(statistics, "CHUNK", chunk)
     x = torch.randn(4, 5, 6, 3).relu()
     x[0, 0, 0, 0], x[1, 2, 0, 1] = math.nan, math.inf
     for found, expected in zip(ChannelStatistics.of(x, axis).arrays(), numpy_by_channel(x, axis), strict=True):
