@@ -20,7 +20,7 @@ from pt2qa._report.merging import numbered_on
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
-from pt2qa._sensitivity.flops import Survey, survey
+from pt2qa._sensitivity.costs import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS
 from pt2qa._sensitivity.metrics import detached, fault_of, paired_leaves, signal_of

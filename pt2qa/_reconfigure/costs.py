@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._sensitivity.flops import survey
+from pt2qa._sensitivity.costs import survey
 from pt2qa._simulator.products import PRODUCTS, constant_role, is_quantized, reads_of
 
 LEAST_COST = 1e-3

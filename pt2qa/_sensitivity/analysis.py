@@ -15,9 +15,8 @@ from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
-from pt2qa._sensitivity.costs import CLEARLY, Costs, estimate
+from pt2qa._sensitivity.costs import CLEARLY, Costs, Survey, estimate, survey
 from pt2qa._sensitivity.exact import walk_places, whole_model
-from pt2qa._sensitivity.flops import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS, Ledger, covered, packed, precision_notes, results, resumed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, fault_of, find_metric, signal_of

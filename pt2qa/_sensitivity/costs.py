@@ -12,16 +12,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import or_
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from pt2qa._sensitivity.flops import Survey
-from pt2qa._sensitivity.gradients import tracked_slots
+from pt2qa._graph.internals.torch import pytree
+from pt2qa._sensitivity.gradients import laid_out_inputs, tracked_slots
 from pt2qa._sensitivity.paths import Path
 from pt2qa._sensitivity.site_groups import SiteGroup
+from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.program import Program
+from pt2qa._simulator.products import PRODUCTS, arguments_of
+from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.simulator import Simulator, Values
 
 ELEMENT = 100.0
 """Cost of an element that an op writes."""
@@ -35,6 +41,56 @@ forward on MobileNetV2 and 1.3 on four transformer layers, so near a tie the exa
 
 CLEARLY = 1.3
 """How many times costlier the exact method, which has no error, must be for projection to be chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """By step, the ``flops`` over all samples (a multiply-add counts two) and the ``elements`` of its value."""
+
+    samples: int
+    flops: dict[int, int]
+    elements: dict[int, int]
+
+
+def survey(simulator: Simulator, values: Sequence[Any]) -> Survey:
+    """Runs the reference once.
+
+    Source:
+        the formulas are in the registry of ``torch.utils.flop_counter``.
+    """
+    counting = _Counting(simulator.program)
+    elements: dict[int, int] = {}
+
+    def visit(step: Step, value: Any) -> None:
+        elements[step.index] = sum(leaf.numel() for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+
+    counting.run(values, on=False, visit=visit)
+    return Survey(count_samples(list(values)), counting.flops, elements)
+
+
+class _Counting(Simulator):
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.counter = FlopCounter()
+        self.flops: dict[int, int] = {}
+
+    def call(self, step: Step, env: Values, reuse: bool) -> Any:
+        before = self.counter.total
+        # Count before the run: the op may overwrite its first input.
+        own = _own_flops(step, env)
+        with self.counter:
+            result = super().call(step, laid_out_inputs(step, env), reuse)
+        self.flops[step.index] = self.counter.total - before if own is None else own
+        return result
+
+
+def _own_flops(step: Step, env: Values) -> int | None:
+    """The FLOPs of an op for which torch has no formula on a CPU; None for other ops."""
+    if step.op not in PRODUCTS:
+        return None
+    tensors = [value for _, slot in arguments_of(step) if isinstance(value := env[slot], Tensor)]
+    macs = own_multiply_adds(step.op, tensors)
+    return None if macs is None else 2 * macs
 
 
 @dataclass(frozen=True, slots=True)

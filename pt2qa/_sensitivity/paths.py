@@ -15,8 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa._graph.handles import op_of
-from pt2qa._sensitivity.gradients import float_tensors
-from pt2qa._sensitivity.layouts import laid_out_inputs
+from pt2qa._sensitivity.gradients import float_tensors, laid_out_inputs
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS

@@ -27,9 +27,15 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
-from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
+from pt2qa._sensitivity.gradients import (
+    GradientRun,
+    Gradients,
+    float_tensors,
+    gradients_of,
+    has_channels_last,
+    needing_gradient,
+)
 from pt2qa._sensitivity.independence import in_parts, independence
-from pt2qa._sensitivity.layouts import has_channels_last
 from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, error_at_end, pieces_of
 from pt2qa._sensitivity.roundings import Rounding, Variant, changes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pt2qa._sensitivity import formulas, gradients
+from pt2qa._sensitivity import gradients
 from pt2qa._sensitivity.gradients import GradientRun, float_tensors
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Step
@@ -48,12 +48,12 @@ def all_gradients(run: GradientRun) -> dict[str, list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("together", [0, formulas.TOGETHER])
+@pytest.mark.parametrize("together", [0, gradients.TOGETHER])
 def test_formulas_agree_with_autograd(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     pair = quantized_pair(Convs(), (images(),))
     values = pair.values((images(),))
-    monkeypatch.setattr(formulas, "TOGETHER", together)
+    monkeypatch.setattr(gradients, "TOGETHER", together)
     own = all_gradients(GradientRun(pair.simulator, values))
     monkeypatch.setattr(gradients, "formula_of", lambda step, env: None)
     expected = all_gradients(GradientRun(pair.simulator, values))
@@ -67,5 +67,5 @@ def test_convolutions_and_clamps_have_formulas() -> None:
     torch.manual_seed(0)
     pair = quantized_pair(Convs(), (images(),))
     run = GradientRun(pair.simulator, pair.values((images(),)))
-    with_formula = {step.op for step in run.program.steps if step.site is None and formulas.formula_of(step, run.env)}
+    with_formula = {step.op for step in run.program.steps if step.site is None and gradients.formula_of(step, run.env)}
     assert with_formula == {"conv2d", "relu", "hardtanh"}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import pt2qa
 from pt2qa._check.products import multiply_adds
 from pt2qa._graph.handles import handle_of, op_of
-from pt2qa._sensitivity.flops import survey
+from pt2qa._sensitivity.costs import survey
 from pt2qa._simulator.products import PRODUCTS, Read, is_quantized, state_of
 from tests.flows import quantized_pair
 
