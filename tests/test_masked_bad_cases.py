@@ -92,15 +92,6 @@ def test_a_custom_metric_receives_the_positions_that_count(pair: pt2qa.Quantized
     assert [row.value for row in own.worst("largest")] == pytest.approx([row.value for row in own.worst("atol")])
 
 
-def test_positions_survive_a_file_and_a_merge(pair: pt2qa.QuantizedPair, tmp_path: object) -> None:
-    batches = [padded(prompts()), padded(prompts((6, 8)))]
-    whole = pt2qa.find_bad_cases(pair, batches, k=3, mask="attention_mask")
-    parts = [pt2qa.find_bad_cases(pair, [batch], k=3, mask="attention_mask") for batch in batches]
-    assert _found(pt2qa.merge(parts)) == _found(whole)
-    whole.save(f"{tmp_path}/cases.safetensors")
-    assert _found(pt2qa.load(f"{tmp_path}/cases.safetensors")) == _found(whole)  # type: ignore[arg-type]
-
-
 def test_an_argmax_of_ones_own_is_masked_too(pair: pt2qa.QuantizedPair) -> None:
     report = pt2qa.find_bad_cases(
         pair,

@@ -60,11 +60,3 @@ def test_what_is_not_of_one_run(pair, batches) -> None:
     }.items():
         with pytest.raises(pt2qa.ReportError, match=re.escape(text)):
             pt2qa.merge([report, pt2qa.sensitivity(pair, batches[:1], **arguments)])  # type: ignore[arg-type]
-
-
-def test_a_shard_that_begins_with_a_single_sample(pair, batches) -> None:
-    def measured(shard: list[Tensor]) -> pt2qa.SensitivityReport:
-        return pt2qa.sensitivity(pair, shard, method="projection", projections=2)
-
-    merged = pt2qa.merge(by_shards(measured, [batches[:3], batches[3:]]))
-    assert not differences(merged, measured(batches))

@@ -12,18 +12,7 @@ import pt2qa
 from tests.padded_prompts import Attending, Running, padded, prompts, quantized, with_garbage
 
 NUMBERS = (
-    "count",
-    "min",
-    "max",
-    "mean",
-    "std",
-    "q1",
-    "q50",
-    "q99_9",
-    "zeros",
-    "saturation",
-    "range_use",
-    "outlier_ratio",
+    *("count", "min", "max", "mean", "std", "q1", "q50", "q99_9", "zeros", "saturation", "range_use", "outlier_ratio"),
 )
 
 
@@ -109,16 +98,6 @@ def test_what_the_kernels_write(pair: pt2qa.QuantizedPair, tmp_path: Path) -> No
     batch = padded(prompts())
     alike(deployed(batch), deployed(with_garbage(batch)), 0.0)
     assert numbers(deployed(batch)) != numbers(deployed(batch, None))
-
-
-def test_masked_profiles_merge_with_their_like_alone(pair: pt2qa.QuantizedPair) -> None:
-    batches = [padded(prompts()[:2]), padded(prompts()[2:])]
-    parts = [profiled(pair, [batch]) for batch in batches]
-    merged = pt2qa.merge(parts)
-    alike(merged, profiled(pair, batches), 1e-12)
-    alike(pt2qa.merge([merged, parts[0]]), profiled(pair, [*batches, batches[0]]), 1e-12)
-    with pytest.raises(pt2qa.ReportError, match="mask of report 2 is None, of the first one 'attention_mask'"):
-        pt2qa.merge([parts[0], profiled(pair, batches[1:], None)])
 
 
 def test_there_is_no_such_input(pair: pt2qa.QuantizedPair) -> None:

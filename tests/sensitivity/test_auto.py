@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 import pt2qa
 from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, error_of
-from pt2qa.errors import SelectionError
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 from tests.sensitivity.brute_force import noises
@@ -225,8 +224,3 @@ def test_rounds_of_projections_give_what_one_round_gives() -> None:
     at_once = pt2qa.sensitivity(pair, batches[:1], method="projection", projections=raised.projections, progress=False)
     assert [row.noise for row in raised.rows] == pytest.approx([row.noise for row in at_once.rows], rel=1e-5)
     assert [row.error for row in raised.rows] == pytest.approx([row.error for row in at_once.rows], rel=1e-4)
-
-
-def test_an_unknown_projection_count_is_refused() -> None:
-    with pytest.raises(SelectionError, match="projections is -1; expected 1 or more"):
-        pt2qa.sensitivity(residual_pair(), [images()], projections=-1, progress=False)
