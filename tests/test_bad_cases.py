@@ -23,7 +23,7 @@ BATCHES = [images(seed=seed) for seed in range(1, 6)]
 
 
 def found(pair: pt2qa.QuantizedPair, batches: Any, **options: Any) -> pt2qa.BadCases:
-    return pt2qa.find_bad_cases(pair, batches, progress=False, **options)
+    return pt2qa.find_bad_cases(pair, batches, **options)
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +113,9 @@ def test_large_samples_take_the_same_numbers_as_small_ones() -> None:
 
 def test_the_cases_are_batches_that_analyses_take(dynamic_pair: pt2qa.QuantizedPair) -> None:
     report = found(dynamic_pair, [images(5, seed=seed) for seed in (1, 2)], k=3)
-    layers = pt2qa.compare_layers(dynamic_pair, report.batches(), progress=False)
+    layers = pt2qa.compare_layers(dynamic_pair, report.batches())
     assert layers.samples == 3
-    worst = pt2qa.compare_layers(dynamic_pair, [report.batch()], progress=False)
+    worst = pt2qa.compare_layers(dynamic_pair, [report.batch()])
     assert worst.sqnr == pytest.approx(report.rows[0].value, abs=1e-4)
 
 
@@ -128,14 +128,14 @@ def test_a_fixed_batch_size_is_filled_with_the_sample() -> None:
     assert torch.equal(batch[0], BATCHES[row.batch][row.sample])
     assert torch.equal(batch[0], batch[1])
     assert next(iter(report.inputs.values())).shape == (1, 3, 8, 8)
-    assert pt2qa.compare_layers(pair, [batch], progress=False).sqnr == pytest.approx(row.value, abs=1e-4)
+    assert pt2qa.compare_layers(pair, [batch]).sqnr == pytest.approx(row.value, abs=1e-4)
 
 
 def test_a_sample_that_cannot_be_cut_out_keeps_its_batch() -> None:
     """The keyword input is one vector for the whole batch."""
     capture = pt2qa.capture(KeywordInputs().eval(), (torch.randn(4, 16),), {"scale": torch.rand(16)})
     batches = [{"x": torch.randn(4, 16), "scale": torch.rand(16)} for _ in range(3)]
-    pair = pt2qa.quantize(capture, "xnnpack", batches, progress=False)
+    pair = pt2qa.quantize(capture, "xnnpack", batches)
     report = found(pair, batches, k=12)
     assert len(report.rows) == 12
     assert [case.sample for case in report.cases] == [-1] * 3

@@ -20,7 +20,7 @@ def capture() -> pt2qa.Capture:
 
 @pytest.fixture(scope="session")
 def pair(capture: pt2qa.Capture) -> pt2qa.QuantizedPair:
-    return pt2qa.quantize(capture, "xnnpack", [images(4)], progress=False)
+    return pt2qa.quantize(capture, "xnnpack", [images(4)])
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def test_a_masked_report_merges_with_its_like_alone(padding: pt2qa.QuantizedPair
 def test_reports_of_another_quantization_do_not_merge(
     pair: pt2qa.QuantizedPair, capture: pt2qa.Capture, batches: list[Tensor], kind: str
 ) -> None:
-    wide = pt2qa.quantize(capture, "xnnpack", [3 * images(4)], progress=False)
+    wide = pt2qa.quantize(capture, "xnnpack", [3 * images(4)])
     one, other = (KINDS[kind](each, batches[:1]) for each in (pair, wide))
     with pytest.raises(pt2qa.ReportError, match=r"cannot merge: .*report 2"):
         pt2qa.merge([one, other])

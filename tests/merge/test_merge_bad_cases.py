@@ -72,7 +72,7 @@ def test_a_model_that_hands_its_state_on_cannot_be_sharded() -> None:
             return h * 2, h
 
     x, h = torch.randn(2, 4), torch.zeros(2, 4)
-    pair = pt2qa.quantize(pt2qa.capture(Counter().eval(), (x, h)), "xnnpack", [(x, h)], progress=False)
+    pair = pt2qa.quantize(pt2qa.capture(Counter().eval(), (x, h)), "xnnpack", [(x, h)])
     report = pt2qa.find_bad_cases(pair, [{"x": x, "h": h}, {"x": x}], feedback={"h": "output[1]"})
     with pytest.raises(pt2qa.ReportError, match=r"with feedback \(h\) each batch continues from the state"):
         pt2qa.merge([report, report])

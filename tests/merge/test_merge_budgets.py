@@ -25,7 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=METHODS)
 def split(request: pytest.FixtureRequest, pair: pt2qa.QuantizedPair) -> Callable[[list[Tensor]], ErrorBudget]:
     """The budget of some batches."""
-    return lambda shard: pt2qa.error_budget(pair, shard, progress=False, **METHODS[request.param])
+    return lambda shard: pt2qa.error_budget(pair, shard, **METHODS[request.param])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -44,15 +44,15 @@ def test_batches_set_apart_stay_apart_and_are_numbered_on(split, batches, not_fi
 
 def test_the_evidence_of_diagnoses_merges(pair, batches) -> None:
     def evidence(shard: list[Tensor]) -> Any:
-        return pt2qa.diagnose(pair, shard, verify_code=False, progress=False).reports["budget"]
+        return pt2qa.diagnose(pair, shard, verify_code=False).reports["budget"]
 
     merged = pt2qa.merge([evidence(batches[:2]), evidence(batches[2:4])])
-    assert not differences(merged, pt2qa.error_budget(pair, batches[:4], projections=4, progress=False))
+    assert not differences(merged, pt2qa.error_budget(pair, batches[:4], projections=4))
 
 
 def test_what_is_not_of_one_run(pair, batches) -> None:
     exact, projected, two = (
-        pt2qa.error_budget(pair, batches[:1], progress=False, **options)
+        pt2qa.error_budget(pair, batches[:1], **options)
         for options in ({"method": "exact"}, {"method": "projection"}, {"method": "projection", "projections": 2})
     )
     for reports, text in (

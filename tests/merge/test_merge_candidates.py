@@ -17,7 +17,7 @@ from tests.models import images
 
 @pytest.fixture(scope="module")
 def x86(capture: pt2qa.Capture) -> pt2qa.QuantizedPair:
-    return pt2qa.quantize(capture, "x86", [images(4)], progress=False)
+    return pt2qa.quantize(capture, "x86", [images(4)])
 
 
 def test_shards_give_what_one_run_gives(capture, pair, x86, batches, not_finite, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_candidate_that_fails_on_some_batches(batches) -> None:
     torch.manual_seed(0)
     good, bad = torch.ones(2, 4), torch.tensor([[-400.0] * 4, [400.0] * 4]) * torch.tensor([1.0, -1.0, 1.0, -1.0])
     capture = pt2qa.capture(Log().eval(), good)
-    pairs: dict[str, Any] = {name: pt2qa.quantize(capture, name, [good], progress=False) for name in ("xnnpack", "x86")}
+    pairs: dict[str, Any] = {name: pt2qa.quantize(capture, name, [good]) for name in ("xnnpack", "x86")}
 
     def compared(shard: list[Tensor]) -> pt2qa.CandidateReport:
         return pt2qa.compare_quantizers(capture, pairs, [], shard)

@@ -192,12 +192,12 @@ def test_reports_travel_between_processes(layers, batches) -> None:
 
 def test_reports_that_are_not_of_one_run(layers, pair, capture, batches, tmp_path: Path) -> None:
     report = layers(batches[:1])
-    other_ranges = pt2qa.quantize(capture, "xnnpack", [3 * images(4)], progress=False)
+    other_ranges = pt2qa.quantize(capture, "xnnpack", [3 * images(4)])
     other = residual()
     with torch.no_grad():
         other.fc.weight.mul_(2)
-    other_weights = pt2qa.quantize(pt2qa.capture(other, (images(4),)), "xnnpack", [images(4)], progress=False)
-    x86 = pt2qa.quantize(capture, "x86", [images(4)], progress=False)
+    other_weights = pt2qa.quantize(pt2qa.capture(other, (images(4),)), "xnnpack", [images(4)])
+    x86 = pt2qa.quantize(capture, "x86", [images(4)])
     cases: dict[str, Any] = {
         "kind of report 2 is 'BadCases', of the first one 'LayerReport'": pt2qa.find_bad_cases(pair, batches[:1]),
         "fingerprint of report 2 is": pt2qa.compare_layers(other_weights, [images(4)]),
@@ -227,7 +227,7 @@ def test_what_cannot_be_merged_at_all(pair) -> None:
 
 
 def test_what_does_not_add_up_says_what_to_do_instead(pair, batches) -> None:
-    diagnosis = pt2qa.diagnose(pair, batches[:1], verify_code=False, progress=False)
+    diagnosis = pt2qa.diagnose(pair, batches[:1], verify_code=False)
     with pytest.raises(pt2qa.ReportError, match=r"a Diagnosis does not .*\. It is searched\. Merge its evidence, "):
         pt2qa.merge([diagnosis])
 

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def deployed(pair: pt2qa.QuantizedPair, folder: Path, **options: Any) -> Profile:
-    return pt2qa.profile(pair, DATA, side="deployed", program=folder, progress=False, **options)
+    return pt2qa.profile(pair, DATA, side="deployed", program=folder, **options)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_what_cannot_be_observed_is_counted_and_named(report: Profile) -> None:
 def test_the_difference_from_the_quantized_side_has_every_observed_value(
     pair: pt2qa.QuantizedPair, report: Profile
 ) -> None:
-    found = pt2qa.diff_profiles(pt2qa.profile(pair, DATA, side="quantized", progress=False), report)
+    found = pt2qa.diff_profiles(pt2qa.profile(pair, DATA, side="quantized"), report)
     assert [row.name for row in found.values] == [row.name for row in report.values]
     assert not [only for only in found.only if only.side == "b"]
     assert max(row.distance for row in found.rows) < 1e-3
@@ -124,8 +124,8 @@ def test_the_report_is_shown_saved_and_written_for_tensorboard(report: Profile, 
 
 
 def test_the_page_of_a_layer_report_draws_it_beside_the_other_sides(pair: pt2qa.QuantizedPair, report: Profile) -> None:
-    layers = pt2qa.compare_layers(pair, DATA, progress=False)
-    quantized = pt2qa.profile(pair, DATA, side="quantized", progress=False)
+    layers = pt2qa.compare_layers(pair, DATA)
+    quantized = pt2qa.profile(pair, DATA, side="quantized")
     charts = [each for each in layers.charts([layers, quantized, report]) if each["kind"] == "histogram"]
     drawn = next(each for each in charts if each["title"].startswith("relu/relu:"))
     assert [each["side"] for each in drawn["series"]] == ["quantized", "deployed"]
@@ -147,7 +147,7 @@ def test_ops_are_chosen_and_a_saved_program_costs_no_lowering(
 def test_the_profile_of_x86_kernels_is_that_of_what_its_walk_returns() -> None:
     pair = pt2qa.quantize(pt2qa.capture(residual(), images(4)), "x86", [images(4)])
     batch = 2 * images(4, seed=1)
-    report = pt2qa.profile(pair, [batch], side="deployed", progress=False)
+    report = pt2qa.profile(pair, [batch], side="deployed")
     place, backend = lowerable(pair), pt2qa.plugins.backend_of(pt2qa.plugins.resolve("x86"))
     assert backend is not None
     program = backend.lower(place.graph, (images(4),), place.wanted, dynamic_shapes=None, progress=lambda _: None)
@@ -164,13 +164,13 @@ def test_values_that_kernels_round_by_row_are_those_before_the_rounding() -> Non
     torch.manual_seed(0)
     example = torch.randn(4, 16)
     pair = pt2qa.quantize(pt2qa.capture(Linears().eval(), example), "xnnpack:mode=dynamic", [example])
-    report = pt2qa.profile(pair, [example], side="deployed", progress=False)
+    report = pt2qa.profile(pair, [example], side="deployed")
     assert [(row.name, row.dtype, row.scheme) for row in report.values] == [
         ("relu", "float32", ""),
         ("second/linear", "float32", ""),
     ]
     assert "not observed, 1 value: an input that no kernel rounds: x" in report.notes
-    quantized = pt2qa.profile(pair.as_deployed(), [example], side="quantized", progress=False)
+    quantized = pt2qa.profile(pair.as_deployed(), [example], side="quantized")
     assert report.find("second/linear").max == pytest.approx(quantized.find("second/linear").max, rel=1e-4)
 
 

@@ -29,7 +29,7 @@ def attending() -> pt2qa.QuantizedPair:
 
 
 def profiled(subject: Any, batches: Any, mask: Any = "attention_mask", **options: Any) -> pt2qa.Profile:
-    return pt2qa.profile(subject, batches, mask=mask, progress=False, **options)
+    return pt2qa.profile(subject, batches, mask=mask, **options)
 
 
 def numbers(report: pt2qa.Profile) -> dict[str, list[float]]:

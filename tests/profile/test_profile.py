@@ -28,7 +28,7 @@ BATCHES = [images(seed=1), images(seed=2), images(seed=3)]
 
 
 def profile(subject: Any, batches: Any = BATCHES, **options: Any) -> Profile:
-    return pt2qa.profile(subject, batches, progress=False, **options)
+    return pt2qa.profile(subject, batches, **options)
 
 
 def recorded(graph: torch.fx.GraphModule, batches: list[Tensor]) -> dict[str, np.ndarray[Any, Any]]:
@@ -276,7 +276,7 @@ def test_empty_batches_and_batches_with_nan_are_named_and_nothing_but_empty_ones
     capture = pt2qa.capture(residual(), images(6), dynamic_shapes=({0: torch.export.Dim("batch")},))
     spoilt = images()
     spoilt[1, 0, 0, 0] = math.nan
-    profile = pt2qa.profile(capture, [images()[:0], images(), spoilt], progress=False)
+    profile = pt2qa.profile(capture, [images()[:0], images(), spoilt])
     apart = [(each.batch, each.what, each.name) for each in profile.set_apart]
     assert apart == [(0, "no samples", ""), (2, "NaN", "x")]
     assert "NaN in 1 of 3 batches: batch 2" in profile.notes
@@ -284,7 +284,7 @@ def test_empty_batches_and_batches_with_nan_are_named_and_nothing_but_empty_ones
     assert "first in the graph: x, 1 of 768. Look there first" in said
     assert "Nothing stands out" not in said
     with pytest.raises(pt2qa.BatchError, match=r"every batch is empty \(1 read\)\. Pass batches with samples\."):
-        pt2qa.profile(capture, [images()[:0]], progress=False)
+        pt2qa.profile(capture, [images()[:0]])
 
 
 def test_infinities_alone_are_not_said_to_be_inherited() -> None:

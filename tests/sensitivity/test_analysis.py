@@ -18,7 +18,7 @@ BATCHES = [images(), images(seed=1), images(seed=2)]
 
 
 def run(batches: Any = BATCHES, **options: Any) -> pt2qa.SensitivityReport:
-    return pt2qa.sensitivity(residual_pair(), batches, progress=False, **options)
+    return pt2qa.sensitivity(residual_pair(), batches, **options)
 
 
 def interrupting(count: int) -> Iterator[torch.Tensor]:

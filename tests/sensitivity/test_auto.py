@@ -90,9 +90,9 @@ def test_small_models_are_measured_exactly() -> None:
         (detector()[0], detector()[1][0]),
         (residual_pair(), images()),
     ):
-        report = pt2qa.sensitivity(pair, [batch], progress=False)
+        report = pt2qa.sensitivity(pair, [batch])
         assert report.method == "exact"
-        assert report.rows == pt2qa.sensitivity(pair, [batch], method="exact", progress=False).rows
+        assert report.rows == pt2qa.sensitivity(pair, [batch], method="exact").rows
         said = re.fullmatch(
             r'method="auto" took the exact method: for each batch it takes about ([\d.]+) float forwards, '
             r"the projection with 4 random vectors about ([\d.]+)",
@@ -104,7 +104,7 @@ def test_small_models_are_measured_exactly() -> None:
 
 def test_tall_models_are_projected() -> None:
     pair, batches = tall()
-    report = pt2qa.sensitivity(pair, batches, progress=False)
+    report = pt2qa.sensitivity(pair, batches)
     assert report.method == "projection"
     assert "took the projection: for each batch it takes about" in choice(report)
     assert spearmanr([row.noise for row in report.rows], noises(pair, batches)).statistic >= ALIKE
@@ -121,7 +121,7 @@ def test_tall_models_are_projected() -> None:
 )
 def test_what_cannot_be_projected_is_measured_exactly(options: dict[str, Any], why: str) -> None:
     pair, batches = tall()
-    report = pt2qa.sensitivity(pair, batches[:1], progress=False, **options)
+    report = pt2qa.sensitivity(pair, batches[:1], **options)
     assert report.method == "exact"
     assert f'method="auto" took the exact method: {why}' in " ".join(report.notes)
 
@@ -134,31 +134,26 @@ def test_an_op_without_a_gradient_is_measured_exactly() -> None:
         return torch.from_numpy(x.numpy().clip(0))
 
     step.function, step.in_place = opaque, None
-    report = pt2qa.sensitivity(pair, batches[:1], progress=False)
+    report = pt2qa.sensitivity(pair, batches[:1])
     assert report.method == "exact"
     assert "has no gradient here" in " ".join(report.notes)
 
 
 def test_goes_on_with_the_method_that_it_took() -> None:
     pair, batches = tall()
-    whole, part = (pt2qa.sensitivity(pair, some, progress=False) for some in (batches, batches[:1]))
-    resumed = pt2qa.sensitivity(pair, batches, resume=part, progress=False)
+    whole, part = (pt2qa.sensitivity(pair, some) for some in (batches, batches[:1]))
+    resumed = pt2qa.sensitivity(pair, batches, resume=part)
     assert resumed.method == "projection"
     assert (resumed.rows, resumed.data, resumed.parts) == (whole.rows, whole.data, whole.parts)
     assert (
-        pt2qa.sensitivity(
-            pair,
-            batches[:1],
-            resume=pt2qa.sensitivity(pair, batches[:1], method="exact", progress=False),
-            progress=False,
-        ).method
+        pt2qa.sensitivity(pair, batches[:1], resume=pt2qa.sensitivity(pair, batches[:1], method="exact")).method
         == "exact"
     )
 
 
 def test_projections_are_raised_until_the_ranking_can_be_trusted() -> None:
     pair, batches = tall(samples=1)
-    report = pt2qa.sensitivity(pair, batches, method="projection", progress=False)
+    report = pt2qa.sensitivity(pair, batches, method="projection")
     assert FEWEST < report.projections <= MOST
     assert report.data[0].projections == report.projections
     assert f"projections: up to {report.projections} on" in " ".join(report.notes)
@@ -167,8 +162,8 @@ def test_projections_are_raised_until_the_ranking_can_be_trusted() -> None:
 
 def test_a_batch_is_measured_exactly_where_more_projections_cost_more() -> None:
     pair, batches = detector()
-    report = pt2qa.sensitivity(pair, batches, method="projection", progress=False)
-    exact = pt2qa.sensitivity(pair, batches, method="exact", progress=False)
+    report = pt2qa.sensitivity(pair, batches, method="projection")
+    exact = pt2qa.sensitivity(pair, batches, method="exact")
     alone = [number for number, batch in enumerate(report.data) if not batch.projections]
     assert 0 in alone
     said = f"{len(alone)} of 2 batches: each row measured alone, cheaper than the projections that its ranking needs"
@@ -179,7 +174,7 @@ def test_a_batch_is_measured_exactly_where_more_projections_cost_more() -> None:
         assert [part.noise for part in own] == [part.noise for part in other]
         assert not any(part.variance for part in own)
     assert spearmanr([row.noise for row in report.rows], [row.noise for row in exact.rows]).statistic >= ALIKE
-    merged = pt2qa.merge([pt2qa.sensitivity(pair, [each], method="projection", progress=False) for each in batches])
+    merged = pt2qa.merge([pt2qa.sensitivity(pair, [each], method="projection") for each in batches])
     assert said.replace(str(len(alone)), "2", 1) in merged.notes
     assert [row.value for row in merged.rows] == pytest.approx([row.value for row in exact.rows])
 
@@ -187,7 +182,7 @@ def test_a_batch_is_measured_exactly_where_more_projections_cost_more() -> None:
 def test_groups_are_projected_however_many_projections_they_take() -> None:
     # Quantized together, the sites of a region are not the sum of their noise.
     pair, batches = detector()
-    report = pt2qa.sensitivity(pair, batches, method="projection", group="region", progress=False)
+    report = pt2qa.sensitivity(pair, batches, method="projection", group="region")
     assert all(batch.projections for batch in report.data)
     assert all(row.error > 0 for row in report.rows)
 
@@ -196,7 +191,7 @@ def test_the_stated_error_is_that_of_the_estimates() -> None:
     pair, _ = tall(samples=1)
     batches = list(torch.randn(8, 1, 64, generator=torch.Generator().manual_seed(5)))
     exact, report = (
-        pt2qa.sensitivity(pair, batches, progress=False, **options)
+        pt2qa.sensitivity(pair, batches, **options)
         for options in ({"method": "exact"}, {"method": "projection", "projections": 4})
     )
     right = {(part.place, part.batch): part.noise for part in exact.parts}
@@ -212,15 +207,15 @@ def test_the_stated_error_is_that_of_the_estimates() -> None:
 
 def test_projections_that_were_asked_for_are_what_is_taken() -> None:
     pair, batches = detector()
-    report = pt2qa.sensitivity(pair, batches, method="projection", projections=1, progress=False)
+    report = pt2qa.sensitivity(pair, batches, method="projection", projections=1)
     assert [batch.projections for batch in report.data] == [1, 1]
     assert "the ranking is uncertain" in " ".join(report.notes)
 
 
 def test_rounds_of_projections_give_what_one_round_gives() -> None:
     pair, batches = tall(samples=1)
-    raised = pt2qa.sensitivity(pair, batches[:1], method="projection", progress=False)
+    raised = pt2qa.sensitivity(pair, batches[:1], method="projection")
     assert raised.projections > FEWEST
-    at_once = pt2qa.sensitivity(pair, batches[:1], method="projection", projections=raised.projections, progress=False)
+    at_once = pt2qa.sensitivity(pair, batches[:1], method="projection", projections=raised.projections)
     assert [row.noise for row in raised.rows] == pytest.approx([row.noise for row in at_once.rows], rel=1e-5)
     assert [row.error for row in raised.rows] == pytest.approx([row.error for row in at_once.rows], rel=1e-4)

@@ -27,19 +27,19 @@ class Spectrum(nn.Module):
 
 @pytest.fixture(scope="module")
 def pair() -> pt2qa.QuantizedPair:
-    return pt2qa.quantize(pt2qa.capture(Spectrum().eval(), BATCH), "x86", [BATCH], progress=False)
+    return pt2qa.quantize(pt2qa.capture(Spectrum().eval(), BATCH), "x86", [BATCH])
 
 
 def test_no_site_before_complex_numbers_is_without_noise(pair: pt2qa.QuantizedPair) -> None:
     with pytest.raises(WithoutGradient, match="fft_rfft returns complex numbers"):
-        pt2qa.sensitivity(pair, [BATCH], method="projection", progress=False)
-    report = pt2qa.sensitivity(pair, [BATCH], progress=False)
+        pt2qa.sensitivity(pair, [BATCH], method="projection")
+    report = pt2qa.sensitivity(pair, [BATCH])
     assert report.method == "exact"
     assert all(row.noise > 0 for row in report.rows)
 
 
 def test_a_complex_output_counts(pair: pt2qa.QuantizedPair) -> None:
-    report = pt2qa.sensitivity(pair, [BATCH], method="exact", progress=False)
+    report = pt2qa.sensitivity(pair, [BATCH], method="exact")
     assert report.outputs == ("output[0]", "output[1]")
     with torch.no_grad():
         references, quantized = pair.reference(BATCH), pair.quantized(BATCH)
@@ -49,7 +49,7 @@ def test_a_complex_output_counts(pair: pt2qa.QuantizedPair) -> None:
 
 
 def test_a_target_is_that_of_the_worst_output_complex_ones_too(pair: pt2qa.QuantizedPair) -> None:
-    before = pt2qa.compare_layers(pair, [BATCH], progress=False)
-    found = pt2qa.reconfigure(pair, [BATCH], target=before.sqnr + 3, progress=False)
+    before = pt2qa.compare_layers(pair, [BATCH])
+    found = pt2qa.reconfigure(pair, [BATCH], target=before.sqnr + 3)
     assert found.met
-    assert pt2qa.compare_layers(found.pair, [BATCH], progress=False).sqnr >= before.sqnr + 3
+    assert pt2qa.compare_layers(found.pair, [BATCH]).sqnr >= before.sqnr + 3

@@ -40,7 +40,7 @@ class Towers(nn.Module):
 
 
 def exact(pair: pt2qa.QuantizedPair, batches: Any, **options: Any) -> pt2qa.SensitivityReport:
-    return pt2qa.sensitivity(pair, batches, method="exact", progress=False, **options)
+    return pt2qa.sensitivity(pair, batches, method="exact", **options)
 
 
 def check(pair: pt2qa.QuantizedPair, batches: Any, group: Any = None) -> pt2qa.SensitivityReport:
@@ -187,8 +187,7 @@ def test_copies_of_a_site_are_one_row() -> None:
     report = check(copied_pair, [images()])
     assert [row.noise for row in report.rows] == [row.noise for row in exact(pair, [images()]).rows]
     estimated = [
-        pt2qa.sensitivity(each, [images()], method="projection", projections=4, progress=False).rows
-        for each in (pair, copied_pair)
+        pt2qa.sensitivity(each, [images()], method="projection", projections=4).rows for each in (pair, copied_pair)
     ]
     assert [row.noise for row in estimated[1]] == pytest.approx([row.noise for row in estimated[0]], rel=1e-5)
 
@@ -201,7 +200,7 @@ def test_writes_that_reach_other_values_make_every_row_a_run_of_the_whole_model(
     assert pair.program.steps[0].site is not None
     pair.program.steps[-2].mutates = True
     with pytest.raises(SimulationError, match=r'writes to a value that other ops share.*Use method="exact"'):
-        pt2qa.sensitivity(pair, [images()], method="projection", progress=False)
+        pt2qa.sensitivity(pair, [images()], method="projection")
 
 
 @pytest.mark.parametrize("method", ["exact", "projection"])
@@ -209,7 +208,7 @@ def test_nested_graphs_run_as_one_op(method: Any) -> None:
     torch.manual_seed(0)
     example = (torch.randn(4, 16),)
     pair = quantized_pair(models.Conditional(), example)
-    report = pt2qa.sensitivity(pair, [example], method=method, progress=False)
+    report = pt2qa.sensitivity(pair, [example], method=method)
     for row, noise in zip(report.rows, noises(pair, [example]), strict=True):
         assert row.noise == pytest.approx(noise, rel=2.0 if method == "projection" else 1e-6)
 

@@ -75,8 +75,8 @@ def test_any_division_gives_what_one_run_gives(how: str) -> None:
 
     def measured(shard: list[Tensor]) -> list[pt2qa.Report]:
         return [
-            pt2qa.sensitivity(pair, shard, method="projection", projections=4, progress=False),
-            pt2qa.error_budget(pair, shard, method="projection", projections=4, progress=False),
+            pt2qa.sensitivity(pair, shard, method="projection", projections=4),
+            pt2qa.error_budget(pair, shard, method="projection", projections=4),
         ]
 
     whole = measured(data)
@@ -123,9 +123,7 @@ def test_a_function_that_takes_no_such_outputs_is_said() -> None:
         return outputs - torch.zeros(3, 3)
 
     data = [torch.randn(3, 2, 6, 6)]
-    report = pt2qa.sensitivity(
-        repeated("twice"), data, method="projection", projections=2, post_process=of_three, progress=False
-    )
+    report = pt2qa.sensitivity(repeated("twice"), data, method="projection", projections=2, post_process=of_three)
     assert any("independence of samples could not be tested (RuntimeError" in note for note in report.notes)
 
 

@@ -112,7 +112,7 @@ class Coordinates(nn.Module):
 
 
 def projected(pair: pt2qa.QuantizedPair, batches: Any, **options: Any) -> pt2qa.SensitivityReport:
-    return pt2qa.sensitivity(pair, batches, method="projection", progress=False, **options)
+    return pt2qa.sensitivity(pair, batches, method="projection", **options)
 
 
 def deep() -> nn.Module:
@@ -181,7 +181,7 @@ def test_a_hostile_layer_is_the_worst(method: Any) -> None:
         model.convs[4].weight[:, 5] /= 1000
     model.forward = _without_relu6(model)  # type: ignore[method-assign]
     pair = quantized_pair(model, (images(16),), "xnnpack:per_channel=false")
-    report = pt2qa.sensitivity(pair, [images(16)], method=method, progress=False)
+    report = pt2qa.sensitivity(pair, [images(16)], method=method)
     assert report.worst(1)[0].module == "convs.3"
 
 
@@ -247,9 +247,7 @@ def test_an_output_that_post_process_ignores_has_no_gradient_and_no_noise(quanti
     for row, noise in zip(report.rows, expected, strict=True):
         assert row.noise == pytest.approx(noise, rel=0.5), row.name
     assert any("no gradient leads from left/linear" in note for note in report.notes)
-    found = pt2qa.reconfigure(
-        pair, batches, progress=False, target=pt2qa.compare_layers(pair, batches, progress=False).sqnr + 3
-    )
+    found = pt2qa.reconfigure(pair, batches, target=pt2qa.compare_layers(pair, batches, progress=False).sqnr + 3)
     assert found.met
 
 
@@ -292,9 +290,9 @@ def test_values_without_an_axis_are_projected(quantizer: str) -> None:
     report = projected(pair, batches, projections=1)
     for row, noise in zip(report.rows, noises(pair, batches), strict=True):
         assert row.noise == pytest.approx(noise, rel=0.05), row.name
-    budget = pt2qa.error_budget(pair, batches, method="projection", projections=1, progress=False)
+    budget = pt2qa.error_budget(pair, batches, method="projection", projections=1)
     assert sum(row.noise for row in budget.rows) == pytest.approx(sum(row.noise for row in report.rows), rel=0.3)
-    assert pt2qa.diagnose(pair, batches, progress=False).samples == 8
+    assert pt2qa.diagnose(pair, batches).samples == 8
 
 
 def test_a_loop_that_torch_gives_no_gradient_of_is_measured_exactly() -> None:
@@ -303,7 +301,7 @@ def test_a_loop_that_torch_gives_no_gradient_of_is_measured_exactly() -> None:
     pair = quantized_pair(Scanned(), batch)
     with pytest.raises(SimulationError, match=r'scan \(scan\) has no gradient here.*method="exact"'):
         projected(pair, [batch])
-    assert pt2qa.sensitivity(pair, [batch], progress=False).method == "exact"
+    assert pt2qa.sensitivity(pair, [batch]).method == "exact"
 
 
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
@@ -312,4 +310,4 @@ def test_values_whose_elements_share_memory(quantizer: str) -> None:
     batches = [torch.randn(2, 3, 6, 6) for _ in range(2)]
     pair = quantized_pair(Coordinates(), batches[0], quantizer)
     check_against_exact(pair, batches, projections=8)
-    assert pt2qa.diagnose(pair, batches, progress=False).samples == 4
+    assert pt2qa.diagnose(pair, batches).samples == 4

@@ -26,7 +26,7 @@ def with_nan(seed: int = 1) -> Tensor:
 
 
 def run(batches: Any, **options: Any) -> pt2qa.SensitivityReport:
-    return pt2qa.sensitivity(residual_pair(), batches, progress=False, **options)
+    return pt2qa.sensitivity(residual_pair(), batches, **options)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -73,7 +73,7 @@ def test_the_op_and_the_side_are_named(method: Any) -> None:
     good, bad = torch.rand(6, 4), torch.rand(6, 4)
     bad[2, 1] = -5.0
     pair = quantized_pair(Logarithm(), (good,))
-    report = pt2qa.sensitivity(pair, [(good,), (bad,)], method=method, progress=False)
+    report = pt2qa.sensitivity(pair, [(good,), (bad,)], method=method)
     (apart,) = report.set_apart
     assert (apart.batch, apart.sample, apart.what, apart.name) == (1, 2, "NaN", "log")
     assert apart.side in ("both", "reference")
@@ -99,12 +99,12 @@ def test_an_empty_batch_is_counted(method: Any) -> None:
         nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(3, 4),), dynamic_shapes=({0: dim},)
     )
     for batches in ([torch.randn(0, 4), torch.ones(3, 4)], [torch.ones(3, 4), torch.randn(0, 4)]):
-        report = pt2qa.sensitivity(pair, batches, method=method, progress=False)
+        report = pt2qa.sensitivity(pair, batches, method=method)
         assert [(apart.what, apart.samples) for apart in report.set_apart] == [("no samples", 0)]
         assert (report.batches, report.samples) == (1, 3)
         assert "No samples in 1 of 2 batches" in report.summary()
     with pytest.raises(BatchError, match=r"no batch can be measured\. No samples in 1 of 1 batch"):
-        pt2qa.sensitivity(pair, [torch.randn(0, 4)], method=method, progress=False)
+        pt2qa.sensitivity(pair, [torch.randn(0, 4)], method=method)
 
 
 @pytest.mark.parametrize("method", ["projection", "exact"])
@@ -132,7 +132,7 @@ def test_a_site_that_alone_breaks_the_output_is_named_not_ranked() -> None:
         calls += 1
         return logits * torch.nan if calls == 5 else logits
 
-    report = pt2qa.sensitivity(pair, [images()], method="exact", post_process=breaks_once, progress=False)
+    report = pt2qa.sensitivity(pair, [images()], method="exact", post_process=breaks_once)
     (row,) = (row for row in report.rows if row.noise != row.noise)
     assert row.rank == len(report.rows)
     assert (
