@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,25 +20,29 @@ def pair() -> pt2qa.QuantizedPair:
     return quantized(Running(), "xnnpack")
 
 
+def masked(pair: pt2qa.QuantizedPair, batches: Any, mask: Any = "attention_mask", **options: Any) -> pt2qa.BadCases:
+    return pt2qa.find_bad_cases(pair, batches, mask=mask, **{"k": 4, **options})
+
+
 def _found(report: pt2qa.BadCases) -> list[tuple[str, int, float, int, int]]:
     return [(row.metric, row.index, row.value, row.first_wrong, row.worst_position) for row in report.rows]
 
 
 def test_a_padded_batch_ranks_as_its_prompts_one_by_one(pair: pt2qa.QuantizedPair) -> None:
-    masked = pt2qa.find_bad_cases(pair, [padded(prompts())], metric=METRICS, k=4, mask="attention_mask")
+    together = masked(pair, [padded(prompts())], metric=METRICS)
     ones = [padded([prompt]) for prompt in prompts()]
-    alone = pt2qa.find_bad_cases(pair, ones, metric=METRICS, k=4, mask="attention_mask")
-    for left, right in zip(_found(masked), _found(alone), strict=True):
+    alone = masked(pair, ones, metric=METRICS)
+    for left, right in zip(_found(together), _found(alone), strict=True):
         assert left[:2] == right[:2]
         assert left[3:] == right[3:]
         assert left[2] == pytest.approx(right[2], abs=1e-9)
-    plain = pt2qa.find_bad_cases(pair, ones, metric=METRICS, k=4)
+    plain = masked(pair, ones, None, metric=METRICS)
     assert [row[:3] for row in _found(alone)] == [pytest.approx(row[:3], abs=1e-9) for row in _found(plain)]
 
 
 def test_the_token_that_goes_wrong_first_and_the_worst_one(pair: pt2qa.QuantizedPair) -> None:
     batch = padded(prompts())
-    report = pt2qa.find_bad_cases(pair, [batch], k=4, mask="attention_mask")
+    report = masked(pair, [batch])
     values = pair.values(batch)
     reference, quantized = (pair.simulator.run(values, on=on)[0].double() for on in (False, True))
     for row in report.rows:
@@ -59,11 +65,9 @@ def test_a_batch_as_a_whole_is_both_values() -> None:
 
 def test_where_no_token_goes_wrong_there_is_no_position(pair: pt2qa.QuantizedPair) -> None:
     batch = padded(prompts())
-    plain = pt2qa.find_bad_cases(pair, [batch], k=4)
+    plain = masked(pair, [batch], None)
     assert {(row.first_wrong, row.worst_position) for row in plain.rows} == {(-1, -1)}
-    equal = pt2qa.find_bad_cases(
-        pair, [batch], k=4, mask="attention_mask", post_process=lambda outputs: outputs["logits"] * 0
-    )
+    equal = masked(pair, [batch], post_process=lambda outputs: outputs["logits"] * 0)
     assert {(row.first_wrong, row.worst_position) for row in equal.rows} == {(-1, -1)}
 
 
@@ -73,9 +77,7 @@ def test_without_a_mask_the_table_has_no_positions(pair: pt2qa.QuantizedPair) ->
 
 def test_labels_of_padding_do_not_count(pair: pt2qa.QuantizedPair) -> None:
     batch = padded(prompts())
-    report = pt2qa.find_bad_cases(
-        pair, [batch], mask="attention_mask", targets_of=lambda batch: batch["input_ids"], metric="flips"
-    )
+    report = masked(pair, [batch], targets_of=lambda batch: batch["input_ids"], metric="flips")
     assert report.labels[0].targets == sum(map(len, prompts()))
 
 
@@ -87,20 +89,13 @@ def test_a_custom_metric_receives_the_positions_that_count(pair: pt2qa.Quantized
         return (reference - quantized).abs().amax((1, 2))
 
     metric = pt2qa.CaseMetric("largest", largest)
-    own = pt2qa.find_bad_cases(pair, [padded(prompts())], k=4, mask="attention_mask", metric=[metric, "atol"])
+    own = masked(pair, [padded(prompts())], metric=[metric, "atol"])
     assert seen == [(1, len(prompt)) for prompt in prompts()]
     assert [row.value for row in own.worst("largest")] == pytest.approx([row.value for row in own.worst("atol")])
 
 
 def test_an_argmax_of_ones_own_is_masked_too(pair: pt2qa.QuantizedPair) -> None:
-    report = pt2qa.find_bad_cases(
-        pair,
-        [padded(prompts())],
-        k=4,
-        metric="l1",
-        mask="attention_mask",
-        post_process=lambda out: out["logits"].argmax(-1),
-    )
-    logits = pt2qa.find_bad_cases(pair, [padded(prompts())], k=4, mask="attention_mask")
+    report = masked(pair, [padded(prompts())], metric="l1", post_process=lambda out: out["logits"].argmax(-1))
+    logits = masked(pair, [padded(prompts())])
     first = {row.index: row.first_wrong for row in logits.rows}
     assert {row.index: row.first_wrong for row in report.rows} == first

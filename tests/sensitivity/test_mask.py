@@ -17,37 +17,30 @@ def pair() -> pt2qa.QuantizedPair:
     return quantized(Running(), "xnnpack")
 
 
-def _values(report: pt2qa.SensitivityReport) -> dict[str, float]:
+def values(pair: pt2qa.QuantizedPair, batches: Any, mask: Any = "attention_mask", **options: Any) -> dict[str, float]:
+    """By kind and name of the row; measured exactly if not said otherwise."""
+    report = pt2qa.sensitivity(pair, batches, mask=mask, **{"method": "exact", **options})
     return {f"{row.kind} {row.name}": row.value for row in report.rows}
 
 
 @pytest.mark.parametrize("metric", ["sqnr", "l1", "cosine", "kl"])
 def test_a_padded_batch_equals_its_prompts_one_by_one(pair: pt2qa.QuantizedPair, metric: str) -> None:
-    ones = [padded([prompt]) for prompt in prompts()]
-    alone = pt2qa.sensitivity(pair, ones, method="exact", metric=metric)
-    masked = pt2qa.sensitivity(pair, [padded(prompts())], method="exact", metric=metric, mask="attention_mask")
-    assert _values(masked) == pytest.approx(_values(alone), abs=1e-9)
+    alone = values(pair, [padded([prompt]) for prompt in prompts()], None, metric=metric)
+    assert values(pair, [padded(prompts())], metric=metric) == pytest.approx(alone, abs=1e-9)
 
 
 def test_the_projection_estimates_the_same_noise(pair: pt2qa.QuantizedPair) -> None:
     batch = [padded(prompts())]
-    exact = pt2qa.sensitivity(pair, batch, method="exact", mask="attention_mask")
-    projected = pt2qa.sensitivity(pair, batch, method="projection", projections=256, mask="attention_mask")
-    assert _values(projected) == pytest.approx(_values(exact), abs=0.6)
+    projected = values(pair, batch, method="projection", projections=256)
+    assert projected == pytest.approx(values(pair, batch), abs=0.6)
 
 
 def test_outputs_of_ones_own_are_masked_too(pair: pt2qa.QuantizedPair) -> None:
     batch = [padded(prompts())]
-    plain = pt2qa.sensitivity(pair, batch, method="exact", mask="attention_mask")
-    own = pt2qa.sensitivity(pair, batch, method="exact", mask="attention_mask", post_process=lambda out: out["logits"])
-    assert _values(own) == _values(plain)
+    assert values(pair, batch, post_process=lambda out: out["logits"]) == values(pair, batch)
 
 
-@pytest.mark.parametrize("method", ["exact", "projection"])
-def test_what_stands_at_padded_positions_changes_nothing(pair: pt2qa.QuantizedPair, method: Any) -> None:
-    batch, count = padded(prompts()), 4 if method == "projection" else None
-    one, other = (
-        pt2qa.sensitivity(pair, [each], method=method, projections=count, mask="attention_mask")
-        for each in (batch, with_garbage(batch))
-    )
-    assert _values(one) == _values(other)
+@pytest.mark.parametrize("options", [{}, {"method": "projection", "projections": 4}], ids=["exact", "projection"])
+def test_what_stands_at_padded_positions_changes_nothing(pair: pt2qa.QuantizedPair, options: dict[str, Any]) -> None:
+    batch = padded(prompts())
+    assert values(pair, [batch], **options) == values(pair, [with_garbage(batch)], **options)
