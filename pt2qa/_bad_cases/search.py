@@ -19,7 +19,6 @@ from pt2qa._bad_cases.case_metrics import (
     AnyMetric,
     CaseMetric,
     Scores,
-    added_counts,
     as_targets,
     chosen_metrics,
     count_labels,
@@ -28,12 +27,12 @@ from pt2qa._bad_cases.feedback import Feedback, State
 from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import LabelCounts
-from pt2qa._bad_cases.standings import CaseKey, Cases, Standing, ranked
+from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted
-from pt2qa._report.set_apart import InputRange, SetApart, added
+from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element, plain_batch
@@ -149,19 +148,6 @@ class _Step:
     targets: Tensor | None
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The results so far.  Each batch creates a new value, so an interrupted batch leaves no trace."""
-
-    standings: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
-    labels: Mapping[str, LabelCounts] = field(default_factory=dict)
-    cases: Mapping[CaseKey, CaseBatch] = field(default_factory=dict)
-    steps: int = 0
-    samples: int = 0
-    set_apart: tuple[SetApart, ...] = ()
-    input_ranges: tuple[InputRange, ...] = ()
-
-
 @dataclass
 class _Search:
     pair: QuantizedPair
@@ -172,7 +158,8 @@ class _Search:
     axis: int | None
     positions: Positions | None
     check: Verification
-    found: _Found = field(default_factory=_Found)
+    found: Found = field(default_factory=Found)
+    cases: Mapping[CaseKey, CaseBatch] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     states: tuple[State, State] = ({}, {})
     repeats: dict[int, int] = field(default_factory=dict)
@@ -215,8 +202,7 @@ class _Search:
         self._take(step, self.check.run(models, step.reference, step.quantized))
 
     def _take_empty(self) -> None:
-        apart = (*self.found.set_apart, empty_batch(self.found.steps))
-        self.found = replace(self.found, steps=self.found.steps + 1, set_apart=apart)
+        self.found = self.found.merge(Found(steps=1, set_apart=(empty_batch(0),)))
 
     def _take(self, step: _Step, outputs: Outputs) -> None:
         graph = self.pair.quantized
@@ -238,27 +224,20 @@ class _Search:
             keep, processed = kept.keep, self.post_process is not None
             layouts = kept.leading(reference) if processed else kept.layouts_of_outputs()
         pairs = list(output_pairs(reference, quantized, self.axis, size, layouts, keep))
-        standings, counts = dict(self.found.standings), dict(self.found.labels)
-        scored = [
-            (output, metric.name, metric.worst, metric.scores(output)) for output in pairs for metric in self.metrics
-        ]
+        scored = [(output, each.name, each.worst, each.scores(output)) for output in pairs for each in self.metrics]
+        counts = {}
         if step.targets is not None:
             for output, own, scores in _labelled(pairs, step.targets, keep):
-                counts[output.name] = added_counts(counts[output.name], own) if output.name in counts else own
+                counts[output.name] = own
                 scored.append((output, FLIPS, "largest", scores))
-        for output, metric, worst, scores in scored:
-            standing = standings.get((metric, output.name), Standing(metric, output.name, worst, self.k))
-            standings[metric, output.name] = standing.update(scores, output, self.found.steps, self.found.samples)
-        found = _Found(
-            standings,
-            counts,
-            steps=self.found.steps + 1,
-            samples=self.found.samples + samples,
-            set_apart=(*self.found.set_apart, *apart),
-            input_ranges=added([self.found.input_ranges, ranges]),
-        )
-        found = replace(found, cases=self._cases(found, step, size))
-        self.found, self.states = found, states
+        standings = {
+            (metric, output.name): Standing(metric, output.name, worst, self.k).of_batch(scores, output)
+            for output, metric, worst, scores in scored
+        }
+        found = self.found.merge(Found(standings, counts, 1, samples, apart, ranges))
+        cases = self._cases(found, step, size)
+        # All at once, so that an interrupted batch leaves no trace.
+        self.found, self.states, self.cases = found, states, cases
 
     def _not_finite(self, step: _Step, samples: int, outputs: Outputs, kept: Counted | None) -> Iterator[SetApart]:
         """What is wrong with a batch on which an output is NaN, or infinite in only one model.
@@ -278,18 +257,17 @@ class _Search:
             name, (what, side, _) = wrong[0]
             found = NonFinite(name, side, what, -1)
         sample = found.sample if self.axis == 0 else -1
-        yield SetApart(self.found.steps, samples, sample, found.side, found.what, found.name, found.origin)
+        yield SetApart(0, samples, sample, found.side, found.what, found.name, found.origin)
 
-    def _cases(self, found: _Found, step: _Step, size: int) -> dict[CaseKey, CaseBatch]:
+    def _cases(self, found: Found, step: _Step, size: int) -> dict[CaseKey, CaseBatch]:
         """The cases in any standing: those kept so far, and copies from this batch."""
         number, first = self.found.steps, self.found.samples
         alone = case_batches.can_be_cut(step.reference, self.axis, size)
-        wanted = {entry.key: entry.index for standing in found.standings.values() for entry in standing.entries}
         cases: dict[CaseKey, CaseBatch] = {}
-        for (batch, sample), index in wanted.items():
+        for (batch, sample), index in found.keys.items():
             if batch != number:
-                key = (batch, sample) if (batch, sample) in self.found.cases else (batch, -1)
-                cases[key] = self.found.cases[key]
+                key = (batch, sample) if (batch, sample) in self.cases else (batch, -1)
+                cases[key] = self.cases[key]
             elif sample < 0 or not alone:
                 cases.setdefault((batch, -1), CaseBatch(case_batches.copied(step.batch), first, 1))
             else:
@@ -310,7 +288,7 @@ class _Search:
     def report(self, notes: Sequence[str]) -> BadCases:
         order = [*(metric.name for metric in self.metrics), FLIPS]
         standings = sorted(self.found.standings.values(), key=lambda standing: order.index(standing.metric))
-        cases: Cases = {key: case_batches.stored(case, key) for key, case in self.found.cases.items()}
+        cases: Cases = {key: case_batches.stored(case, key) for key, case in self.cases.items()}
         settings = {
             QUANTIZATION: self.pair.quantization,
             "metric": ", ".join(metric.name for metric in self.metrics),
@@ -322,16 +300,11 @@ class _Search:
             if self.post_process is None:
                 notes = [*notes, *self.positions.note(slots_in(self.pair.program.outputs), "outputs")]
         return BadCases(
-            **ranked(standings, cases, notes, settings),
-            labels=tuple(self.found.labels.values()),
+            **self.found.fields(standings, cases, notes, settings),
             batch_axis=-1 if self.axis is None else self.axis,
-            steps=self.found.steps,
-            samples=self.found.samples,
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
-            set_apart=self.found.set_apart,
-            input_ranges=self.found.input_ranges,
         )
 
 

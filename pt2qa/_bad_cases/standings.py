@@ -14,7 +14,7 @@ from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
 from pt2qa._report.columns import Count
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.notes import Note, joined_notes, notes_without
-from pt2qa._report.set_apart import added
+from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.errors import ReportError
 
@@ -61,21 +61,22 @@ class Standing:
     without_number: Count = 0
     reason: str = ""
 
-    def update(self, scores: Scores, output: OutputPair, batch: int, first: int) -> Standing:
-        """The standing after one more batch, whose first sample has the running number ``first``."""
+    def of_batch(self, scores: Scores, output: OutputPair) -> Standing:
+        """That of one batch, number 0."""
         if scores.problem:
-            return replace(self, without_number=self.without_number + 1, reason=self.reason or scores.problem)
+            return replace(self, without_number=1, reason=scores.problem)
         sign = -1.0 if self.worst == "smallest" else 1.0
         new = []
         for place, value, note in zip(scores.places, scores.numbers, scores.notes, strict=True):
             tier = 1 if not math.isnan(value) else 0 if output.nonfinite(place) else 2
             badness = sign * value if tier == 1 else 0.0
             where = (-1, -1) if place < 0 or output.layout is None else output.positions[place]
-            new.append(Entry(tier, badness, (batch, place), first + max(place, 0), value, note, *where))
+            new.append(Entry(tier, badness, (0, place), max(place, 0), value, note, *where))
         numbers = [entry.value for entry in new if entry.tier == 1]
         finite = [number for number in numbers if math.isfinite(number)]
         without = [entry.note for entry in new if entry.tier == 2]
-        found = Standing(
+        found = replace(
+            self,
             # A sample that keeps all its labels is no bad case.
             entries=tuple(entry for entry in new if self.metric != FLIPS or entry.value > 0),
             values=len(numbers),
@@ -85,7 +86,7 @@ class Standing:
             without_number=len(without),
             reason=next(iter(without), ""),
         )
-        return self.merge(found)
+        return found.merge(self)
 
     def merge(self, later: Standing, batches: int = 0, samples: int = 0) -> Standing:
         """The standing after the batches of both; the later ones are numbered on from these batches and samples."""
@@ -130,20 +131,58 @@ class _Listed:
     entry: Entry = field(default_factory=Entry)
 
 
-def ranked(
-    standings: Sequence[Standing], cases: Cases, notes: Sequence[str], settings: Mapping[str, str]
-) -> dict[str, Any]:
-    """The fields of a report that follow from the standings, which are in the order of its rankings."""
-    kept = list(dict.fromkeys(_case_of(entry.key, cases) for each in standings for entry in each.entries))
-    listed = [_Listed(number, entry) for number, each in enumerate(standings) for entry in each.entries]
-    return {
-        "rows": tuple(row for each in standings for row in each.rows()),
-        "rankings": tuple(each.ranking() for each in standings),
-        "cases": tuple(cases[key][0] for key in kept),
-        "inputs": {name: array for key in kept for name, array in cases[key][1].items()},
-        "notes": tuple(dict.fromkeys([*notes, *(note for each in standings for note in each.notes())])),
-        "sums": pack(settings, standings=[replace(each, entries=()) for each in standings], entries=listed),
-    }
+@dataclass(frozen=True)
+class Found:
+    """What was found on some batches, numbered from 0; ``steps`` and ``samples`` are how many were run."""
+
+    standings: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
+    labels: Mapping[str, LabelCounts] = field(default_factory=dict)
+    steps: int = 0
+    samples: int = 0
+    set_apart: tuple[SetApart, ...] = ()
+    input_ranges: tuple[InputRange, ...] = ()
+
+    def merge(self, later: Found) -> Found:
+        """What was found on the batches of both."""
+        standings, labels = dict(self.standings), dict(self.labels)
+        for key, own in later.standings.items():
+            before = standings.get(key, Standing(own.metric, own.output, own.worst, own.k))
+            standings[key] = before.merge(own, self.steps, self.samples)
+        for name, counts in later.labels.items():
+            labels[name] = added_counts(labels[name], counts) if name in labels else counts
+        return Found(
+            standings,
+            labels,
+            self.steps + later.steps,
+            self.samples + later.samples,
+            numbered_on([self.set_apart, later.set_apart], [self.steps, later.steps]),
+            added([self.input_ranges, later.input_ranges]),
+        )
+
+    @property
+    def keys(self) -> dict[CaseKey, int]:
+        """The cases in any standing, each with its running number."""
+        return {entry.key: entry.index for each in self.standings.values() for entry in each.entries}
+
+    def fields(
+        self, standings: Sequence[Standing], cases: Cases, notes: Sequence[str], settings: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """The fields of a report that follow from it; the standings are in the order of the rankings."""
+        kept = dict.fromkeys(_case_of(entry.key, cases) for each in standings for entry in each.entries)
+        listed = [_Listed(number, entry) for number, each in enumerate(standings) for entry in each.entries]
+        return {
+            "rows": tuple(row for each in standings for row in each.rows()),
+            "rankings": tuple(each.ranking() for each in standings),
+            "labels": tuple(self.labels.values()),
+            "cases": tuple(cases[key][0] for key in kept),
+            "inputs": {name: array for key in kept for name, array in cases[key][1].items()},
+            "steps": self.steps,
+            "samples": self.samples,
+            "set_apart": self.set_apart,
+            "input_ranges": self.input_ranges,
+            "notes": tuple(dict.fromkeys([*notes, *(note for each in standings for note in each.notes())])),
+            "sums": pack(settings, standings=[replace(each, entries=()) for each in standings], entries=listed),
+        }
 
 
 def _case_of(key: CaseKey, cases: Cases) -> CaseKey:
@@ -157,34 +196,18 @@ def merged(reports: Sequence[Any]) -> Any:
             f"cannot merge: with feedback ({settings['feedback']}) each batch continues from the state of the "
             "previous one, so searches of parts of the data cannot be merged. Search all batches in one run."
         )
-    steps = samples = 0
-    standings: dict[tuple[str, str], Standing] = {}
-    counts: dict[str, LabelCounts] = {}
+    found = Found()
     cases: dict[CaseKey, tuple[StoredCase, Mapping[str, Array]]] = {}
-    said = []
     for report in reports:
-        own = _standings(report)
-        for each in own:
-            key = each.metric, each.output
-            before = standings.get(key, Standing(each.metric, each.output, each.worst, each.k))
-            standings[key] = before.merge(each, steps, samples)
-        for counted in report.labels:
-            name = counted.output
-            counts[name] = added_counts(counts[name], counted) if name in counts else counted
         for case in report.cases:
-            moved = replace(case, batch=steps + case.batch, index=samples + case.index)
+            moved = replace(case, batch=found.steps + case.batch, index=found.samples + case.index)
             cases[moved.batch, moved.sample] = moved, _moved(report.inputs, case, moved)
-        said.append(notes_without("of sums", report.notes))
-        steps, samples = steps + report.steps, samples + report.samples
-    return replace(
-        first,
-        **ranked(list(standings.values()), cases, joined_notes(said), settings),
-        labels=tuple(counts.values()),
-        steps=steps,
-        samples=samples,
-        input_ranges=added(report.input_ranges for report in reports),
-        set_apart=numbered_on([report.set_apart for report in reports], [report.steps for report in reports]),
-    )
+        standings = {(each.metric, each.output): each for each in _standings(report)}
+        labels = {counts.output: counts for counts in report.labels}
+        own = Found(standings, labels, report.steps, report.samples, report.set_apart, report.input_ranges)
+        found = found.merge(own)
+    notes = joined_notes([notes_without("of sums", report.notes) for report in reports])
+    return replace(first, **found.fields(list(found.standings.values()), cases, notes, settings))
 
 
 def _standings(report: Any) -> list[Standing]:
