@@ -20,8 +20,7 @@ from pt2qa._conformance.report import ConformanceReport
 from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow, StageRow
-from pt2qa._diagnosis.budget_report import ErrorBudget
-from pt2qa._diagnosis.budget_rows import BudgetRow
+from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow
 from pt2qa._layers.report import LayerReport

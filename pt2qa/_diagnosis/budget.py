@@ -8,8 +8,7 @@ from typing import Any, Final, cast, get_args
 from torch import Tensor
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._diagnosis.budget_report import ErrorBudget
-from pt2qa._diagnosis.budget_rows import UNATTRIBUTED, BudgetRow, Mechanism
+from pt2qa._diagnosis.budget_report import UNATTRIBUTED, BudgetRow, ErrorBudget, Mechanism
 from pt2qa._diagnosis.in_series import sites_before
 from pt2qa._diagnosis.merging import split
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises

@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import nan, sqrt
 from typing import Any, NamedTuple
 
-from pt2qa._diagnosis.budget_rows import BudgetRow
 from pt2qa._diagnosis.projected import SiteNoises, together
 from pt2qa._report.notes import joined_notes
 from pt2qa._report.sums import pack, settings_of, unpack
@@ -29,7 +28,7 @@ class RowSums(NamedTuple):
     variance: float = 0.0
 
 
-def split(rows: Iterable[BudgetRow], noises: SiteNoises) -> dict[str, Any]:
+def split(rows: Iterable[Any], noises: SiteNoises) -> dict[str, Any]:
     """The fields of a budget that follow from the noise of its sites; ``rows`` say which those are."""
     places = list(rows)
     sums = [
@@ -60,7 +59,7 @@ def merged(reports: Sequence[Any]) -> Any:
     return replace(first, **split(first.rows, replace(found, notes=notes)))
 
 
-def _noises_of(report: Any, rows: Sequence[BudgetRow]) -> SiteNoises:
+def _noises_of(report: Any, rows: Sequence[Any]) -> SiteNoises:
     """The noises that a budget was made of; its sums must have these rows."""
     sums = unpack(report.sums, "rows", RowSums())
     if [(each.site, each.mechanism) for each in sums] != [(row.site, row.mechanism) for row in rows]:
