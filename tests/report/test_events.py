@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused(layers: LayerReport, tmp_path: Path) -> No
 
 def test_a_profile_without_histograms_and_a_folder_that_is_a_file_are_refused(accumulator, tmp_path):
     reference, _ = samples.profiles()
-    with pytest.raises(ReportError, match="holds no histograms"):
+    with pytest.raises(ReportError, match="has no histograms"):
         write_tensorboard(replace(reference, histograms={}), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match="cannot write events to"):
