@@ -31,7 +31,6 @@ SAME: Final = frozenset(
 )
 
 DEEPEST: Final = 64
-"""How deep inputs may be nested."""
 
 _SCALARS = (bool, int, float, str, type(None))
 

@@ -143,14 +143,8 @@ def _vectorised(ref: Tensor, quant: Tensor) -> list[ErrorSums | None]:
     """Sums of each row of float64 matrices; None for a row with a non-finite value."""
     difference = ref - quant
     absolute = difference.abs()
-    columns = (
-        torch.linalg.vecdot(ref, ref),
-        torch.linalg.vecdot(difference, difference),
-        torch.linalg.vecdot(quant, quant),
-        torch.linalg.vecdot(ref, quant),
-        absolute.sum(1),
-        absolute.amax(1),
-    )
+    pairs = (ref, ref), (difference, difference), (quant, quant), (ref, quant)
+    columns = [*(torch.linalg.vecdot(*pair) for pair in pairs), absolute.sum(1), absolute.amax(1)]
     found: list[ErrorSums | None] = []
     for signal, noise, quant_signal, product, total, largest in torch.stack(columns, 1).tolist():
         finite = math.isfinite(signal + noise + quant_signal)

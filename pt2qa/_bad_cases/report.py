@@ -1,5 +1,3 @@
-"""The report of a search for bad cases: the samples that lose most accuracy, and their inputs."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +18,6 @@ from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 
 UNITS: Final = {"sqnr": " dB", "kl": " nats"}
-"""What to write after a number."""
-
 
 LARGEST: Final = 2**32
 """The most bytes that one input may take when its sample is repeated to fill a batch: 4 GiB."""
@@ -202,9 +198,11 @@ class BadCases(ModelReport):
         if ranking.metric == "sqnr" and worst.value == inf:
             return f"{which}: no sample differs.{missing}"
         unit = UNITS.get(ranking.metric, "")
+        sample = f"sample {worst.index} (batch {worst.batch}, place {worst.sample})"
+        where = f"batch {worst.batch} as a whole" if worst.sample < 0 else sample
         what = "no number" if isnan(worst.value) else f"{number(worst.value)}{unit}"
         mean = "" if isnan(ranking.mean) else f"; the mean of {ranking.values} is {number(ranking.mean)}{unit}"
-        return f"{which}: worst is {_place(worst)}, {what}{mean}.{missing}"
+        return f"{which}: worst is {where}, {what}{mean}.{missing}"
 
 
 def _label_line(counts: LabelCounts) -> str:
@@ -215,9 +213,3 @@ def _label_line(counts: LabelCounts) -> str:
         f"{counts.output}: {counted(counts.targets, 'target')}, reference right in {counts.ref_right} ({rates[0]} %), "
         f"quantized in {counts.quant_right} ({rates[1]} %); {counts.lost} lost, {counts.gained} gained"
     )
-
-
-def _place(row: CaseRow) -> str:
-    if row.sample < 0:
-        return f"batch {row.batch} as a whole"
-    return f"sample {row.index} (batch {row.batch}, place {row.sample})"

@@ -1,5 +1,3 @@
-"""Rows of a report of bad cases: the cases of each ranking, what a ranking counts, and the inputs that are kept."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

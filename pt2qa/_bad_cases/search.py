@@ -1,5 +1,3 @@
-"""The search for bad cases: runs both models on every batch and keeps the worst samples with their inputs."""
-
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,3 @@
-"""The profiler: what every op of a graph reads and makes, over any number of batches."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""The difference of two profiles: which values moved, how far, and which are in only one of the two."""
-
 from __future__ import annotations
 
 from collections import defaultdict

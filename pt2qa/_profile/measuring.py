@@ -1,5 +1,3 @@
-"""What a profiler has measured so far, and the report of it."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

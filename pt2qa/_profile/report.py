@@ -1,5 +1,3 @@
-"""The report of a profiler: the numbers of every value, and their histograms."""
-
 from __future__ import annotations
 
 import math
@@ -27,7 +25,6 @@ from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]
 SIDES: Final = ("reference", "quantized", "deployed", "float", "graph")
-"""What a profile may be of."""
 
 MOST: Final = 2**53
 """Values that the histograms of a report may hold: floats count so far."""

@@ -1,5 +1,3 @@
-"""Rows of a profile: what one op reads or produces, in numbers."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -85,9 +85,8 @@ def merged(reports: Sequence[Any]) -> Any:
         # What no batch changes was measured once in each run.
         seen = [one if known.constant else one.merge(other) for known, one, other in pairs]
     settings = settings_of(first.sums)
-    wanted = Wanted(
-        settings.get("histograms") == str(True), settings.get("per_channel") == str(True), settings.get("mask", "")
-    )
+    histograms, per_channel = (settings.get(name) == str(True) for name in ("histograms", "per_channel"))
+    wanted = Wanted(histograms, per_channel, settings.get("mask", ""))
     return replace(
         first,
         rows=tuple(replace(row, **numbers_of(described[row.value], seen[row.value])) for row in first.rows),
@@ -122,11 +121,7 @@ def numbers_of(described: Described, seen: ValueStatistics) -> dict[str, Any]:
     some = of.moments.count > 0
     spanned = round((of.largest - of.smallest) / described.scale) if some and described.steps else 0
     return {
-        "dtype": described.dtype,
-        "scheme": described.scheme,
-        "axis": described.axis,
-        "scale": described.scale,
-        "zero_point": described.zero_point,
+        **{name: getattr(described, name) for name in ("dtype", "scheme", "axis", "scale", "zero_point")},
         "shape": seen.shape,
         "count": of.count,
         "min": of.smallest if some else math.nan,

@@ -1,5 +1,3 @@
-"""``pt2qa.sensitivity``: how quantizing each site alone affects the output."""
-
 from __future__ import annotations
 
 import itertools

@@ -21,7 +21,6 @@ from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa.errors import SelectionError
 
 PROJECTIONS = "projections that were asked for"
-"""The setting with the argument ``projections``."""
 
 
 @dataclass(frozen=True, slots=True)

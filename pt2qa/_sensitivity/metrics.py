@@ -1,5 +1,3 @@
-"""Metrics of outputs: sums per batch, and the number computed from all batches."""
-
 from __future__ import annotations
 
 import math

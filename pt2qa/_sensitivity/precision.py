@@ -12,11 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FEWEST = 4
-"""Minimum projections per batch."""
-
-MOST = 64
-"""Maximum projections per batch."""
+FEWEST, MOST = 4, 64
+"""Projections per batch."""
 
 ALIKE = 0.97
 """Spearman correlation that a redrawn ranking must reach."""

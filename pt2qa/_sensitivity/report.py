@@ -1,5 +1,3 @@
-"""The report of a sensitivity analysis: which site's quantization hurts the output most."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +27,6 @@ HALF: Final = 0.5
 """Share of the noise for which the summary counts sites."""
 
 BARS: Final = 25
-"""Sites that the chart shows."""
 
 
 @register("sensitivity", schema=4, oldest=3, since={"set_apart": 2, "input_ranges": 4})

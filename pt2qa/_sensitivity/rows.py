@@ -1,5 +1,3 @@
-"""Rows of a sensitivity report: what each site costs, and the sums behind it."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
