@@ -11,6 +11,7 @@ Exports that a program starts without pt2qa are not seen.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -23,39 +24,23 @@ class _Turns:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.runs: dict[int, int] = {}
-        self.exporter: int | None = None
-        self.depth = 0
+        self.runs: Counter[int] = Counter()
+        self.exports: Counter[int] = Counter()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def taken(self, turns: Counter[int], *others: Counter[int]) -> Iterator[None]:
+        """Takes a turn when no other thread has one of the others."""
         me = threading.get_ident()
         with self.changed:
-            self.changed.wait_for(lambda: self.exporter in (None, me))
-            self.runs[me] = self.runs.get(me, 0) + 1
+            self.changed.wait_for(lambda: not any(other.keys() - {me} for other in others))
+            turns[me] += 1
         try:
             yield
         finally:
             with self.changed:
-                self.runs[me] -= 1
-                if not self.runs[me]:
-                    del self.runs[me]
-                self.changed.notify_all()
-
-    @contextmanager
-    def exporting(self) -> Iterator[None]:
-        me = threading.get_ident()
-        with self.changed:
-            self.changed.wait_for(lambda: self.exporter in (None, me) and not self.runs.keys() - {me})
-            self.exporter = me
-            self.depth += 1
-        try:
-            yield
-        finally:
-            with self.changed:
-                self.depth -= 1
-                if not self.depth:
-                    self.exporter = None
+                turns[me] -= 1
+                if not turns[me]:
+                    del turns[me]
                 self.changed.notify_all()
 
 
@@ -64,9 +49,9 @@ _turns = _Turns()
 
 def computes(function: Function) -> Function:
     """A function that computes values with torch; it waits while another thread exports."""
-    return _turns.running()(function)
+    return _turns.taken(_turns.runs, _turns.exports)(function)
 
 
 def exports(function: Function) -> Function:
     """A function that may export; it waits while other threads compute or export."""
-    return _turns.exporting()(function)
+    return _turns.taken(_turns.exports, _turns.exports, _turns.runs)(function)

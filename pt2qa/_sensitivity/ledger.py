@@ -167,14 +167,15 @@ def precision_notes(ledger: Ledger, places: int, *, given: bool) -> list[Note]:
     """How many projections the ranking took, and whether they suffice; ``given``: the user set their number."""
     notes = []
     data = [ledger.data[batch] for batch in ledger.counted]
+    total = counted(len(data), "batch", "batches")
     raised = [batch.projections for batch in data if batch.projections > FEWEST]
     if raised and not given:
-        of = f"{len(raised)} of {counted(len(data), 'batch', 'batches')}"
-        notes.append(f"projections: up to {max(raised)} on {of}, for a reliable ranking")
+        notes.append(f"projections: up to {max(raised)} on {len(raised)} of {total}, for a reliable ranking")
     exact = sum(batch.projections == 0 for batch in data)
     if exact:
-        of = f"{exact} of {counted(len(data), 'batch', 'batches')}"
-        notes.append(f"{of}: each row measured alone, cheaper than the projections that its ranking needs")
+        notes.append(
+            f"{exact} of {total}: each row measured alone, cheaper than the projections that its ranking needs"
+        )
     noise, variance = ([sums[place] for place in range(places)] for sums in (ledger.noise, ledger.variance))
     alike = reached_by_most(noise, variance)
     if alike < ALIKE:

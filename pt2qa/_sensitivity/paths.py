@@ -129,15 +129,8 @@ def pieces_of(path: Path, reference: Values, samples: int) -> Iterator[tuple[sli
 
 def error_at_end(path: Path, simulator: Simulator, reference: Values, changed: Any) -> list[Tensor]:
     """How each tensor at the end of a path changes with the value of its site, whose memory is reused."""
-    changed, own = _followed(path, simulator, reference, changed)
-    unchanged = float_tensors(reference[path.end.out])
-    return [a.sub_(b) if own else a - b for a, b in zip(changed, unchanged, strict=True)]
-
-
-def _followed(path: Path, simulator: Simulator, reference: Values, changed: Any) -> tuple[list[Tensor], bool]:
-    """The tensors at the end of a path with the site's value changed, and whether they own their memory."""
     step = path.start
-    own = True
+    own = True  # whether ``changed`` owns its memory
     if path.constant is not None:
         env = {slot: reference[slot] for slot in (*step.reads, *step.constants)}
         env[path.constant] = changed
@@ -153,4 +146,6 @@ def _followed(path: Path, simulator: Simulator, reference: Values, changed: Any)
             changed = simulator.call(step, laid_out_inputs(step, env), reuse)
             own = own or op_rules.allocates(step.function)
         slot = step.out
-    return float_tensors(changed), own and isinstance(changed, Tensor)
+    own = own and isinstance(changed, Tensor)
+    pairs = zip(float_tensors(changed), float_tensors(reference[slot]), strict=True)
+    return [a.sub_(b) if own else a - b for a, b in pairs]

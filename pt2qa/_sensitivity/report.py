@@ -154,10 +154,9 @@ class SensitivityReport(DataReport):
             return [f"{adds}."]
         # The difference of two infinities is nan: nothing to report.
         gap = 0.0 if measured == predicted else abs(predicted - measured)
-        if gap <= ADDS_UP:
-            return [f"{adds}: errors add up, within {ADDS_UP:g} dB."]
-        if gap <= ROUGHLY:
-            return [f"{adds}: errors add up roughly, within {ROUGHLY:g} dB."]
+        for limit, how in ((ADDS_UP, "add up"), (ROUGHLY, "add up roughly")):
+            if gap <= limit:
+                return [f"{adds}: errors {how}, within {limit:g} dB."]
         how = "cancel or saturate" if predicted < measured else "are worse"
         return [f"{adds}: errors do not add up, they {how} together; take the rows as a ranking."]
 

@@ -21,8 +21,8 @@ def run(batches: Any = BATCHES, **options: Any) -> pt2qa.SensitivityReport:
     return pt2qa.sensitivity(residual_pair(), batches, **options)
 
 
-def interrupting(count: int) -> Iterator[torch.Tensor]:
-    yield from BATCHES[:count]
+def interrupting(batches: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    yield from batches
     raise KeyboardInterrupt
 
 
@@ -31,13 +31,18 @@ def facts(report: pt2qa.SensitivityReport) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("method", ["projection", "exact"])
-def test_an_interrupted_analysis_goes_on_from_its_file(method: Any, tmp_path: Path) -> None:
-    whole = run(method=method)
-    part = run(interrupting(2), method=method)
-    assert part.batches == 2
-    assert part.notes[-1] == "interrupted: covers the 2 batches that were finished; go on with resume=report"
+@pytest.mark.parametrize("set_apart", [[], [0, 2]], ids=["all", "some"])
+def test_an_interrupted_analysis_goes_on_from_its_file(method: Any, set_apart: list[int], tmp_path: Path) -> None:
+    batches = [images(seed=seed) for seed in range(4)]
+    for number in set_apart:
+        batches[number][1, 0, 3, 3] = torch.nan
+    whole, part = run(batches, method=method), run(interrupting(batches[:3]), method=method)
+    assert part.batches == 3 - len(set_apart)
+    assert part.notes[-1].startswith(f"interrupted: covers the {part.batches} batch")
+    assert part.notes[-1].endswith(" finished; go on with resume=report")
     part.save(tmp_path / "part.safetensors")
-    assert facts(run(method=method, resume=pt2qa.load(tmp_path / "part.safetensors"))) == facts(whole)
+    resumed = run(batches, method=method, resume=pt2qa.load(tmp_path / "part.safetensors"))
+    assert (facts(resumed), resumed.set_apart) == (facts(whole), whole.set_apart)
 
 
 def test_an_interruption_inside_a_batch_keeps_the_finished_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +68,7 @@ def test_an_interruption_inside_a_batch_keeps_the_finished_rows(monkeypatch: pyt
 
 def test_an_interruption_before_anything_was_measured_is_not_caught() -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(interrupting(0))
+        run(interrupting([]))
 
 
 def test_resume_refuses_what_does_not_belong_together() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,22 +103,6 @@ def test_an_empty_batch_is_counted(method: Any) -> None:
         assert "No samples in 1 of 2 batches" in report.summary()
     with pytest.raises(BatchError, match=r"no batch can be measured\. No samples in 1 of 1 batch"):
         pt2qa.sensitivity(pair, [torch.randn(0, 4)], method=method)
-
-
-@pytest.mark.parametrize("method", ["projection", "exact"])
-def test_an_interrupted_analysis_goes_on_past_them(method: Any, tmp_path: Path) -> None:
-    batches = [with_nan(), images(), with_nan(3), images(seed=2)]
-
-    def interrupting() -> Iterator[Tensor]:
-        yield from batches[:3]
-        raise KeyboardInterrupt
-
-    part, whole = run(interrupting(), method=method), run(batches, method=method)
-    assert part.batches == 1
-    assert part.notes[-1].startswith("interrupted: covers the 1 batch that was finished")
-    part.save(tmp_path / "part.safetensors")
-    resumed = run(batches, method=method, resume=pt2qa.load(tmp_path / "part.safetensors"))
-    assert (resumed.rows, resumed.set_apart, resumed.data) == (whole.rows, whole.set_apart, whole.data)
 
 
 def test_a_site_that_alone_breaks_the_output_is_named_not_ranked() -> None:
