@@ -60,10 +60,12 @@ class OutputPair:
         -1 where there is none, or the value has no positions.
         """
         keep, both = self.keep, (self.reference, self.quantized)
-        if not self._leads or keep is None or self.axis != 0 or both[0].shape != both[1].shape:
+        leads = self.layout in (LEADING, replace(LEADING, batch=None))  # (samples, positions, ...)
+        if not leads or keep is None or self.axis != 0 or both[0].shape != both[1].shape:
             return [(-1, -1)] * len(self.places)
         reference, quantized = (float64(x).reshape(*keep.shape, -1) for x in both)
-        others = both[0] != both[1] if both[0].dim() == 2 else self._other_winners()
+        winners = both if both[0].dim() == 2 else tuple(x.argmax(-1) for x in both)
+        others = (winners[0] != winners[1]).reshape(*keep.shape, -1).any(-1)
         signal, noise = reference.square().sum(-1), (reference - quantized).square().sum(-1)
         ratio = torch.where(noise > 0, noise / signal, 0.0).masked_fill(~keep, 0.0).nan_to_num(nan=math.inf)
         first = torch.where(others & keep, 1, 0)
@@ -71,15 +73,6 @@ class OutputPair:
             (int(wrong.argmax()) if bool(wrong.any()) else -1, int(noisy.argmax()) if bool(noisy.any()) else -1)
             for wrong, noisy in zip(first, ratio, strict=True)
         ]
-
-    @property
-    def _leads(self) -> bool:
-        return self.layout in (LEADING, replace(LEADING, batch=None))
-
-    def _other_winners(self) -> Tensor:
-        """At which samples and positions the largest value is another one, on the last axis."""
-        others: Tensor = self.reference.argmax(-1) != self.quantized.argmax(-1)
-        return others.flatten(2).any(-1) if others.dim() > 2 else others
 
     @functools.cached_property
     def rows(self) -> tuple[Tensor, Tensor]:

@@ -168,7 +168,8 @@ class Found:
         self, standings: Sequence[Standing], cases: Cases, notes: Sequence[str], settings: Mapping[str, str]
     ) -> dict[str, Any]:
         """The fields of a report that follow from it; the standings are in the order of the rankings."""
-        kept = dict.fromkeys(_case_of(entry.key, cases) for each in standings for entry in each.entries)
+        ranked = (entry.key for each in standings for entry in each.entries)
+        kept = dict.fromkeys(key if key in cases else (key[0], -1) for key in ranked)
         listed = [_Listed(number, entry) for number, each in enumerate(standings) for entry in each.entries]
         return {
             "rows": tuple(row for each in standings for row in each.rows()),
@@ -183,10 +184,6 @@ class Found:
             "notes": tuple(dict.fromkeys([*notes, *(note for each in standings for note in each.notes())])),
             "sums": pack(settings, standings=[replace(each, entries=()) for each in standings], entries=listed),
         }
-
-
-def _case_of(key: CaseKey, cases: Cases) -> CaseKey:
-    return key if key in cases else (key[0], -1)
 
 
 def merged(reports: Sequence[Any]) -> Any:

@@ -135,7 +135,8 @@ class _Planner:
         for node in (nodes[position] for position in sorted(chosen)):
             if node.op != "placeholder" and node.target is not operator.getitem:
                 self._reads(node)
-            self._makes(node)
+            for read in self.sites.readings(node):
+                self._place(node, "output", "", self.names[node].name, self._value(read, read.node, None))
         return Plan(tuple(self.values), tuple(self.places), bool(self.writes), self.written, tuple(self.left_out))
 
     def _is_op(self, node: Node) -> bool:
@@ -157,10 +158,6 @@ class _Planner:
             if of is None:
                 of = self.names[origin].name if origin in self.names else str(origin.target)
             self._place(node, role, argument, of, self._value(read, self.sites.behind_observers(leaf), node))
-
-    def _makes(self, node: Node) -> None:
-        for read in self.sites.readings(node):
-            self._place(node, "output", "", self.names[node].name, self._value(read, read.node, None))
 
     def _place(self, node: Node, role: Role, argument: str, of: str, value: int | None) -> None:
         if value is None:

@@ -60,15 +60,12 @@ def packed_values(described: Sequence[Described], seen: Sequence[ValueStatistics
     settings = {"histograms": str(wanted.histograms), "per_channel": str(wanted.per_channel)}
     if wanted.mask:
         settings["mask"] = wanted.mask
+    values = [ValueSums(replace(v.statistics, histogram=None), v.dtype, v.shape, v.clamped, v.axis) for v in seen]
     return {
         "histograms": packed(HISTOGRAM, [(each.bins, each.counts) for each in histograms]) if histograms else {},
         "channels": packed(CHANNELS, channels) if channels else {},
-        "sums": pack(settings, described=described, values=[_without_arrays(each) for each in seen]),
+        "sums": pack(settings, described=described, values=values),
     }
-
-
-def _without_arrays(seen: ValueStatistics) -> ValueSums:
-    return ValueSums(replace(seen.statistics, histogram=None), seen.dtype, seen.shape, seen.clamped, seen.axis)
 
 
 def merged(reports: Sequence[Any]) -> Any:

@@ -75,34 +75,24 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
         )
     if side is not None:
         raise SelectionError(f"side: got {side!r}, but a {type(given).__name__} has no sides; give a QuantizedPair")
+    notes: tuple[str, ...] = ()
     if isinstance(given, Capture):
-        graph = given.module()
+        graph, names, kind, model = given.module(), given.names, "float", given.model
+        values = _checked(given, graph)
         notes = (f"not profiled, inside nested graphs: {len(given.unanalysed)} ops",) if given.unanalysed else ()
-        return _of_graph(graph, given.names, "float", given.model, notes, _checked(given, graph))
-    if isinstance(given, (ExportedProgram, GraphModule)):
+    elif isinstance(given, (ExportedProgram, GraphModule)):
         refuse_subclasses(given)
-    if isinstance(given, ExportedProgram):
-        given = given.module(check_guards=False)
-    if isinstance(given, GraphModule):
-        values = functools.partial(flatten_batch, given)
-        return _of_graph(given, names_of(given), "graph", type(given).__name__, (), values)
-    kind = "an eager module" if isinstance(given, nn.Module) else "not a graph"
-    raise CaptureError(
-        f"got a {type(given).__name__}, which is {kind}; expected a QuantizedPair, a Capture or a GraphModule. "
-        "Capture a model first: pt2qa.profile(pt2qa.capture(model, example_inputs), batches)."
-    )
-
-
-def _of_graph(
-    graph: GraphModule,
-    names: Mapping[int, OpName],
-    side: str,
-    model: str,
-    notes: tuple[str, ...],
-    values: Callable[[Batch], list[Any]],
-) -> ProfileTarget:
+        graph = given.module(check_guards=False) if isinstance(given, ExportedProgram) else given
+        names, kind, model = names_of(graph), "graph", type(graph).__name__
+        values = functools.partial(flatten_batch, graph)
+    else:
+        what = "an eager module" if isinstance(given, nn.Module) else "not a graph"
+        raise CaptureError(
+            f"got a {type(given).__name__}, which is {what}; expected a QuantizedPair, a Capture or a GraphModule. "
+            "Capture a model first: pt2qa.profile(pt2qa.capture(model, example_inputs), batches)."
+        )
     environment = Environment.here(fingerprint(graph))
-    return ProfileTarget(graph, node_names(graph, names), values, side, graph, "", model, notes, environment)
+    return ProfileTarget(graph, node_names(graph, names), values, kind, graph, "", model, notes, environment)
 
 
 def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any]]:

@@ -138,12 +138,13 @@ def channel_axis(site: Site, value: Tensor) -> int | None:
     ops = (site.op, *(reader.rpartition("/")[2] for reader in site.readers))
     if any(op.startswith(CONVOLUTIONS) for op in ops):
         return 1
-    return max(range(1, dimensions), key=lambda axis: _inequality(value, axis) * (1 + (axis == dimensions - 1)))
 
+    def inequality(axis: int) -> float:
+        largest = value.abs().amax([each for each in range(dimensions) if each != axis])
+        ratio = float(largest.max() / largest.median().clamp(min=torch.finfo(largest.dtype).tiny))
+        return 2 * ratio if axis == dimensions - 1 else ratio
 
-def _inequality(value: Tensor, axis: int) -> float:
-    largest = value.abs().amax([each for each in range(value.dim()) if each != axis])
-    return float(largest.max() / largest.median().clamp(min=torch.finfo(largest.dtype).tiny))
+    return max(range(1, dimensions), key=inequality)
 
 
 def use_of(site: Site, lowest: float, highest: float) -> tuple[float, float]:

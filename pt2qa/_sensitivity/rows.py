@@ -12,10 +12,6 @@ ALL_SITES: Final = -1
 """The ``place`` of sums for the fully quantized model."""
 
 
-def _tie(near: bool) -> str:
-    return "≈" if near else ""
-
-
 def _sigma(value: float) -> str:
     """One digit: it is an estimate."""
     return number(value) if value in (0.0, inf) or isnan(value) else f"{value:.1g}"
@@ -73,7 +69,7 @@ class SensitivityRow(Row):
     noise_share: Annotated[float, column("noise\n%", show=share, importance=7, extended=True)]
     error: Annotated[float, column("±", show=_sigma, importance=3, extended=True)]
     rank: Annotated[int, column(worse="smaller", importance=5, extended=True)]
-    near_tie: Annotated[bool, column("", show=_tie, importance=4, extended=True)]
+    near_tie: Annotated[bool, column("", show=lambda near: "≈" * near, importance=4, extended=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
