@@ -142,10 +142,8 @@ def test_goes_on_with_the_method_that_it_took() -> None:
     resumed = pt2qa.sensitivity(pair, batches, resume=part)
     assert resumed.method == "projection"
     assert (resumed.rows, resumed.data, resumed.parts) == (whole.rows, whole.data, whole.parts)
-    assert (
-        pt2qa.sensitivity(pair, batches[:1], resume=pt2qa.sensitivity(pair, batches[:1], method="exact")).method
-        == "exact"
-    )
+    exact = pt2qa.sensitivity(pair, batches[:1], method="exact")
+    assert pt2qa.sensitivity(pair, batches[:1], resume=exact).method == "exact"
 
 
 def test_projections_are_raised_until_the_ranking_can_be_trusted() -> None:
