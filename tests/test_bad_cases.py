@@ -587,16 +587,3 @@ def test_feedback_names_what_is_there(
 def test_the_first_step_of_a_sequence_needs_a_state(recurrent: pt2qa.QuantizedPair) -> None:
     with pytest.raises(pt2qa.BatchError, match=r"the first batch has no input 'h'. feedback takes it from output\[1\]"):
         found(recurrent, [torch.randint(0, 10, (5, 3))], feedback=FEEDBACK)
-
-
-# -- the report -------------------------------------------------------------------------------------------------------
-
-
-def test_the_report_is_saved_with_its_inputs(tmp_path: Any) -> None:
-    report = found(residual_pair(), BATCHES, k=3, metric=["sqnr", "kl"])
-    report.save(tmp_path / "cases.safetensors")
-    loaded = pt2qa.load(tmp_path / "cases.safetensors")
-    assert loaded == report
-    assert isinstance(loaded, pt2qa.BadCases)
-    assert all(torch.equal(one, other) for one, other in zip(loaded.batches(), report.batches(), strict=True))
-    assert loaded.text(width=100) == report.text(width=100)

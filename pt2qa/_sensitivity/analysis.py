@@ -176,6 +176,7 @@ class _Analysis:
     """One analysis in progress; ``method`` and ``projections`` are as requested.
 
     ``seen`` and ``projection`` are None before the first batch with samples, and ``projection`` for the exact method.
+    ``number``, ``known`` and ``counted`` are of the batch that is measured.
     ``taken``: how many batches were taken over from ``earlier``, an interrupted call of all ranks.
     """
 
@@ -199,7 +200,8 @@ class _Analysis:
     choices: list[str] = field(default_factory=list)
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
-    next: int = 0
+    number: int = -1
+    known: SensitivityBatch = field(init=False)
     content: Counter[str] = field(default_factory=Counter)
     input_ranges: dict[int, tuple[InputRange, ...]] = field(default_factory=dict)
 
@@ -227,15 +229,15 @@ class _Analysis:
         self.method = "exact" if exact else "projection"
         if self.seen is None or exact == (self.projection is None):
             return items
-        self.ledger, self.next, self.seen, self.projection, self.notes = Ledger(), 0, None, None, []
+        self.ledger, self.number, self.seen, self.projection, self.notes = Ledger(), -1, None, None, []
         self.content.clear()
         return itertools.chain(begun, items)
 
     def add(self, batch: Batch) -> None:
         """Measures what the ledger lacks for a batch."""
-        number, self.next = self.next, self.next + 1
+        self.number = number = self.number + 1
         values = self.pair.values(batch)
-        known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
+        self.known = known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
         # How many batches before it are equal.
         repeats, self.content[known.fingerprint] = self.content[known.fingerprint], self.content[known.fingerprint] + 1
         if number == len(self.ledger.data):
@@ -249,7 +251,7 @@ class _Analysis:
             if number in self.ledger.set_apart:
                 return
         if not known.samples:
-            self._set_apart(number, known, empty_batch(number))
+            self._set_apart(empty_batch(number))
             return
         self.counted = None if self.positions is None else self.positions.of(batch, values)
         self.input_ranges[number] = input_ranges(self.pair.program, values, self.counted)
@@ -260,18 +262,18 @@ class _Analysis:
         elif not missing and self.ledger.has(ALL_SITES, number):
             return
         if self.projection is None:
-            self._exact(number, values, known, missing)
+            self._exact(values, missing)
             return
         # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
         content = known.fingerprint if self.counted is None else digest_of(self.counted.inputs(values))
         seed = int(content[:12], 16) + repeats
         try:
-            self._projected(number, values, known, missing, self.projection.start(values, seed, self.counted))
+            self._projected(values, missing, self.projection.start(values, seed, self.counted))
         except (PostProcessWithoutGradient, WithoutGradient) as error:
             if self.method != "auto" or self.ledger.parts:
                 raise
             self._take_exact(error.reason)
-            self._exact(number, values, known, missing)
+            self._exact(values, missing)
 
     def _take(self, fingerprint: str, repeats: int) -> None:
         """Takes over what other ranks measured of the next batch; equal ones in their order."""
@@ -314,38 +316,37 @@ class _Analysis:
         self.projection = None
         self.choices.append(f'method="auto" took the exact method: {why}')
 
-    def _exact(self, number: int, values: list[Any], known: SensitivityBatch, missing: list[int]) -> None:
+    def _exact(self, values: list[Any], missing: list[int]) -> None:
         simulator = self.pair.simulator
         returned = self.verification.run(lambda: Outputs(*whole_model(simulator, values)), values)
         reference, quantized = (detached(self._finished(each)) for each in (returned.reference, returned.quantized))
-        if not self._counts(number, values, known, reference, quantized):
+        if not self._counts(values, reference, quantized):
             return
-        self._whole(number, known, reference, quantized)
+        self._whole(self.known, reference, quantized)
 
         def finish(place: int, outputs: Any) -> None:
-            self.ledger.add(self.metric.part(place, number, reference, self._finished(outputs), known.samples))
+            samples = self.known.samples
+            self.ledger.add(self.metric.part(place, self.number, reference, self._finished(outputs), samples))
             self.bar.update()
 
         walk_places(simulator, values, self.places, missing, finish)
 
-    def _projected(
-        self, number: int, values: list[Any], known: SensitivityBatch, missing: list[int], started: ProjectedBatch
-    ) -> None:
+    def _projected(self, values: list[Any], missing: list[int], started: ProjectedBatch) -> None:
         # Gradients are computed on the reference, in its own memory layouts.
         returned = self.verification.run(
             lambda: Outputs(started.returned, self.pair.simulator.run(values, on=True)), values
         )
         quantized, reference = self._finished(returned.quantized), self._selected(started.reference)
-        if not self._counts(number, values, known, reference, quantized):
+        if not self._counts(values, reference, quantized):
             return
         found = self._rounds(started, missing)
         if found is None:
-            self._exact(number, values, known, missing)
+            self._exact(values, missing)
             return
         self.reached |= started.reached
-        self._whole(number, replace(known, projections=started.projections), reference, quantized)
+        self._whole(replace(self.known, projections=started.projections), reference, quantized)
         for place, (noise, variance) in found.items():
-            self.ledger.add(SensitivityPart(place, number, noise, variance))
+            self.ledger.add(SensitivityPart(place, self.number, noise, variance))
         self.bar.update()
 
     def _rounds(self, started: ProjectedBatch, missing: list[int]) -> dict[int, tuple[float, float]] | None:
@@ -376,19 +377,20 @@ class _Analysis:
                 return found
             started.project(more)
 
-    def _counts(self, number: int, values: list[Any], known: SensitivityBatch, reference: Any, quantized: Any) -> bool:
+    def _counts(self, values: list[Any], reference: Any, quantized: Any) -> bool:
         """Whether the outputs of both models give numbers; if not, the batch is set apart."""
-        fault = fault_of(self.pair.simulator, values, number, known.samples, reference, quantized)
+        fault = fault_of(self.pair.simulator, values, self.number, self.known.samples, reference, quantized)
         if fault is not None:
-            self._set_apart(number, known, fault)
+            self._set_apart(fault)
         return fault is None
 
-    def _set_apart(self, number: int, known: SensitivityBatch, apart: SetApart) -> None:
-        self.ledger.data.append(known)
-        self.ledger.set_apart[number] = apart
+    def _set_apart(self, apart: SetApart) -> None:
+        self.ledger.data.append(self.known)
+        self.ledger.set_apart[self.number] = apart
 
-    def _whole(self, number: int, known: SensitivityBatch, reference: Any, quantized: Any) -> None:
+    def _whole(self, known: SensitivityBatch, reference: Any, quantized: Any) -> None:
         """Adds the fully quantized model, or checks it against the report to resume."""
+        number = self.number
         self.outputs = float_names(reference)
         part = self.metric.part(ALL_SITES, number, reference, quantized, known.samples)
         if number == len(self.ledger.data):

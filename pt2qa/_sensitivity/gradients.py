@@ -221,17 +221,18 @@ _DEFAULTS: tuple[Any, ...] = ([1, 1], [0, 0], [1, 1], 1)
 
 
 def _relu(step: Step, env: Values, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
-    value = env[step.reads[0]]
-    if not may_overwrite:
-        return [_aten.threshold_backward(gradient, value, 0) for gradient in gradients]
-    return [_aten.threshold_backward(gradient, value, 0, grad_input=gradient) for gradient in gradients]
+    return _pointwise(_aten.threshold_backward, env[step.reads[0]], (0,), gradients, may_overwrite)
 
 
 def _hardtanh(step: Step, env: Values, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
-    value, limits = env[step.reads[0]], (*step.args[1:], *(-1, 1)[len(step.args) - 1 :])
-    if not may_overwrite:
-        return [_aten.hardtanh_backward(gradient, value, *limits) for gradient in gradients]
-    return [_aten.hardtanh_backward(gradient, value, *limits, grad_input=gradient) for gradient in gradients]
+    limits = (*step.args[1:], *(-1, 1)[len(step.args) - 1 :])
+    return _pointwise(_aten.hardtanh_backward, env[step.reads[0]], limits, gradients, may_overwrite)
+
+
+def _pointwise(kernel: Any, value: Tensor, limits: Any, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
+    if may_overwrite:
+        return [kernel(gradient, value, *limits, grad_input=gradient) for gradient in gradients]
+    return [kernel(gradient, value, *limits) for gradient in gradients]
 
 
 def _conv2d(step: Step, env: Values, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
