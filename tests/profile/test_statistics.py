@@ -117,7 +117,7 @@ def assert_equal(left: Statistics, right: Statistics) -> None:
     assert left.moments.squares == pytest.approx(right.moments.squares, rel=1e-5, abs=1e-5)
 
 
-# -- by channel ---------------------------------------------------------------------------------------------------------
+# -- by channel ------------------------------------------------------------------------------------------------------
 
 
 def numpy_by_channel(x: Tensor, axis: int) -> list[np.ndarray]:
