@@ -89,30 +89,13 @@ def profile(
     (-1.0, 1.0)
     """
     data = Data("batches", batches, inputs_of, mask, progress)
+    chosen: Any = {"prefixes": prefixes, "ops": ops, "with_stack": with_stack}
     if side == "deployed":
-        return profile_deployed(
-            target_of(subject, side),
-            subject,
-            data,
-            backend,
-            program,
-            Wanted(histograms, per_channel),
-            prefixes=prefixes,
-            ops=ops,
-            with_stack=with_stack,
-        )
+        wanted = Wanted(histograms, per_channel)
+        return profile_deployed(target_of(subject, side), subject, data, backend, program, wanted, **chosen)
     if backend is not None or program is not None:
         raise SelectionError("backend= and program= apply to side='deployed' only")
-    profiler = Profiler(
-        subject,
-        side=side,
-        prefixes=prefixes,
-        ops=ops,
-        histograms=histograms,
-        per_channel=per_channel,
-        with_stack=with_stack,
-        mask=mask,
-    )
+    profiler = Profiler(subject, side=side, histograms=histograms, per_channel=per_channel, mask=mask, **chosen)
     notes = accumulate(profiler, data, title="profile", purpose="profile")
     return profiler.profile(notes=notes)
 
