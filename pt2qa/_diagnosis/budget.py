@@ -71,14 +71,8 @@ def error_budget(
     """
     if method == "exact" and projections is not None:
         raise SelectionError('projections applies only to method="projection"; leave it out for method="exact".')
-    noises = site_noises(
-        pair,
-        Data("batches", batches, inputs_of, mask, progress),
-        mechanisms_in(pair),
-        method=method,
-        projections=projections,
-    )
-    return budget_of(pair, noises)
+    data = Data("batches", batches, inputs_of, mask, progress)
+    return budget_of(pair, site_noises(pair, data, mechanisms_in(pair), method=method, projections=projections))
 
 
 def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]]:

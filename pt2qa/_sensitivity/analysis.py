@@ -131,19 +131,12 @@ def sensitivity(
     alone = active() is None
     data = Data("batches", batches, inputs_of, mask, progress)
     with data.bar("sensitivity", "run") as bar:
-        analysis = _Analysis(
-            pair=pair,
-            places=places,
-            metric=chosen,
-            post_process=post_process,
-            method=method,
-            projections=projections,
-            ledger=earlier if alone else Ledger(),
-            verification=Verification(pair.graphs),
-            bar=bar,
-            positions=data.positions(pair.quantized, pair.program),
-            earlier=Ledger() if alone else earlier,
-        )
+        check, positions = Verification(pair.graphs), data.positions(pair.quantized, pair.program)
+        analysis = _Analysis(pair, places, chosen, post_process, method, projections, bar, check, positions)
+        if alone:
+            analysis.ledger = earlier
+        else:
+            analysis.earlier = earlier
         items = iter(data)
         try:
             if method == "auto" and not alone:
@@ -186,12 +179,12 @@ class _Analysis:
     post_process: PostProcess | None
     method: Method
     projections: int | None
-    ledger: Ledger
     bar: Any
     verification: Verification
+    positions: Positions | None
+    ledger: Ledger = field(default_factory=Ledger)
     earlier: Ledger = field(default_factory=Ledger)
     taken: int = 0
-    positions: Positions | None = None
     counted: Counted | None = None
     seen: Survey | None = None
     costs: Costs | None = None
