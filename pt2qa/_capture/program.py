@@ -25,7 +25,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.devices import device_of, moved
 from pt2qa._capture.exporting import check_model, export
 from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, without_gradients
-from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
+from pt2qa._capture.normalise import DECOMPOSABLE, normalise
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
 from pt2qa._graph.internals.torch import pytree, with_graph
@@ -265,7 +265,7 @@ def _graph_copy(program: ExportedProgram) -> ExportedProgram:
 
 def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:
     """Refuses kinds to decompose of which the model has none."""
-    if not kinds or any(change.rule in DECOMPOSED for change in changes):
+    if not kinds or any(change.rule in ("recurrent op", "attention") for change in changes):
         return
     nodes = [placed.node for placed in walk(program.graph_module)]
     counts = Counter(op_of(node.target) for node in nodes if node.op == "call_function")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from pt2qa._capture.normalise import attention, recurrent
+from pt2qa._capture.normalise.passes import ATTENTION, RECURRENT
 from pt2qa._capture.program import Capture
 
 PARTIAL_WRITE: Final = "partial write"
@@ -19,8 +19,8 @@ PARTIAL_WRITE: Final = "partial write"
 _SOURCES: Final = "write_sources(graph_module, OPENED)"
 _CALLS: Final = {
     "nested region": "inline_regions(graph_module)",
-    recurrent.RULE: "decompose_recurrent(graph_module, RECURRENT)",
-    attention.RULE: "decompose_attention(graph_module)",
+    "recurrent op": "decompose_recurrent(graph_module, RECURRENT)",
+    "attention": "decompose_attention(graph_module)",
     "add of zero": "remove_added_zeros(graph_module)",
     "dead code": "remove_dead_code(graph_module)",
     "scalar": "keep_scalars(graph_module)",
@@ -51,8 +51,8 @@ def rewriting_code(capture: Capture, rules: Collection[str]) -> str:
     calls = dict.fromkeys(call for rule, call in _CALLS.items() if rule in rules)
     if not calls:
         return ""
-    ops = [target for kind in capture.decompose for target in recurrent.RECURRENT.get(kind, ())]
-    opened = f"torch.nn.{attention.MODULE.__name__}, " if attention.ATTENTION in capture.decompose else ""
+    ops = [target for kind in capture.decompose for target in RECURRENT.get(kind, ())]
+    opened = "torch.nn.MultiheadAttention, " if ATTENTION in capture.decompose else ""
     return (
         f"RECURRENT = ({''.join(f'torch.ops.{target}, ' for target in ops)})\n"
         f"OPENED = ({opened})\n\n\n"
