@@ -30,7 +30,6 @@ class State:
         ]
 
     def changed(self) -> tuple[str, ...]:
-        """The names of the buffers that have changed."""
         return tuple(
             path
             for path, module, name, value, saved in self._saved
@@ -38,13 +37,9 @@ class State:
         )
 
     def restore(self) -> None:
-        """Restores the buffers that changed, in place.
-
-        Tracing records gradients on a buffer that forward reaches past the module, as a cache object's tensors; such a
-        buffer could not be copied any more.
-        """
         changed = set(self.changed())
         for path, module, name, value, saved in self._saved:
+            # Tracing records gradients on a buffer that forward reaches past the module, as through a cache object.
             if value.grad_fn is not None:
                 value.detach_()
             if path in changed:
@@ -74,11 +69,7 @@ def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def check_stateless(
     model: nn.Module, state: State, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, ...]:
-    """The buffers that the run that returned ``eager`` changed after ``state``; restores them.
-
-    Raises:
-        CaptureError: the changed buffers change what the next run returns.
-    """
+    """The buffers that the run that returned ``eager`` changed after ``state``; restores them."""
     changed = state.changed()
     found = compare_outputs(eager, run_eager(model, args, kwargs), AGREEMENT_DB) if changed else None
     state.restore()
@@ -99,14 +90,9 @@ def check_agreement(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Checks that a program agrees with its model: float outputs at :data:`AGREEMENT_DB`, all others exactly.
-
-    In bfloat16 and float16 it is fewer decibels, see :func:`pt2qa._graph.agreement.agreement_in`.
+    """Refuses a program whose outputs are not its model's: floats to :data:`AGREEMENT_DB`, all others exactly.
 
     ``eager`` is what the model returned, and ``state`` are its buffers before that run.
-
-    Raises:
-        CaptureError: they disagree; the message says whether the model agrees with itself.
     """
     least = agreement_in(program.graph, AGREEMENT_DB)
     with torch.no_grad():

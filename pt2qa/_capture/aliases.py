@@ -29,10 +29,9 @@ _RETURNS_ITS_INPUT = {
 
 
 class Aliases:
-    """Memory groups of a graph's values, and when each is written.
+    """Groups of values that may share memory, and when each is written, before later edits of the graph.
 
-    If a group is too large, a pass merely leaves an op alone; so when in doubt, groups are merged.  Later edits of the
-    graph are not seen.
+    If a group is too large, a pass merely leaves an op alone; so when in doubt, groups are merged.
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
@@ -57,7 +56,6 @@ class Aliases:
         )
 
     def written(self, values: Iterable[Node]) -> list[Node]:
-        """Those values whose memory some op writes to."""
         roots = {self._find(written) for _, written in self._writes}
         return [value for value in values if self._find(value) in roots]
 
@@ -75,7 +73,6 @@ class Aliases:
 
 
 def written_by(node: Node, graph_module: GraphModule) -> list[Node]:
-    """The arguments that an op writes to in place."""
     if isinstance(node.target, OpOverload):
         return _arguments(node, write=True)
     if any(
@@ -88,7 +85,7 @@ def written_by(node: Node, graph_module: GraphModule) -> list[Node]:
 
 
 def in_place_argument(node: Node) -> Node | None:
-    """The argument that an in-place op rewrites and returns: ``x`` of ``relu_(x)``; None for other ops."""
+    """The argument that an in-place op writes and returns: ``x`` of ``relu_(x)``; None for other ops."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
     returns = results_of(node.target)

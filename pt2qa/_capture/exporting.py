@@ -32,7 +32,6 @@ _FLOAT = ("FloatFunctional", "FXFloatFunctional")
 
 
 def check_model(model: object) -> nn.Module:
-    """The model, if it is a module in eval mode; else CaptureError."""
     if isinstance(model, ExportedProgram):
         raise CaptureError(
             "model is an ExportedProgram; expected the nn.Module that it was made from. ",
@@ -54,7 +53,6 @@ def check_model(model: object) -> nn.Module:
 
 
 def refuse_quantized(model: nn.Module) -> None:
-    """CaptureError for a model that eager mode, FX or torchao's ``quantize_`` prepared or quantized."""
     refuse_subclasses(model)
     parts = {name: type(part) for name, part in model.named_modules()}
     made = {
@@ -86,10 +84,7 @@ def export(
     strict: bool,
     outputs: Any = None,
 ) -> ExportedProgram:
-    """``torch.export.export``; where it fails, CaptureError, whose cause is torch's own error.
-
-    ``outputs`` are what the model returns on these inputs.
-    """
+    """``outputs`` are what the model returns on these inputs."""
     with warnings.catch_warnings():
         # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is not state.
         warnings.filterwarnings(
@@ -122,17 +117,16 @@ def export(
 
 
 def _foreign_outputs(outputs: Any) -> list[str]:
-    """The types of outputs that a program cannot return."""
     known = (Tensor, int, float, complex, str, bytes, type(None))
     kinds = [type(leaf).__name__ for leaf in pytree.tree_leaves(outputs) if not isinstance(leaf, known)]
     return [f"a {kind}" for kind in dict.fromkeys(kinds)]
 
 
 def _read_as_buffers(program: ExportedProgram, model: nn.Module) -> None:
-    """Makes those constants that are buffers of the model read as such, in place.
+    """Makes constants that are buffers of the model read as such, in place.
 
-    A buffer that forward also reaches past the module, as the keys that a cache object holds, is traced as a constant
-    unless ``strict=True``; what forward writes to it would be no state.
+    A buffer that forward also reaches past the module, as through a cache object, is traced as a constant unless
+    ``strict=True``; what forward writes to it would be no state.
     """
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
     specs = program.graph_signature.input_specs
@@ -150,13 +144,12 @@ def _read_as_buffers(program: ExportedProgram, model: nn.Module) -> None:
 
 
 def _is_exported(model: nn.Module) -> bool:
-    """Whether a model is a graph of operators only."""
     return isinstance(model, GraphModule) and all(
         node.op != "call_module" or calls_guards(node) for node in model.graph.nodes
     )
 
 
 def _first_lines(error: Exception) -> str:
-    """The first lines of an error; torch adds pages of advice to it."""
+    """torch adds pages of advice to its errors."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     return "\n".join(lines[:_LINES]) or "no message"

@@ -1,10 +1,10 @@
-"""Example inputs: their form, their names, and a check that no two of them are the same tensor."""
+"""Example inputs: their form, names and device, and a check that no two of them are the same tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from pt2qa._graph.internals.torch import is_traceable_wrapper_subclass, pytree
 from pt2qa.errors import CaptureError
 
+Values = TypeVar("Values")
+
 
 def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs, of a tuple, one tensor or a dict; CaptureError where they are something else.
-
-    >>> as_call({"x": 1}, None)
-    ((), {'x': 1})
-    """
+    """Positional and keyword inputs, of a tuple, one tensor or a dict."""
     if isinstance(args, Mapping):
         if kwargs is not None:
             raise CaptureError(
@@ -67,9 +65,9 @@ def refusal(name: str, value: object) -> tuple[str, str] | None:
 
 
 def without_gradients(value: Tensor) -> Tensor:
-    """The tensor for runs without gradients: not a Parameter, does not require grad, not from inference mode.
+    """The tensor, with its memory if possible, for a run that records no gradients of it.
 
-    It shares memory if it can.  torch does not allow a tensor from inference mode in a run that records gradients.
+    torch does not allow a tensor from inference mode in a run that records gradients.
     """
     if value.is_inference():
         value = value.clone()
@@ -77,7 +75,6 @@ def without_gradients(value: Tensor) -> Tensor:
 
 
 def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuses example inputs that are NumPy arrays or sparse tensors; the CaptureError says what to pass."""
     for name, value in leaf_names(args, kwargs):
         reason = refusal(f"example input {name}", value)
         if reason is not None:
@@ -111,7 +108,6 @@ def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have an element in common."""
     if a is b:
         return True
     if any(t.layout is not torch.strided or not t.numel() or t.device.type == "meta" for t in (a, b)):
@@ -123,3 +119,22 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
     used = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
     used.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
     return bool(used.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def common_device(values: Iterable[Any]) -> torch.device | None:
+    """The one device that all tensors lie on; None if there is no tensor, or if they lie on several."""
+    found = {value.device for value in values if isinstance(value, Tensor)}
+    return found.pop() if len(found) == 1 else None
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """The one device of all parameters and buffers."""
+    return common_device([*model.parameters(), *model.buffers()])
+
+
+def moved(values: Values, device: torch.device | None) -> Values:
+    """Nested values with all tensors on a device, except for meta tensors; ``None`` leaves them where they are."""
+    if device is None:
+        return values
+    found: Values = pytree.tree_map_only(Tensor, lambda each: each if each.is_meta else each.to(device), values)
+    return found

@@ -22,9 +22,8 @@ from pt2qa._capture.agreement import State, check_agreement, check_stateless, ru
 from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.batches import check_inputs
 from pt2qa._capture.changes import Change
-from pt2qa._capture.devices import device_of, moved
 from pt2qa._capture.exporting import check_model, export
-from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, without_gradients
+from pt2qa._capture.inputs import as_call, device_of, moved, refuse_aliases, refuse_unusable, without_gradients
 from pt2qa._capture.normalise import DECOMPOSABLE, normalise
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
@@ -264,7 +263,6 @@ def _graph_copy(program: ExportedProgram) -> ExportedProgram:
 
 
 def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:
-    """Refuses kinds to decompose of which the model has none."""
     if not kinds or any(change.rule in ("recurrent op", "attention") for change in changes):
         return
     nodes = [placed.node for placed in walk(program.graph_module)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pt2qa._capture.devices import device_of
+from pt2qa._capture.inputs import device_of
 from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
 from pt2qa._deployed.taps import Lowerable, inputs_for

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from pt2qa._ambient import callers_device, torch_defaults
 from pt2qa._capture.agreement import State
-from pt2qa._capture.devices import device_of
+from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import assign_handles, name_of, names_of

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._capture.devices import device_of
+from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.copies import copy_to_edit, share_constants
