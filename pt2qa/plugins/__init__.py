@@ -6,9 +6,6 @@ they need it.
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING
-
 from pt2qa.overrides.plan import Edit, OverridePlan
 from pt2qa.plugins.abilities import (
     backend_of,
@@ -82,20 +79,3 @@ __all__ = [
     "quantizer_code",
     "unsupported_reason",
 ]
-
-_RENAMED = {
-    "Place": "NamedOp",
-    "places_of": "ops_by_name",
-    "refusal": "unsupported_reason",
-    "spell": "quantizer_code",
-    "spell_edits": "edited_quantizer_code",
-}
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in _RENAMED:
-            raise AttributeError(f"module 'pt2qa.plugins' has no attribute {name!r}; it has {', '.join(__all__)}")
-        new = _RENAMED[name]
-        warnings.warn(f"pt2qa.plugins.{name} is called {new} now", DeprecationWarning, stacklevel=2)
-        return globals()[new]

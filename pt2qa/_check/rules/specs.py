@@ -19,7 +19,6 @@ from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import Derives, GraphNode, Point, Shares
 from pt2qa.overrides.sharing import root_of
 from pt2qa.plugins import DoesNotApplyError, Found
-from pt2qa.plugins.abilities import own_method
 from pt2qa.plugins.rules import rule
 
 
@@ -230,7 +229,7 @@ def dynamic_conv(context: CheckContext) -> Iterator[Found]:
     convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
     if not convolutions:
         raise DoesNotApplyError("to models without convolutions")
-    declares = own_method(context.plugin, "unsupported_reason") is not None
+    declares = hasattr(context.plugin, "unsupported_reason")
     for node in convolutions:
         specs = [spec_read(annotations, key, node.key) for key in node.inputs if not nodes[key].constant]
         refusal = annotations.ground.refusals.get(("dynamic", node.key), "")
