@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 A name stands for the module and everything below it, but for what has a name of its own in the table.
 """
 
-LATE = {"pt2qa.overrides.plan": "pt2qa.overrides.applied"}
+LATE = {"pt2qa.overrides.plan": "pt2qa.overrides.edited"}
 """The one import that points back, in a function: a plan is data that every layer may hold, and makes a quantizer."""
 
 PLUGIN_MAY_IMPORT = ("pt2qa.errors", "pt2qa.plugins")

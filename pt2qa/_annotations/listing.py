@@ -101,7 +101,7 @@ def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: Override
     known = annotations_of(capture, plugin, () if overrides is None else overrides.edits, qat=qat)
     graph = capture.module()
     return _report(
-        _Graph(graph, capture.names, tuple(values_in_graph(known.ground.nodes, capture.names))),
+        _Graph(graph, capture.names, tuple(values_in_graph(known.graph.nodes, capture.names))),
         SpecResolver(known, None),
         basis="annotated",
         notes=(),

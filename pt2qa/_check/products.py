@@ -122,7 +122,7 @@ def _sized(value: Any) -> Any:
 
 def states_of(annotations: Annotations) -> dict[str, State]:
     """Which operands of each product are rounded, by name, as a quantizer annotated them."""
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     return {
         node.name: state_of(
             node.op,

@@ -12,7 +12,7 @@ from pt2qa.overrides.sharing import COMPARED, root_of
 def own_spec(annotations: Annotations, point: Point) -> Any | None:
     """The spec that a point resolves to; None if it has none, leads nowhere, or rounds nothing."""
     root = root_of(annotations.specs, point)
-    if root is None or not is_quantized(annotations.specs[root], annotations.ground.nodes[point[0]]):
+    if root is None or not is_quantized(annotations.specs[root], annotations.graph.nodes[point[0]]):
         return None
     spec = annotations.specs[root]
     return spec.spec if isinstance(spec, Derives) else spec
@@ -24,7 +24,7 @@ def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
         if (spec := own_spec(annotations, point)) is not None:
             return spec
     # A constant may be rounded before it is reshaped.
-    node = annotations.ground.nodes[source]
+    node = annotations.graph.nodes[source]
     deeper = node.inputs if node.constant else ()
     return next((spec for one in deeper if (spec := spec_read(annotations, one, source)) is not None), None)
 

@@ -233,7 +233,7 @@ def _prepare(
 
     # prepare edits the graph that it is given, and training its parameters.
     graph = copy.deepcopy(float_graph) if qat else copy_to_edit(float_graph)
-    quantizer = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
+    quantizer = EditedQuantizer(plugin, edits, names, plugin.build(graph, qat=qat), qat=qat)
     try:
         with shortcuts():
             prepared = (prepare_qat_pt2e if qat else prepare_pt2e)(graph, quantizer)

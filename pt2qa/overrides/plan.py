@@ -212,7 +212,7 @@ class OverridePlan:
         >>> plan = OverridePlan((Edit("float", ("fc/linear",)),))
         >>> quantizer = plan.apply_to("xnnpack")
         """
-        from pt2qa.overrides.applied import PlannedQuantizer
+        from pt2qa.overrides.edited import EditedQuantizer
 
         late = sorted({edit.kind for edit in self.edits} & {"bias", "round"})
         if late:
@@ -220,7 +220,7 @@ class OverridePlan:
                 f"the plan has {' and '.join(late)} edits, which are made after calibration, where no quantizer is. "
                 "Pass the plan to pt2qa.quantize, or use the code of the report that has it."
             )
-        return PlannedQuantizer(quantizer, self.edits, qat=qat)
+        return EditedQuantizer(quantizer, self.edits, qat=qat)
 
     def to_json(self) -> str:
         """The plan as JSON text."""

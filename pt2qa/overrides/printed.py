@@ -9,29 +9,18 @@ from typing import Any, Final
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec
 
-from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.flow_quantizer import Place, named_nodes
 from pt2qa._graph.internals.torchao import maker_of
-from pt2qa.overrides.annotations import read_annotations
-from pt2qa.overrides.edited import annotate
-from pt2qa.overrides.plan import Edit
-from pt2qa.overrides.points import Derives, Point, Shares
-from pt2qa.plugins import QuantizerPlugin
+from pt2qa.overrides.points import Derives, Point, Shares, Specs
 
 _OBSERVER: Final = "observer_or_fake_quant_ctr"
 
 
-def changed_specs(
-    graph: GraphModule, plugin: QuantizerPlugin, edits: tuple[Edit, ...], names: Mapping[int, OpName], *, qat: bool
-) -> str:
+def source_of_changes(annotated: GraphModule, before: Specs, after: Specs) -> str:
     """The source of the argument ``specs`` of :class:`pt2qa._graph.internals.flow_quantizer.Edited`.
 
-    ``graph`` is the captured graph, and is not changed.
+    ``before`` are the specs of the annotated graph.
     """
-    annotated = annotate(copy_to_edit(graph), plugin, (), names, qat=qat)
-    annotations = read_annotations(annotated, plugin, names, qat=qat)
-    before, after = annotations.specs, annotations.with_edits(edits).specs
     places = _places(annotated, dict.fromkeys((*before, *after)))
     changed = [point for point in places if before.get(point) != after.get(point)]
     own = {point: spec for point, spec in before.items() if not isinstance(spec, Shares)}

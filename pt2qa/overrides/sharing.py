@@ -37,9 +37,7 @@ def rounds_at(specs: Specs, point: Point, nodes: Mapping[str, GraphNode]) -> boo
 
 
 def groups_of(specs: Specs) -> dict[Point, Point]:
-    """For each point, the first one that has the same scale; all of them have one observer.
-
-    Points share a scale by reference, or because they are the same value with equal specs.
+    """For each point, the first one that has the same scale, by reference or as the same value with an equal spec.
 
     Source:
         ``_get_edge_or_node_to_group_id`` in ``torchao/quantization/pt2e/prepare.py``.
@@ -66,11 +64,8 @@ def groups_of(specs: Specs) -> dict[Point, Point]:
 def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], str]) -> dict[Point, Any]:
     """The specs without some points; those that shared with them share among themselves.
 
-    If the point with a group's spec is removed, the first remaining point of the group gets the spec.  ``describe``
-    returns the name of a point in errors.
-
-    Raises:
-        QuantizeError: a point shares or derives its scale from a removed one, and no other can replace that one.
+    If the point with a group's spec is removed, the first remaining point of the group gets the spec.  A point that
+    derives its scale from a removed one derives it from another of that group.
     """
     gone = set(gone)
     kept = {point: spec for point, spec in specs.items() if point not in gone}
@@ -99,10 +94,7 @@ def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], st
 def replace_own(
     specs: Specs, own: Iterable[Point], change: Callable[[Any], Any], describe: Callable[[Point], str]
 ) -> dict[Point, Any]:
-    """The specs with some points changed; these still share among themselves, and the other points do not change.
-
-    ``change`` returns the new spec for a point's resolved spec.
-    """
+    """The specs with some points changed, which still share among themselves, and the other points as they are."""
     own = list(own)
     rest = remove(specs, own, describe)
     changed: dict[Point, Any] = {}

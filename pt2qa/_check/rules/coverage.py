@@ -207,7 +207,7 @@ def float_island(context: CheckContext) -> Iterator[Found]:
 
 def _islands(annotations: Annotations) -> Iterator[list[GraphNode]]:
     """Sets of connected ops without an annotation, each in graph order."""
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     loose = {key for key, node in nodes.items() if not node.constant and node.op not in ("input", OUTPUT)}
     loose -= {reader or source for source, reader in annotations.specs}
     while loose:
@@ -228,7 +228,7 @@ def _border(annotations: Annotations, island: list[GraphNode]) -> tuple[int, int
         source
         for node in island
         for source in node.inputs
-        if not annotations.ground.nodes[source].constant and spec_read(annotations, source, node.key) is not None
+        if not annotations.graph.nodes[source].constant and spec_read(annotations, source, node.key) is not None
     }
     written = {
         node.key
@@ -256,7 +256,7 @@ _ACTIVATIONS = ("relu", "relu6", "hardtanh", "clamp", "leaky_relu", "hardswish",
 def unfused_pair(context: CheckContext) -> Iterator[Found]:
     """What the backend could fuse, and what the quantizer itself fuses elsewhere."""
     annotations = context.annotations
-    nodes = {node.name: node for node in annotations.ground.nodes.values()}
+    nodes = {node.name: node for node in annotations.graph.nodes.values()}
     declared = set[str]()
     for edit in fusions_in(annotations):
         first, second = (nodes[name] for name in edit.ops)
@@ -287,7 +287,7 @@ def _label(node: GraphNode, context: CheckContext) -> str:
 
 def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, bool]]:
     """An annotated op and the activation that is its only reader; whether its output is rounded in between."""
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     for first in nodes.values():
         if first.op not in _PRODUCERS or first.name not in annotations.ops or len(first.readers) != 1:
             continue

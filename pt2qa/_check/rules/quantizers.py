@@ -240,7 +240,7 @@ def _spell_out_of_place(graph: GraphModule, written: Collection[str]) -> None:
 
 def _roundings(annotations: Annotations, name: str) -> set[str]:
     """What is rounded next to an op, in words, except for constants."""
-    constants = {node.name for node in annotations.ground.nodes.values() if node.constant}
+    constants = {node.name for node in annotations.graph.nodes.values() if node.constant}
     edges = [edge for edge in annotations.edges if name in (edge.source, edge.reader) and edge.source not in constants]
     return {
         f"{edge.source} as {edge.reader} reads it" if edge.reader else f"the output of {edge.source}" for edge in edges

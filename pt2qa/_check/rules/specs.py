@@ -90,12 +90,12 @@ def _underived(annotations: Annotations) -> Iterator[Found]:
 
 
 def _arrows(annotations: Annotations, chain: list[Point]) -> str:
-    return " -> ".join(annotations.ground.describe(point).rstrip(",") for point in chain)
+    return " -> ".join(annotations.graph.describe(point).rstrip(",") for point in chain)
 
 
 def _name(annotations: Annotations, point: Point) -> str:
     source, reader = point
-    return annotations.ground.nodes[reader or source].name
+    return annotations.graph.nodes[reader or source].name
 
 
 _FIX_CIRCLE = (
@@ -134,7 +134,7 @@ def mixed_parameters(context: CheckContext) -> Iterator[Found]:
 
 def _unequal_sides(annotations: Annotations) -> Iterator[Found]:
     groups = {point: first for point, first in annotations.groups.items() if own_spec(annotations, point) is not None}
-    for node in annotations.ground.nodes.values():
+    for node in annotations.graph.nodes.values():
         after = groups.get((node.key, ""))
         if node.op not in VALUE_PRESERVING or node.constant or after is None:
             continue
@@ -148,13 +148,13 @@ def _unequal_sides(annotations: Annotations) -> Iterator[Found]:
 
 def _rounded_twice(annotations: Annotations) -> Iterator[Found]:
     for source, reader in annotations.specs:
-        if not reader or annotations.ground.nodes[source].constant:
+        if not reader or annotations.graph.nodes[source].constant:
             continue
         names = _differing(annotations, (source, ""), (source, reader))
         if names:
-            node = annotations.ground.nodes[source]
+            node = annotations.graph.nodes[source]
             how = " and ".join(names)
-            op = annotations.ground.nodes[reader].op
+            op = annotations.graph.nodes[reader].op
             yield Found(node.name, f"is rounded as its output and again for the {op}: {how} differ")
 
 
@@ -178,11 +178,11 @@ _JOINS = ("add", "sub", "mul", "cat", "stack")
 def residual_add(context: CheckContext) -> Iterator[Found]:
     """Annotated joins that read one branch rounded and another in float, or rounded in another way."""
     annotations = context.annotations
-    joins = [node for node in annotations.ground.nodes.values() if node.op in _JOINS and node.name in annotations.ops]
+    joins = [node for node in annotations.graph.nodes.values() if node.op in _JOINS and node.name in annotations.ops]
     if not joins:
         raise DoesNotApplyError("to models without annotated sums or concatenations")
     for node in joins:
-        branches = [annotations.ground.nodes[key] for key in node.inputs]
+        branches = [annotations.graph.nodes[key] for key in node.inputs]
         branches = [branch for branch in branches if branch.is_tensor and not branch.constant]
         specs = {branch.name: spec_read(annotations, branch.key, node.key) for branch in branches}
         rounded = [spec for spec in specs.values() if spec is not None]
@@ -203,7 +203,7 @@ def _is_fused(annotations: Annotations, branch: GraphNode, node: GraphNode) -> b
         return False
     if branch.op in BATCH_NORMS and branch.name not in annotations.ops:
         # QAT keeps the batch norm between the two, and annotates the ops around it.
-        return _is_fused(annotations, annotations.ground.nodes[next(iter(branch.inputs))], branch)
+        return _is_fused(annotations, annotations.graph.nodes[next(iter(branch.inputs))], branch)
     return branch.name in annotations.ops
 
 
@@ -225,14 +225,14 @@ def _differing_branches(specs: list[Any]) -> tuple[str, ...]:
 def dynamic_conv(context: CheckContext) -> Iterator[Found]:
     """Convolutions with a dynamic input, unless the plug-in says that its backend supports them."""
     annotations = context.annotations
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
     if not convolutions:
         raise DoesNotApplyError("to models without convolutions")
     declares = hasattr(context.plugin, "unsupported_reason")
     for node in convolutions:
         specs = [spec_read(annotations, key, node.key) for key in node.inputs if not nodes[key].constant]
-        refusal = annotations.ground.refusals.get(("dynamic", node.key), "")
+        refusal = annotations.graph.refusals.get(("dynamic", node.key), "")
         if any(getattr(spec, "is_dynamic", False) for spec in specs) and (refusal or not declares):
             yield Found(node.name, refusal or f"the scale of the {node.op}'s input is computed anew for each batch")
 
@@ -256,7 +256,7 @@ FIXED = {
 def fixed_range(context: CheckContext) -> Iterator[Found]:
     """Outputs of softmax, sigmoid and tanh that are rounded to 8 bits with a scale from calibration."""
     annotations = context.annotations
-    ops = [node for node in annotations.ground.nodes.values() if node.op in FIXED]
+    ops = [node for node in annotations.graph.nodes.values() if node.op in FIXED]
     if not ops:
         raise DoesNotApplyError("to models without softmax, sigmoid or tanh")
     for node in ops:
@@ -289,7 +289,7 @@ def integer_observed(context: CheckContext) -> Iterator[Found]:
     measured = _measured(context)
     sources = {point[0]: spec for point in annotations.specs if (spec := own_spec(annotations, point)) is not None}
     for key, spec in sources.items():
-        made = annotations.ground.nodes[key]
+        made = annotations.graph.nodes[key]
         wanted = str(getattr(spec, "dtype", "")).removeprefix("torch.")
         if made.dtype and not made.dtype.startswith(("float", "bfloat")):
             yield Found(made.name, f"its {made.dtype} values are rounded to {wanted}, which changes them")

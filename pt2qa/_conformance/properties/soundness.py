@@ -68,7 +68,7 @@ def _shared_before_own(annotated: Annotated) -> list[str]:
 
 
 def _no_edges(annotated: Annotated) -> list[str]:
-    nodes = annotated.annotations.ground.nodes
+    nodes = annotated.annotations.graph.nodes
     return [
         f"{_place(annotated, (source, reader))} is annotated, but {nodes[reader].name} does not read that value"
         for source, reader in annotated.annotations.specs
@@ -80,7 +80,7 @@ def _float_tensors(trial: Trial) -> Outcome:
     annotated = annotated_or_skip(trial)
     if isinstance(annotated, Outcome):
         return annotated
-    specs, nodes = annotated.annotations.specs, annotated.annotations.ground.nodes
+    specs, nodes = annotated.annotations.specs, annotated.annotations.graph.nodes
     values = {node.name: node.meta.get(VALUE) for node in annotated.graph.graph.nodes}
     faults = []
     for point in specs:
