@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,10 +51,8 @@ UNUSABLE = "observing changed the program's outputs on this data"
 class _Sums:
     """The sums of one row; ``merge`` combines two."""
 
-    isolated: NoiseSums = field(default_factory=NoiseSums)
-    cumulative: NoiseSums = field(default_factory=NoiseSums)
-    quantized: NoiseSums = field(default_factory=NoiseSums)
-    deployed: NoiseSums = field(default_factory=NoiseSums)
+    noise: tuple[NoiseSums, ...] = (NoiseSums(),) * 4
+    """Isolated, cumulative, quantized, deployed: see :class:`DeployedRow`."""
     atol: float = 0.0
     differing: int = 0
     count: int = 0
@@ -63,10 +61,7 @@ class _Sums:
 
     def merge(self, other: _Sums) -> _Sums:
         return _Sums(
-            self.isolated.merge(other.isolated),
-            self.cumulative.merge(other.cumulative),
-            self.quantized.merge(other.quantized),
-            self.deployed.merge(other.deployed),
+            tuple(a.merge(b) for a, b in zip(self.noise, other.noise, strict=True)),
             max(self.atol, other.atol),
             self.differing + other.differing,
             self.count + other.count,
@@ -76,7 +71,7 @@ class _Sums:
 
     @property
     def nonfinite(self) -> bool:
-        return any(math.isnan(each.noise) for each in (self.isolated, self.cumulative, self.quantized, self.deployed))
+        return any(math.isnan(each.noise) for each in self.noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +179,7 @@ class Comparison:
     def _check_isolated(
         self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured, counted: Counted | None
     ) -> None:
-        """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must say the same.
-
-        Raises:
-            SimulationError: they do not; the message names the first op.
-        """
+        """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must agree."""
         kind = kind_of(values)
         if not seen or kind in self.checked:
             return
@@ -199,7 +190,7 @@ class Comparison:
             index = at.get(node.name)
             if index is None or not measured.sums[index].count:
                 return None
-            tap, expected = self.observed[index], measured.sums[index].isolated
+            tap, expected = self.observed[index], measured.sums[index].noise[0]
             both = tuple(_kept(counted, tap.step.out, tap.value(each)) for each in (result, seen[index]))
             (sums,) = noise_sums(both, [(0, 1)])
             if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
@@ -221,11 +212,7 @@ class Comparison:
                 )
 
     def _fitting(self, expected: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
-        """The deployed outputs, if they are what the model returns.
-
-        Raises:
-            DeploymentError: their number, a shape or a dtype differs.
-        """
+        """The deployed outputs, if they are what the model returns."""
         names = self._output_names()
         if len(found) != len(expected):
             raise DeploymentError(
@@ -267,7 +254,6 @@ class Comparison:
     # -- the report ----------------------------------------------------------------------------------------------------
 
     def report(self, notes: Sequence[str]) -> DeployedReport:
-        """Everything seen so far."""
         pair = self.pair
         if self.positions is not None and self.positions.layouts is not None:
             slots = [tap.step.out for tap in self.observed.values()]
@@ -278,7 +264,7 @@ class Comparison:
         return DeployedReport(
             rows=tuple(map(self._row, self.lowerable.taps)),
             outputs=tuple(
-                _finished(-1, name, "", "output", None, True, sums, self._together([slot]))
+                _finished((-1, name, "", "output"), None, True, sums, self._together([slot]))
                 for name, slot, sums in zip(self._output_names(), self._output_slots(), self.outputs, strict=True)
             ),
             stages=self.stages.rows(),
@@ -302,13 +288,12 @@ class Comparison:
         sums, delegated = self.sums.get(tap.step.index, _Sums()), self.program.delegated
         note = tap.refused or self.program.taps.get(tap.node, "the backend says nothing about it") or sums.problem
         note = note or (self._together(tap.step.reads) if sums.count else "")
-        handle, name, module, op = self._place(tap)
+        place = self._place(tap)
         # An input is quantized where the first kernel reads it.
-        inside = bool(delegated) if tap.owner is None else handle in delegated
-        return _finished(handle, name, module, op, tap.params, inside, sums, note)
+        inside = bool(delegated) if tap.owner is None else place[0] in delegated
+        return _finished(place, tap.params, inside, sums, note)
 
     def _output_slots(self) -> list[int]:
-        """The slot of each output that is a tensor."""
         leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
         return [leaves[number].number for number in tensor_outputs(self.pair.quantized)]
 
@@ -342,21 +327,10 @@ def _compared(
             problem=f"the deployed value is {_described(deployed)}, the converted graph's {_described(isolated)}"
         )
     reference, quantized, isolated, deployed = map(kept, (reference, quantized, isolated, deployed))
-    alone, cumulative, converted, total = noise_sums(
-        (isolated, quantized, reference, deployed), ((0, 3), (1, 3), (2, 1), (2, 3))
-    )
+    noise = tuple(noise_sums((isolated, quantized, reference, deployed), ((0, 3), (1, 3), (2, 1), (2, 3))))
     # Most kernels are exact; then nothing needs to be counted.
-    count, atol = (0, 0.0) if alone.noise == 0.0 else differing(isolated, deployed)
-    return _Sums(
-        alone,
-        cumulative,
-        converted,
-        total,
-        atol=atol,
-        differing=count,
-        count=deployed.numel(),
-        dtype=_dtype(deployed),
-    )
+    count, atol = (0, 0.0) if noise[0].noise == 0.0 else differing(isolated, deployed)
+    return _Sums(noise, atol, count, deployed.numel(), _dtype(deployed))
 
 
 @torch.no_grad()
@@ -372,8 +346,8 @@ def _finish(walk: Generator[Any, Tensor | None, Any], instead: Tensor | None) ->
 
 def _output(reference: Tensor, quantized: Tensor, deployed: Tensor, isolated: Tensor | None) -> _Sums:
     (alone,) = [NoiseSums()] if isolated is None else noise_sums((isolated, deployed), [(0, 1)])
-    cumulative, converted, total = noise_sums((reference, quantized, deployed), ((1, 2), (0, 1), (0, 2)))
-    return _Sums(alone, cumulative, converted, total, count=deployed.numel(), dtype=_dtype(deployed))
+    others = noise_sums((reference, quantized, deployed), ((1, 2), (0, 1), (0, 2)))
+    return _Sums((alone, *others), count=deployed.numel(), dtype=_dtype(deployed))
 
 
 def _dtype(value: Tensor) -> str:
@@ -381,15 +355,10 @@ def _dtype(value: Tensor) -> str:
 
 
 def _finished(
-    handle: int,
-    name: str,
-    module: str,
-    op: str,
-    params: QuantParams | None,
-    delegated: bool,
-    sums: _Sums,
-    note: str = "",
+    place: tuple[int, str, str, str], params: QuantParams | None, delegated: bool, sums: _Sums, note: str
 ) -> DeployedRow:
+    handle, name, module, op = place
+    isolated, cumulative, quantized, deployed = (each.sqnr for each in sums.noise)
     scale = math.nan if params is None else params.largest_scale
     in_steps = params is not None and scale > 0 and sums.count > 0
     return DeployedRow(
@@ -404,10 +373,10 @@ def _finished(
         # Both values lie on one grid of integers; the division of two float32 numbers does not.
         isolated_max_lsb=float(round(sums.atol / scale)) if in_steps else math.nan,
         isolated_differing=sums.differing / sums.count if in_steps else math.nan,
-        isolated_sqnr=sums.isolated.sqnr,
-        cumulative_sqnr=sums.cumulative.sqnr,
-        quantized_sqnr=sums.quantized.sqnr,
-        deployed_sqnr=sums.deployed.sqnr,
+        isolated_sqnr=isolated,
+        cumulative_sqnr=cumulative,
+        quantized_sqnr=quantized,
+        deployed_sqnr=deployed,
         note=note,
     )
 

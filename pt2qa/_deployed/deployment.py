@@ -33,15 +33,7 @@ class OtherProgramError(DeploymentError):
 
 
 def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
-    """The backend that runs a pair here.
-
-    Args:
-        pair: its plug-in's backend is the default.
-        wanted: the name of a plug-in, with options (``x86:isa=avx2``), or a backend.
-
-    Raises:
-        DeploymentError: there is none, or it cannot run on this machine.
-    """
+    """The backend that runs a pair here: ``wanted``, or that of the pair's plug-in."""
     _refuse_elsewhere(pair)
     found, who = _wanted(pair, wanted)
     if found is None:
@@ -51,16 +43,7 @@ def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
 
 
 def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tuple[DeployedProgram, str]:
-    """A program that was made elsewhere, or the outputs that were recorded there, and what a report calls its backend.
-
-    Args:
-        pair: its plug-in's backend is asked first, then those of all others that are installed.
-        path: its suffix says what it is.
-        wanted: the one backend to ask, as for :func:`backend_for`.
-
-    Raises:
-        DeploymentError: there is no such file, no backend that runs it here, or it cannot be read.
-    """
+    """A program that was made elsewhere, or the outputs recorded there, and what a report calls its backend."""
     _refuse_elsewhere(pair)
     if path.suffix == RECORDED and path.is_file():
         if wanted is not None:
@@ -123,11 +106,7 @@ def _elsewhere() -> str:
 
 @exports
 def run_program(program: DeployedProgram, values: Sequence[Any]) -> Ran:
-    """Runs a batch, flat.  A program may be lowered anew for inputs of another shape, which exports.
-
-    Raises:
-        DeploymentError: the backend failed.
-    """
+    """Runs a batch, flat.  A program may be lowered anew for inputs of another shape, which exports."""
     return program.run(inputs_for(values))
 
 
@@ -143,9 +122,6 @@ def program_for(
     """The lowered program of a pair: read from the folder if it is there, else lowered, and written to it.
 
     It is lowered with the example inputs of the capture, or with the batch if the capture is not known.
-
-    Raises:
-        DeploymentError: the folder holds another program, or the model cannot be lowered.
     """
     folder = None if path is None else Path(path)
     if folder is not None and folder.exists():

@@ -17,11 +17,7 @@ OF_ALL_KERNELS = ("bias-overflow",)
 
 @contextmanager
 def explained(pair: QuantizedPair, backend: Backend | None) -> Iterator[None]:
-    """Adds to a failure of the backend what the check finds in the model.
-
-    Raises:
-        DeploymentError: the block raised one.
-    """
+    """Adds to a failure of the backend what the check finds in the model."""
     try:
         yield
     except DeploymentError as error:
@@ -37,7 +33,6 @@ def reasons_for(pair: QuantizedPair, backend: Backend | None, names: Collection[
 
 
 def about(finding: Finding) -> str:
-    """A finding in one line."""
     return f"{finding.name}: {finding.why} ({finding.rule})"
 
 

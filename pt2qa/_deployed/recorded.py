@@ -31,11 +31,7 @@ _NAME: Final = re.compile(r"batch(0|[1-9]\d*)\.output(0|[1-9]\d*)")
 class RecordedOutputs:
     """A program that returns what a device recorded, batch after batch; see :class:`pt2qa.plugins.DeployedProgram`.
 
-    Attributes:
-        path: of the file.
-        outputs: for each batch, how many it has.
-        digests: for each batch, that of its inputs; empty if the file does not say.
-        read: how many batches were asked for.
+    ``outputs`` says how many each batch has, ``digests`` which inputs it was computed from, if the file does.
     """
 
     path: Path
@@ -47,11 +43,6 @@ class RecordedOutputs:
     delegated: frozenset[int] = frozenset()
 
     def run(self, inputs: Sequence[Any]) -> Ran:
-        """The outputs of the next batch.
-
-        Raises:
-            DeploymentError: there is none, or it was computed from other inputs.
-        """
         number = self.read
         if number == len(self.outputs):
             raise DeploymentError(
@@ -68,7 +59,7 @@ class RecordedOutputs:
             return Ran(tuple(file.get_tensor(f"batch{number}.output{n}") for n in range(self.outputs[number])))
 
     def refuse_rest(self) -> None:
-        """Raises a DeploymentError if the file has batches that were not asked for."""
+        """Refuses a file that has batches that were not asked for."""
         if self.read < len(self.outputs):
             raise DeploymentError(
                 f"{self.path}: has the outputs of {counted(len(self.outputs), 'batch', 'batches')}; {self.read} were "
@@ -76,16 +67,11 @@ class RecordedOutputs:
             )
 
     def save(self, folder: Path) -> None:
-        """Raises a DeploymentError: there is no program."""
         raise DeploymentError(f"{self.path}: recorded outputs are no program, which could be saved.")
 
 
 def read_outputs(path: Path) -> RecordedOutputs:
-    """Opens a file of recorded outputs, and checks that no tensor is missing or unknown.
-
-    Raises:
-        DeploymentError: it cannot be read, or does not hold the outputs of whole batches.
-    """
+    """Opens a file of recorded outputs, and checks that no tensor is missing or unknown."""
     try:
         with safe_open(path, "pt") as file:
             names, metadata = list(file.keys()), file.metadata() or {}

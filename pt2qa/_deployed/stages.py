@@ -71,7 +71,6 @@ class Stages:
         return found
 
     def add(self, measured: Mapping[str, list[_Step]]) -> None:
-        """Adds the sums of a batch."""
         for name, sums in measured.items():
             known = self.sums.get(name)
             self.sums[name] = (

@@ -43,7 +43,6 @@ def blamed(stages: Sequence[StageRow]) -> StageRow | None:
 
 
 def suspects(rows: Sequence[DeployedRow]) -> tuple[DeployedRow, ...]:
-    """The rows whose kernel computes something else, lowest isolated SQNR first."""
     return tuple(ranked(DeployedRow, [row for row in rows if row.is_suspect], "isolated_sqnr", ties="handle"))
 
 

@@ -35,14 +35,12 @@ _REMEDY = "Pass model.float() and float32 inputs to pt2qa.capture"
 
 
 def refuse_float64(float_graph: GraphModule) -> None:
-    """Rejects a model that computes only in float64, before it is prepared."""
     dtypes = {dtype for node in float_graph.graph.nodes if (dtype := _dtype(node)) is not None}
     if {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}:
         raise QuantizeError(f"the model computes in float64, which torch's quantize ops do not take. {_REMEDY}.")
 
 
 def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName], quantizer: str) -> None:
-    """Rejects a quantizer that annotates float64 values of a model."""
     found = {
         observed_value(node, names)
         for node in find_observers(prepared).values()
@@ -58,12 +56,7 @@ def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName],
 def check_prepared(
     float_graph: GraphModule, prepared: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str
 ) -> None:
-    """Compares the outputs of a prepared graph, in eval mode and without observers, with those of the float graph.
-
-    Raises:
-        QuantizeError: they differ by more than float rounding, in integers, or in where NaN stands; the message names
-            the first op where they do.
-    """
+    """Compares the outputs of a prepared graph, in eval mode and without observers, with those of the float graph."""
     rewritten = without(prepared, is_observer)
     expected, actual = run_batch(float_graph, call, 0), run_batch(rewritten, call, 0)
     least = agreement_in(float_graph.graph, PREPARE_MATCH_DB)
@@ -120,14 +113,7 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
 def check_runs(
     quantized: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str
 ) -> tuple[list[Any], Any]:
-    """Runs a converted graph on a batch; its buffers stay as they are.
-
-    Returns:
-        The flat values of the batch, and what the graph returns.
-
-    Raises:
-        QuantizeError: it fails; the message names the op and what it was given.
-    """
+    """Runs a converted graph on a batch, and leaves its buffers as they are; returns the flat batch and the outputs."""
     seen: dict[Node, str] = {}
 
     def note(node: Node, value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from pt2qa._graph.copies import copy_nodes
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._report.notes import Note
@@ -24,11 +24,9 @@ _SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a graph that :func:`with_slices` made was made from, which is what is deployed.
+    """The graph, which is deployed, that :func:`with_slices` made another of.
 
-    Attributes:
-        graph: what ``convert_pt2e`` returned.
-        names: by the name of each node that both graphs have, its name in ``graph``.
+    ``names`` has, by the name of each node that both graphs have, its name in ``graph``.
     """
 
     graph: GraphModule
@@ -39,11 +37,7 @@ class Origin:
 class SlicedInput:
     """An input with one scale in the converted graph, of which the kernel scales each slice.
 
-    Attributes:
-        source: the node that makes it.
-        dequantize: its dequantize node.
-        op: type of the ops that read it.
-        axes: the axes of a slice, counted from the last.
+    The ops that read it, all of one type, read ``dequantize``; ``axes`` are those of a slice, counted from the last.
     """
 
     source: Node
@@ -98,8 +92,7 @@ def _count(inputs: Sequence[SlicedInput]) -> str:
 
 def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Origin]:
     """A copy of a converted graph in which dynamic inputs are quantized slice by slice, as the kernels do it."""
-    result = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-    result.meta.update(graph_module.meta)
+    result = copy_nodes(graph_module)
     copied = dict(zip(result.graph.nodes, (node.name for node in graph_module.graph.nodes), strict=True))
     made: dict[tuple[Node, tuple[int, ...]], tuple[Node, ...]] = {}
     for given in sliced_inputs(result, plugin):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from pt2qa._graph.copies import copy_nodes
 from pt2qa._graph.handles import OpName, name_of
 from pt2qa._graph.internals.torchao import is_observer, statistics_of
 
@@ -53,15 +53,17 @@ def without(graph_module: GraphModule, is_gone: Callable[[nn.Module], bool]) -> 
 
     The parameters are the same; a graph that calls none of these modules is returned as is.
     """
-    stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-    changed = False
-    for node in list(stripped.graph.nodes):
-        if node.op == "call_module" and is_gone(stripped.get_submodule(str(node.target))):
-            node.replace_all_uses_with(node.args[0])
-            stripped.graph.erase_node(node)
-            changed = True
-        elif node.op == "get_attr" and isinstance(nested := getattr(stripped, str(node.target), None), GraphModule):
-            setattr(stripped, str(node.target), own := without(nested, is_gone))
-            changed |= own is not nested
-    stripped.recompile()
-    return stripped if changed else graph_module
+    stripped = copy_nodes(graph_module)
+    graphs = [part for part in stripped.modules() if isinstance(part, GraphModule)]
+    gone = [
+        node
+        for part in graphs
+        for node in part.graph.find_nodes(op="call_module")
+        if is_gone(part.get_submodule(str(node.target)))
+    ]
+    for node in gone:
+        node.replace_all_uses_with(node.args[0])
+        node.graph.erase_node(node)
+    for part in graphs:
+        part.recompile()
+    return stripped if gone else graph_module

@@ -23,14 +23,13 @@ from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights, is_observer
 from pt2qa._graph.matching import complete_handles
-from pt2qa._quantize.biases import add_to_biases, give_biases
 from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
+from pt2qa._quantize.late_edits import give_biases, make_late_edits
 from pt2qa._quantize.observers import saw_nonfinite
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.plain_export import rewriting_note
-from pt2qa._quantize.rounding import set_integers
 from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import few
@@ -172,7 +171,7 @@ def _quantize(
         calibrate(prepared, data.bar(f"calibrate {plugin.name}", of=every), names)
 
     give_biases(prepared, edits, names)
-    before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
+    before = make_late_edits(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name, saw_nonfinite(prepared, names))
     set_parameters(reference, before)
     if like is not None:

@@ -42,12 +42,7 @@ def recorded(capture: Capture) -> tuple[str, ...]:
 
 
 def rewriting_code(capture: Capture, rules: Collection[str]) -> str:
-    """The definition of ``rewrite(graph_module)``; empty if it would call nothing.
-
-    Args:
-        capture: whose changes are to be made.
-        rules: some of :func:`recorded`.
-    """
+    """The definition of ``rewrite(graph_module)`` for some of the :func:`recorded` rules; empty if it calls nothing."""
     calls = dict.fromkeys(call for rule, call in _CALLS.items() if rule in rules)
     if not calls:
         return ""
