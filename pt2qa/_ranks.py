@@ -6,7 +6,7 @@ import functools
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -48,11 +48,7 @@ class Ranks:
         self._told: Exception | None = None
 
     def gather(self, value: T) -> list[T]:
-        """What each rank gives, in their order.
-
-        Raises:
-            RankError: another rank failed, or is gone.
-        """
+        """What each rank gives, in their order."""
         found = self._exchange(("", _packed(value)))
         if failed := _failed(found):
             raise failed
@@ -158,14 +154,22 @@ def distributed(group: Any = None) -> Iterator[Ranks]:
     ranks = Ranks(group)
     token = _active.set(ranks)
     try:
-        yield ranks
+        with _told_to_all(ranks):
+            yield ranks
+    finally:
+        _active.reset(token)
+
+
+@contextmanager
+def _told_to_all(ranks: Ranks) -> Iterator[None]:
+    """An error within it is an error of all ranks."""
+    try:
+        yield
     except Exception as error:
         told = ranks.tell(error)
         if told is error:
             raise
         raise told from error
-    finally:
-        _active.reset(token)
 
 
 def active() -> Ranks | None:
@@ -186,11 +190,7 @@ def first_anywhere(value: T | None) -> T | None:
 
 
 def same_everywhere(value: float, what: str) -> float:
-    """A user's number, which must be the same on all ranks.
-
-    Raises:
-        RankError: it is not.
-    """
+    """A user's number, which must be the same on all ranks."""
     found = everywhere(value)
     if len({repr(each) for each in found}) > 1:
         raise RankError(
@@ -211,15 +211,8 @@ def in_step(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def together(*args: P.args, **kwargs: P.kwargs) -> T:
         ranks = _active.get()
-        if ranks is None:
+        with nullcontext() if ranks is None else _told_to_all(ranks):
             return function(*args, **kwargs)
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            told = ranks.tell(error)
-            if told is error:
-                raise
-            raise told from error
 
     return together
 
@@ -262,13 +255,9 @@ def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
 
 
 def alone(what: str) -> None:
-    """Refuses what does not add up over ranks.
-
-    Raises:
-        RankError: within :func:`distributed`.
-    """
+    """Refuses what does not add up over ranks, within :func:`distributed`."""
     if _active.get() is not None:
-        raise RankError(f"{what} does not add up over ranks; call it outside of pt2qa.distributed(), on one of them.")
+        raise RankError(f"{what} cannot be merged over ranks. Call it outside of pt2qa.distributed(), on one rank.")
 
 
 def _failed(found: list[tuple[str, Any]]) -> Pt2qaError | None:

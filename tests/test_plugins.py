@@ -208,7 +208,7 @@ def test_text_is_read_by_the_types_of_the_options(install: Install, spec: str, p
         ("toy:bits=1,bits=2", "quantizer 'toy': option bits is given twice"),
         (
             "toy:modules=fc",
-            "quantizer 'toy': option modules takes a mapping, which has no spelling here; "
+            "quantizer 'toy': option modules takes a mapping, which cannot be given as text; "
             "write pt2qa.quantizer('toy', modules=...) in Python",
         ),
     ],

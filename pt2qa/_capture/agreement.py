@@ -110,7 +110,7 @@ def check_agreement(
         return
     if own is not None:
         raise CaptureError(
-            f"the model disagrees with itself: {own} between two runs of one input in eval mode. It is "
+            f"the model is not deterministic: {own} between two runs of one input in eval mode. It is "
             "random (torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. ",
             "pt2qa compares runs of one input: make forward deterministic.",
         )

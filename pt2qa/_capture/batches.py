@@ -65,7 +65,7 @@ def _in_captured_order(program: ExportedProgram, args: tuple[Any, ...], kwargs: 
             + (f" and the keywords {names}" if names else "")
             + ". "
             + ("Pass a dict of these. " if names and not positional else "")
-            + "If a batch holds targets too, hand over its inputs only (inputs_of=lambda item: item[0])."
+            + "If a batch holds targets too, pass its inputs only (inputs_of=lambda item: item[0])."
         )
     unknown, missing = [name for name in kwargs if name not in names], [name for name in names if name not in kwargs]
     if unknown or missing:

@@ -72,7 +72,7 @@ def refuse_quantized(model: nn.Module) -> None:
         counts = ", ".join(f"{count} {op}" for op, count in ops.most_common())
         raise CaptureError(
             f"the model is a graph that is quantized already ({counts}). ",
-            "Pass the float model; a quantized graph goes with its float one: pt2qa.pair(float_graph, converted).",
+            "Pass the float model; to compare it with its float graph, use pt2qa.pair(float_graph, converted).",
         )
 
 

@@ -40,7 +40,7 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
         given = f"dict with the keys {list(kwargs)}" if isinstance(kwargs, dict) else type(kwargs).__name__
-        raise CaptureError(f"kwargs is a {given}; expected a dict from the names of inputs to values.")
+        raise CaptureError(f"kwargs is a {given}; expected a dict of input names and values.")
     return args, kwargs
 
 

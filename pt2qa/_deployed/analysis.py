@@ -76,7 +76,9 @@ def compare_deployed(
     alone("compare_deployed")
     check_pair(pair)
     if deployed is not None and program is not None:
-        raise DeploymentError("deployed= and program= were given: a program that was made elsewhere is not lowered.")
+        raise DeploymentError(
+            "got deployed= and program=, expected one of them: a program built elsewhere is not lowered."
+        )
     first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
     chosen = backend_for(pair, backend) if deployed is None else None
     with explained(pair, chosen):

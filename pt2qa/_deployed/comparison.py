@@ -258,7 +258,7 @@ class Comparison:
         if self.positions is not None and self.positions.layouts is not None:
             slots = [tap.step.out for tap in self.observed.values()]
             notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
-        disturbed = [f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no value inside"] * bool(
+        disturbed = [f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no intermediate values"] * bool(
             self.disturbed
         )
         return DeployedReport(
@@ -286,7 +286,7 @@ class Comparison:
 
     def _row(self, tap: Tap) -> DeployedRow:
         sums, delegated = self.sums.get(tap.step.index, _Sums()), self.program.delegated
-        note = tap.refused or self.program.taps.get(tap.node, "the backend says nothing about it") or sums.problem
+        note = tap.refused or self.program.taps.get(tap.node, "not reported by the backend") or sums.problem
         note = note or (self._together(tap.step.reads) if sums.count else "")
         place = self._place(tap)
         # An input is quantized where the first kernel reads it.

@@ -47,7 +47,7 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
     _refuse_elsewhere(pair)
     if path.suffix == RECORDED and path.is_file():
         if wanted is not None:
-            raise DeploymentError(f"{path}: recorded outputs are not run: leave out backend={wanted!r}.")
+            raise DeploymentError(f"{path}: recorded outputs are not run: omit backend={wanted!r}.")
         return read_outputs(path), "recorded outputs"
     backends = [_wanted(pair, wanted)[0]]
     if wanted is None:
@@ -57,7 +57,7 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
         raise DeploymentError(f"{path}: no such file. {_accepted(known)}")
     found = next((each for each in known if path.suffix in each.suffixes), None)
     if found is None:
-        raise DeploymentError(f"{path}: nothing here runs such a file. {_accepted(known)} {_elsewhere()}")
+        raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_elsewhere()}")
     return _ready(found).open(path), found.name
 
 

@@ -67,7 +67,7 @@ class RecordedOutputs:
             )
 
     def save(self, folder: Path) -> None:
-        raise DeploymentError(f"{self.path}: recorded outputs are no program, which could be saved.")
+        raise DeploymentError(f"{self.path}: recorded outputs are not a program and cannot be saved.")
 
 
 def read_outputs(path: Path) -> RecordedOutputs:
@@ -91,11 +91,11 @@ def read_outputs(path: Path) -> RecordedOutputs:
     for batch, count in enumerate(counts):
         for place in range(count):
             if (batch, place) not in places:
-                raise DeploymentError(f"{path}: has no tensor 'batch{batch}.output{place}', but later ones.")
+                raise DeploymentError(f"{path}: has no tensor 'batch{batch}.output{place}', but has later ones.")
     if not batches:
         raise DeploymentError(f"{path}: is empty; expected the outputs of each batch: batch0.output0 …")
     digests = _digests(path, metadata, batches)
-    said = "" if digests else "; the file does not say of which inputs"
+    said = "" if digests else "; the file does not identify their inputs"
     return RecordedOutputs(path, counts, digests, (f"{path.name}: outputs recorded elsewhere{said}",))
 
 

@@ -110,7 +110,7 @@ class DeployedReport(DataReport):
         missing = [row for row in self.rows if row.note and isnan(row.isolated_sqnr)]
         yield Listing(f"Not observed ({len(missing)})", by_reason((row.note, row.name)[::-1] for row in missing))
         left = [row.name for row in self.rows if not row.delegated]
-        yield Listing(f"Left to other kernels, whole or in part ({len(left)})", left)
+        yield Listing(f"Left to other kernels, completely or partly ({len(left)})", left)
         yield from self._unpaired()
         yield from self._notes()
 

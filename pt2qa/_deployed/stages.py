@@ -35,7 +35,7 @@ class Stages:
         eager = None if self.pair.capture is None else self.pair.capture.eager
         self.eager: nn.Module | None = eager
         if eager is None:
-            self.notes.append("the model itself is not known to this pair: the stages begin with its program")
+            self.notes.append("the pair does not hold the eager model: the stages begin with its program")
         elif eager.training:
             self.eager = None
             self.notes.append("the model is in training mode: the stages begin with its program")

@@ -78,10 +78,12 @@ def _about_kernels(
 ) -> list[str]:
     measured = [row for row in rows if row.is_measured]
     if not measured:
-        return ["Nothing inside the program was observed." if not rows else "No value inside the program has a number."]
+        return ["No intermediate value was observed." if not rows else "No intermediate value could be compared."]
     judged = [row for row in (*measured, *outputs) if row.is_measured and not row.note]
     together = [row.name for row in (*measured, *outputs) if row.is_measured and row.note]
-    rest = [f"Not judged, as several roundings lie between what was observed: {few(together)}."] if together else []
+    rest = (
+        [f"Not judged, because roundings that were not observed lie in between: {few(together)}."] if together else []
+    )
     if found := suspects(judged):
         return [_accused(found), *rest]
     missing = len(rows) > len(measured) or together
@@ -90,8 +92,8 @@ def _about_kernels(
     step = next((row.step_sqnr for row in stages if row.name == "deployed"), inf)
     if step < FLOAT_MATCH_DB and not missing:
         about += (
-            f" Deployed and converted outputs are {decibel(step)} dB apart, which is only the growth of single-LSB "
-            "differences along the graph: no op is to blame."
+            f" Deployed and converted outputs are {decibel(step)} dB apart, which is only single-LSB differences "
+            "growing along the graph: no op is at fault."
         )
     return [about, *rest]
 
@@ -131,5 +133,5 @@ def _counts(rows: Sequence[DeployedRow], untapped: int) -> str:
     left = sum(not row.delegated for row in rows)
     return (
         f"Counts: {counted(len(rows), 'value')}, {without} not observed; {counted(untapped, 'op')} inside kernels; "
-        f"{counted(left, 'value')} of ops left to other kernels, whole or in part."
+        f"{counted(left, 'value')} of ops left to other kernels, completely or partly."
     )

@@ -91,7 +91,7 @@ class Observed:
         if value.reader is not None:
             return "an op writes to it before it is read"
         if tap is not None:
-            return tap.refused or self._reasons.get(tap.node, "the backend says nothing about it")
+            return tap.refused or self._reasons.get(tap.node, "not reported by the backend")
         if _source(value).op == "placeholder":
             return "an input that no kernel rounds"
         return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")

@@ -112,7 +112,7 @@ def _observed(observer: Node, value: Any, names: Mapping[int, OpName]) -> str:
     elif value.is_floating_point():
         why = f"on values of shape {tuple(value.shape)}: what the quantizer asks for does not fit them"
     else:
-        why = f"on values of {value.dtype}, which are no measurements and need no scale"
+        why = f"on values of {value.dtype}, which are not floating-point and need no scale"
     asking = sorted(filter(None, (name_of(node, names) for node in _asking(observer))))
     edit = f'pt2qa.Edit("float", ({", ".join(map(repr, asking))},))'
     where = f"Keep {few(asking)} in float, overrides=pt2qa.OverridePlan(({edit},)), or fix" if asking else "Fix"

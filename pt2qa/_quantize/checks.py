@@ -72,7 +72,7 @@ def check_prepared(
         else ""
     )
     raise QuantizeError(
-        f"prepare changed the model before any quantization: {found}, held against the float model{where}. This is "
+        f"prepare changed the model before any quantization: {found}, compared with the float model{where}. This is "
         f"{quantizer}'s or torchao's rewriting, not int8: no calibration can fix it. The usual cause is a batch norm "
         "folded into a convolution whose result another op reads without it, or whose weights are used twice with "
         "batch norms that differ: give each use a convolution of its own. pt2qa.check(capture, quantizer=...) names "

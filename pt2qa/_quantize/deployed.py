@@ -75,13 +75,13 @@ def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, 
 def difference_note(inputs: Sequence[SlicedInput]) -> str:
     """What the converted graph computes otherwise than the kernels; empty if each input is a single slice."""
     told = _count([given for given in inputs if given.slices != 1])
-    here = "where this graph has one for the tensor; pair.as_deployed() computes as the kernels do"
+    here = "where this graph has one for the tensor; pair.as_deployed() simulates the kernels"
     return Note(f"{told}, {here}", "kernels") if told else ""
 
 
 def deployed_note(inputs: Sequence[SlicedInput]) -> str:
     """What a graph that :func:`with_slices` made computes."""
-    return f"as deployed: {_count(inputs)}, and so has this simulation; convert_pt2e has one for the tensor"
+    return f"as deployed: {_count(inputs)}, and so does this simulation; convert_pt2e has one for the tensor"
 
 
 def _count(inputs: Sequence[SlicedInput]) -> str:

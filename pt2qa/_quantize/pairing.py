@@ -251,8 +251,8 @@ class QuantizedPair:
         """
         if quantizer is None and self.recipe is None:
             raise PairingError(
-                f"this pair by {self.quantizer} was made by pt2qa.pair, which knows no kernels: "
-                "say whose they are: pair.as_deployed(quantizer)"
+                f"this pair by {self.quantizer} was made by pt2qa.pair, which does not know the backend: "
+                "pass the quantizer of its backend: pair.as_deployed(quantizer)"
             )
         plugin = resolve(quantizer) if quantizer is not None else self.recipe.plugin if self.recipe else None
         inputs = sliced_inputs(self.quantized, plugin)
@@ -400,7 +400,7 @@ def _check_constants(pair: QuantizedPair) -> None:
                     "Its scale is 1.0, as of an observer that saw no value: run batches through the prepared graph "
                     "before convert_pt2e."
                 )
-        raise PairingError(f"{what} {found}, held against its float value. {remedy}")
+        raise PairingError(f"{what} {found}, compared with its float value. {remedy}")
 
 
 def _is_rounded(constant: Constant, site: Site) -> bool:
@@ -584,7 +584,7 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
         if handle_of(node) not in pair.names and not serves_quantization(node):
             reason = "put in by the quantizer, prepare or convert: the captured model has no such op"
             if numberless and handle_of(node) is None:
-                reason = "carries no handle, as ops of the reference do: nothing says which of them it is"
+                reason = "has no handle, like ops of the reference: it cannot be matched with one of them"
             unpaired.append(_nameless(node, "quantized", reason))
     return Pairing(pairs, tuple(unpaired))
 

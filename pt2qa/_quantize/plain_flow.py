@@ -87,7 +87,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     recipe, capture = pair.recipe, pair.capture
     if recipe is None or capture is None:
         raise SelectionError(
-            "this pair was not made by pt2qa.quantize, so nothing says how to quantize its model again. "
+            "this pair was not made by pt2qa.quantize, so how to quantize its model again is unknown. "
             "Quantize the capture with pt2qa.quantize(capture, quantizer, calibration)."
         )
     about = about or f"{pair.model}, quantized by {pair.quantizer}."

@@ -243,7 +243,7 @@ def _prepare(
             raise
         raise QuantizeError(
             f"torchao could not prepare the model as {plugin.name} annotated it: {type(error).__name__}: "
-            f"{str(error) or 'no message'}. The traceback above this one shows the op it stumbled on."
+            f"{str(error) or 'no message'}. See the traceback above this one for the op."
         ) from error
     assert quantizer.annotations is not None, "prepare has the quantizer annotate"
     return prepared, quantizer.annotated, quantizer.annotations
@@ -263,7 +263,7 @@ def _takes_and_has(plugin: QuantizerPlugin, graph_module: GraphModule) -> str:
 
 def _nested(capture: Capture) -> str:
     count = len(capture.unanalysed)
-    inside = "are inside nested graphs, of which prepare annotates those of while_loop and scan alone"
+    inside = "are inside nested graphs, of which prepare annotates only those of while_loop and scan"
     return f"; {count} ops {inside}" if count else ""
 
 

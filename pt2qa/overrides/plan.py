@@ -181,7 +181,7 @@ class OverridePlan:
             raise QuantizeError(f"override plan: edits: got {self.edits!r}, expected a tuple of Edit")
         for name in ("quantizer", "model"):
             if not isinstance(getattr(self, name), str):
-                raise QuantizeError(f"override plan: {name}: got {getattr(self, name)!r}, expected a text")
+                raise QuantizeError(f"override plan: {name}: got {getattr(self, name)!r}, expected a string")
 
     def __str__(self) -> str:
         made_for = " on ".join(filter(None, (self.model, self.quantizer)))
@@ -217,7 +217,7 @@ class OverridePlan:
         late = sorted({edit.kind for edit in self.edits} & {"bias", "round"})
         if late:
             raise QuantizeError(
-                f"the plan has {' and '.join(late)} edits, which are made after calibration, where no quantizer is. "
+                f"the plan has {' and '.join(late)} edits, which are made after calibration, when no quantizer runs. "
                 "Pass the plan to pt2qa.quantize, or use the code of the report that has it."
             )
         return EditedQuantizer(quantizer, self.edits, qat=qat)

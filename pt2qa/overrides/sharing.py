@@ -81,7 +81,7 @@ def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], st
             if any(each in gone for each in _chain(specs, point)):
                 raise QuantizeError(
                     f"{describe(point)} shares its scale with {describe(spec.point)}, which leads to no scale of its "
-                    "own: the quantizer's annotation is a circle or breaks off, and this edit cannot repair it"
+                    "own: the quantizer's shared specs form a cycle or end nowhere, which this edit cannot repair"
                 )
         elif root not in anchors:
             anchors[root] = point

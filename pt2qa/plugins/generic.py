@@ -47,8 +47,8 @@ class GenericPlugin:
             base = f"derives from {_path(foreign[0])}" if foreign else "does not derive from it"
             raise PluginError(
                 f"got a {_path(type(self.quantizer))}, expected a {_path(Quantizer)}: it {base}. pt2qa prepares with "
-                "torchao, and a quantizer of another package would leave the model in float without a word; "
-                "take this backend's quantizer for torchao"
+                "torchao, and a quantizer of another package would silently leave the model in float; "
+                "use this backend's quantizer for torchao"
             )
         raise PluginError(
             f"got {self.quantizer!r} ({_path(type(self.quantizer))}), expected the name of a quantizer plug-in, a "

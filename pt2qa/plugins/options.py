@@ -209,7 +209,7 @@ def _parse(plugin: object, name: str, text: str, hint: Any) -> object:
     who = f"{_who(plugin)}: option {name}"
     if not spelled:
         raise PluginError(
-            f"{who} takes a {_values(hint)}, which has no spelling here; "
+            f"{who} takes a {_values(hint)}, which cannot be given as text; "
             f"write pt2qa.quantizer({name_of(plugin)!r}, {name}=...) in Python"
         )
     raise PluginError(f"{who}: got {text!r}, expected {_values(hint)}{did_you_mean(text, _choices(hint))}")

@@ -104,7 +104,7 @@ def test_an_edit_checks_its_fields(arguments: tuple[Any, ...], message: str) -> 
 def test_a_plan_checks_its_fields() -> None:
     with pytest.raises(QuantizeError, match=r"edits: got .*expected a tuple of Edit"):
         OverridePlan([Edit("float", ("a",))])  # type: ignore[arg-type]
-    with pytest.raises(QuantizeError, match="model: got 3, expected a text"):
+    with pytest.raises(QuantizeError, match="model: got 3, expected a string"):
         OverridePlan((), model=3)  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_a_plan_checks_its_fields() -> None:
         (changed(format="report"), "expected the field 'format' to be 'pt2qa override plan'"),
         (changed(version=2), "field 'version' holds 2; this pt2qa reads version 1"),
         (changed(model=None), "field 'model' is missing"),
-        (changed(model=1), "model: got 1, expected a text"),
+        (changed(model=1), "model: got 1, expected a string"),
         (changed(extra=1), "field 'extra' is not one of"),
         (changed(edits={}), "field 'edits' holds {}, expected a list"),
         (changed(edits=[1]), r"field 'edits\[0\]' holds 1, expected an object"),

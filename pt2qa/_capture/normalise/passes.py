@@ -68,7 +68,7 @@ def remove_added_zeros(program: ExportedProgram) -> tuple[Change, ...]:
 
     def edit(graph_module: GraphModule) -> list[tuple[Node, str]]:
         removed = flow_passes.remove_added_zeros(graph_module, written)
-        return [(node, "removed: what reads it now reads its operand") for node in removed]
+        return [(node, "removed: its users read its operand") for node in removed]
 
     return changes_of(program, "add of zero", edit)
 
