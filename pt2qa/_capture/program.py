@@ -20,10 +20,17 @@ from torch.fx import GraphModule
 from pt2qa._ambient import callers_device, torch_defaults
 from pt2qa._capture.agreement import State, check_agreement, check_stateless, run_eager
 from pt2qa._capture.aliases import Aliases
-from pt2qa._capture.batches import check_inputs
 from pt2qa._capture.changes import Change
 from pt2qa._capture.exporting import check_model, export
-from pt2qa._capture.inputs import as_call, device_of, moved, refuse_aliases, refuse_unusable, without_gradients
+from pt2qa._capture.inputs import (
+    as_call,
+    check_inputs,
+    device_of,
+    moved,
+    refuse_aliases,
+    refuse_unusable,
+    without_gradients,
+)
 from pt2qa._capture.normalise import DECOMPOSABLE, normalise
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
+from pt2qa._deployed.analysis import explained
 from pt2qa._deployed.deployment import backend_for, program_for, run_program
-from pt2qa._deployed.explained import explained
 from pt2qa._deployed.taps import Lowerable, Tap, lowerable
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.done import Done

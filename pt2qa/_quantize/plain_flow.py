@@ -28,9 +28,8 @@ from pt2qa._graph.handles import assign_handles, name_of, names_of
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.calibration import Call, read_calls
-from pt2qa._quantize.flow_text import FlowText, plain_text, pt2qa_text, quantizer_text
+from pt2qa._quantize.flow_text import SOURCE_RULES, FlowText, plain_text, pt2qa_text, quantizer_text, recorded
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, serves_quantization
-from pt2qa._quantize.rewriting import SOURCE_RULES, recorded
 from pt2qa._ranks import active
 from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import as_batch, flatten_batch

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from pt2qa._capture.batches import check_inputs
+from pt2qa._capture.inputs import check_inputs
 from pt2qa._capture.program import Capture, capture
 from pt2qa.errors import BatchError
 
