@@ -37,7 +37,6 @@ from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.broken_lines import BrokenLine, broken_lines, broken_weights
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import QuantizerPlugin, resolve
-from pt2qa.plugins.abilities import int32_bias_of
 from pt2qa.plugins.registry import spec_of
 
 Kind = Literal["model", "program", "graph", "prepared", "capture", "pair"]
@@ -168,7 +167,7 @@ class CheckContext:
     def int32_bias(self) -> bool | None:
         """Whether the backend's kernels add biases to 32-bit sums; None if no plug-in says."""
         with contextlib.suppress(UnavailableError):
-            return int32_bias_of(self.plugin)
+            return getattr(self.plugin, "int32_bias", None)
         return None
 
     @functools.cached_property

@@ -17,7 +17,6 @@ from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
-from pt2qa.plugins.abilities import dynamic_axes_of
 
 _SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
 
@@ -57,13 +56,15 @@ class SlicedInput:
 
 def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, ...]:
     """The dynamic inputs of a converted graph to which a plug-in's backend gives a scale for each slice."""
+    # A plug-in that does not say has the scales of the converted graph.
+    axes_of = getattr(plugin, "dynamic_axes", lambda node: ())
     found = []
     for node in graph_module.graph.nodes:
         quantize = node.args[0] if quant_ops.is_dequantize(node) else None
         if not isinstance(quantize, Node) or not quant_ops.is_dynamic_per_tensor(quantize):
             continue
         source, choose = quantize.args[0], quant_ops.chosen_by(quantize)
-        readers = {(op_of(reader.target), dynamic_axes_of(plugin, reader)) for reader in node.users}
+        readers = {(op_of(reader.target), tuple(axes_of(reader))) for reader in node.users}
         if choose is None or not isinstance(source, Node) or len(readers) != 1:
             continue
         ((op, axes),) = readers

@@ -43,7 +43,6 @@ from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import EditedQuantizer, is_ours
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
-from pt2qa.plugins.abilities import taken_by
 
 
 @torch_defaults
@@ -257,8 +256,8 @@ def _takes_and_has(plugin: QuantizerPlugin, graph_module: GraphModule) -> str:
     """Which kinds of op a quantizer supports as configured, if it says so, and which a graph has."""
     counts = _ops_of(graph_module).most_common()
     has = f"the model has {', '.join(f'{op} ({count})' for op, count in counts) or 'no op'}"
-    takes = taken_by(plugin)
-    return f"With these options it takes {', '.join(takes)}; {has}" if takes else has[0].upper() + has[1:]
+    takes: tuple[str, ...] = getattr(plugin, "takes", tuple)()
+    return f"With these options it quantizes {', '.join(takes)}; {has}" if takes else has[0].upper() + has[1:]
 
 
 def _nested(capture: Capture) -> str:

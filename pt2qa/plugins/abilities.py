@@ -45,26 +45,6 @@ def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     return None if pairs is None else tuple((first, second) for first, second in pairs)
 
 
-def dynamic_axes_of(plugin: Any, node: Node) -> tuple[int, ...]:
-    """The axes along which a dynamic input's values share a scale in the kernel of the op that reads it.
-
-    Empty if all share one, as in the converted graph, or if the plug-in does not say.
-    """
-    own = getattr(plugin, "dynamic_axes", None)
-    return () if own is None else tuple(own(node))
-
-
-def int32_bias_of(plugin: Any) -> bool | None:
-    """Whether static kernels add biases to 32-bit integer sums, not to float ones; None if not declared."""
-    return getattr(plugin, "int32_bias", None)
-
-
-def taken_by(plugin: Any) -> tuple[str, ...]:
-    """The op types that a configured quantizer may annotate; empty if its plug-in does not declare them."""
-    takes = getattr(plugin, "takes", None)
-    return () if takes is None else tuple(takes())
-
-
 def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
     """Why an op cannot take an edit; empty if it can, or if the plug-in does not say.
 

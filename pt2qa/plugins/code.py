@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import OBSERVERS
+from pt2qa.overrides.plan import Edit as Edit
+from pt2qa.overrides.plan import OverridePlan as OverridePlan
 from pt2qa.plugins.scopes import called_modules, modules_of, op_type
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
-
-    from pt2qa.overrides.plan import OverridePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pt2qa.errors import PluginError
 from pt2qa.plugins.backend_spec import BackendSpec
@@ -27,8 +27,6 @@ class GenericPlugin:
     >>> GenericPlugin(X86InductorQuantizer()).name
     'X86InductorQuantizer'
     """
-
-    levels: ClassVar[tuple[str, ...]] = ("float", "observer")
 
     quantizer: Any
 
