@@ -35,9 +35,6 @@ class Ranks:
 
     Every rank calls the same functions in the same order, and each of these ends with an exchange of what the ranks
     found, or of the error that one of them met.
-
-    Args:
-        group: a ``torch.distributed`` process group; None for the default one.
     """
 
     def __init__(self, group: Any = None) -> None:

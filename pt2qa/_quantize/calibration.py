@@ -34,11 +34,7 @@ def read_calls(capture: Capture, graph: GraphModule, data: Data) -> Iterator[Cal
 
 
 def calibrate(prepared: GraphModule, calls: Iterable[Call], names: Mapping[int, OpName]) -> None:
-    """Runs every batch through a prepared graph, to calibrate its observers.
-
-    Raises:
-        QuantizeError: a batch failed, or observers never saw a value; the message names them.
-    """
+    """Runs every batch through a prepared graph, to calibrate its observers."""
     observers = find_observers(prepared)
     modules = {target: prepared.get_submodule(target) for target in observers}
     seen: set[nn.Module] = set()
@@ -75,13 +71,7 @@ def calibrate(prepared: GraphModule, calls: Iterable[Call], names: Mapping[int, 
 
 
 def share_observed(modules: Mapping[str, nn.Module], seen: set[nn.Module], batches: int) -> int:
-    """Gives all observers what those of the other ranks saw; returns how many batches that were in all.
-
-    Args:
-        modules: the observers by name, in graph order; one may have several names.
-        seen: those that saw a value; those that did elsewhere are added.
-        batches: how many this rank ran.
-    """
+    """Gives the observers what those of other ranks saw, adds to ``seen`` those that did, and counts all batches."""
     if active() is None:
         return batches
     # By place in the graph: names may be numbered otherwise in another process.
@@ -133,10 +123,7 @@ def _asking(observer: Node) -> Iterator[Node]:
 
 
 def run_batch(graph: GraphModule, call: Call, number: int, failed_at: Callable[[], str] = lambda: "") -> Any:
-    """What a graph returns for a batch; if it fails, QuantizeError.
-
-    The error reports NaN and infinity in the batch, or else what ``failed_at`` returns.
-    """
+    """What a graph returns for a batch; an error reports NaN and infinity in it, or else what ``failed_at`` returns."""
     args, kwargs = call
     try:
         with torch.no_grad():

@@ -76,12 +76,7 @@ _TORCHAO: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FlowText:
-    """A module with the functions ``make_quantizer`` and ``quantize``.
-
-    Attributes:
-        text: the module.
-        asks: whether both take the quantizer that the user configured, because no code can make it.
-    """
+    """A module with the functions ``make_quantizer`` and ``quantize``; if it ``asks``, both take the quantizer."""
 
     text: str
     asks: bool
@@ -166,7 +161,6 @@ def _table(name: str, rows: Iterable[object]) -> str:
 
 
 def _calibrated(recipe: Recipe) -> list[str]:
-    """The calls that make these edits."""
     kinds = {edit.kind for edit in recipe.edits}
     return [
         f"{function}(prepared, ops_by_name(prepared.graph), {name})"

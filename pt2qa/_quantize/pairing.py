@@ -241,8 +241,7 @@ class QuantizedPair:
             PairingError: the pair was made by :func:`pt2qa.pair`, and no quantizer was given.
             PluginError: there is no such quantizer.
 
-        >>> import torch
-        >>> import pt2qa
+        >>> import torch, pt2qa
         >>> rows = torch.randn(4, 8) * torch.tensor([[0.01], [1.0], [1.0], [100.0]])
         >>> capture = pt2qa.capture(torch.nn.Linear(8, 2).eval(), rows)
         >>> pair = pt2qa.quantize(capture, "xnnpack:mode=dynamic", [rows], progress=False)
@@ -334,8 +333,7 @@ def pair(
         PairingError: the graphs have no op in common, the reference alone was decomposed, nothing is quantized, or
             constants are from another model.
 
-    >>> import torch
-    >>> import pt2qa
+    >>> import torch, pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
@@ -438,11 +436,7 @@ def fingerprint(graph_module: GraphModule) -> str:
 
 
 def check_pair(given: Any) -> None:
-    """Refuses what is not a pair, and says how to make one of it.
-
-    Raises:
-        SelectionError: it is not.
-    """
+    """Refuses what is not a pair, and says how to make one of it."""
     if isinstance(given, QuantizedPair):
         return
     if isinstance(given, Capture):
@@ -470,11 +464,7 @@ def as_graph_module(side: str, graph: Any) -> GraphModule:
 def common_handles(
     side: str, known: GraphModule, other_side: str, other: GraphModule
 ) -> tuple[GraphModule, GraphModule]:
-    """Two graphs of one model with the same handles, in copies where they do not have them.
-
-    Raises:
-        PairingError: they have no op in common.
-    """
+    """Two graphs of one model with the same handles, in copies where they do not have them."""
     graphs = with_common_handles(known, other)
     found, others = ([handle_of(node) for node in _ops(graph)] for graph in graphs)
     if {*found} & {*others} <= {None}:
@@ -603,15 +593,7 @@ def serves_quantization(node: Node) -> bool:
 def reason_of_absence(
     nodes: Sequence[Node], names: Mapping[int, OpName], there: Collection[int], other: str, removed: str
 ) -> str:
-    """Why the nodes of a handle have no counterpart in another graph.
-
-    Args:
-        nodes: in their own graph.
-        names: of the ops of that graph.
-        there: the handles of the other graph.
-        other: what the other graph is called.
-        removed: the reason where no other is known.
-    """
+    """Why the nodes of a handle have no counterpart in the graph ``other``, which has the handles ``there``."""
     if not nodes:
         # Inputs, top-level ops and ops in nested graphs have names; only the first two have nodes.
         return "inside a nested graph: it has no row"

@@ -70,11 +70,7 @@ class GenericPlugin:
         return f"{_path(type(self.quantizer))}, as it was configured"
 
     def build(self, graph: GraphModule, *, qat: bool) -> Any:
-        """The quantizer itself.
-
-        Raises:
-            PluginError: the quantizer was configured for QAT and ``qat`` is False, or the other way round.
-        """
+        """The quantizer itself."""
         set_up_for_qat = getattr(getattr(self.quantizer, "global_config", None), "is_qat", None)
         if isinstance(set_up_for_qat, bool) and set_up_for_qat != qat:
             raise PluginError(

@@ -30,9 +30,6 @@ class Option:
 def options_of(plugin: object) -> tuple[Option, ...]:
     """The options of a plug-in, in the order of its fields.
 
-    Args:
-        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
-
     Raises:
         PluginError: the annotations of its fields cannot be read.
 
@@ -75,11 +72,7 @@ def check_options(plugin: object) -> None:
 
 
 def with_options(plugin: _P, options: Mapping[str, object]) -> _P:
-    """The same plug-in with some options replaced.
-
-    Raises:
-        PluginError: an option that the plug-in does not have, or a value that it does not take.
-    """
+    """The same plug-in with some options replaced, which are checked."""
     for name in options:
         _check_known(plugin, name)
     changed: _P = dataclasses.replace(plugin, **options)  # type: ignore[type-var]  # plug-ins are dataclasses
@@ -88,11 +81,7 @@ def with_options(plugin: _P, options: Mapping[str, object]) -> _P:
 
 
 def parse_options(plugin: object, text: str) -> dict[str, object]:
-    """Parses ``"per_channel=false,mode=dynamic"`` according to the types of the plug-in's fields.
-
-    Raises:
-        PluginError: an item that is not ``option=value``, an unknown option, a value of another type.
-    """
+    """Parses ``"per_channel=false,mode=dynamic"`` according to the types of the plug-in's fields."""
     hints, options = _hints(plugin), dict[str, object]()
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
@@ -109,9 +98,6 @@ def describe(plugin: object) -> str:
     """The shortest description of a configured plug-in: its name, and the options that differ from their default.
 
     If the options can be written as text, :func:`pt2qa.plugins.resolve` creates the same plug-in from it.
-
-    Args:
-        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
     >>> import pt2qa
     >>> describe(pt2qa.quantizer("x86", reduce_range=True))
