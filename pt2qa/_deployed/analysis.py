@@ -14,9 +14,9 @@ from pt2qa._check.analysis import check
 from pt2qa._check.report import Finding
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import backend_for, opened, program_for
+from pt2qa._deployed.lowerable import Lowerable, lowerable
 from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.taps import Lowerable, lowerable
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2qa._deployed.deployment import run_program
+from pt2qa._deployed.lowerable import Lowerable, ObservedValue, leaves_of, tensor_outputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._deployed.stages import Stages
-from pt2qa._deployed.taps import Lowerable, Tap, leaves_of, tensor_outputs
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
@@ -106,7 +106,9 @@ class Comparison:
         self.input_ranges: tuple[InputRange, ...] = ()
         reasons = program.taps
         self.observed = {
-            tap.step.index: tap for tap in lowerable.taps if not tap.refused and not reasons.get(tap.node, "lost")
+            observed.step.index: observed
+            for observed in lowerable.values
+            if not observed.refused and not reasons.get(observed.node, "lost")
         }
         self.sums: dict[int, _Sums] = {index: _Sums() for index in self.observed}
         self.outputs: list[_Sums] = []
@@ -125,7 +127,7 @@ class Comparison:
             return
         counted = None if self.positions is None else self.positions.of(batch, values)
         ran = run_program(self.program, values)
-        seen = {} if ran.changed else {index: ran.values[tap.node] for index, tap in self.observed.items()}
+        seen = {} if ran.changed else {index: ran.values[observed.node] for index, observed in self.observed.items()}
         measured = self.check.run(functools.partial(self._measure, values, seen, counted), values)
         self._check_isolated(values, seen, measured, counted)
         before = self.stages.before(batch, values)
@@ -143,7 +145,7 @@ class Comparison:
             self.set_apart.append(apart)
         else:
             self.input_ranges = added([self.input_ranges, input_ranges(self.pair.program, values, counted)])
-            self.stages.add(self.stages.measured(every))
+            self.stages.add(every)
             for index, sums in measured.sums.items():
                 self.sums[index] = self.sums[index].merge(sums)
             self.outputs = [a.merge(b) for a, b in zip(self.outputs, outputs, strict=True)]
@@ -190,12 +192,12 @@ class Comparison:
             index = at.get(node.name)
             if index is None or not measured.sums[index].count:
                 return None
-            tap, expected = self.observed[index], measured.sums[index].noise[0]
-            both = tuple(_kept(counted, tap.step.out, tap.value(each)) for each in (result, seen[index]))
+            observed, expected = self.observed[index], measured.sums[index].noise[0]
+            both = tuple(_kept(counted, observed.step.out, observed.value(each)) for each in (result, seen[index]))
             (sums,) = noise_sums(both, [(0, 1)])
             if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
                 raise SimulationError(
-                    f"the isolated error of {self._name(tap)} has a squared sum of {expected.noise:.6g}; the nodes of "
+                    f"the isolated error of {self._name(observed)} has a squared sum of {expected.noise:.6g}; the nodes of "
                     f"the converted graph, run on the deployed values, give {sums.noise:.6g}. The numbers would be "
                     "wrong, so none are reported. Please file a bug with the model."
                 )
@@ -230,15 +232,15 @@ class Comparison:
     def _output_names(self) -> list[str]:
         return list(tensor_outputs(self.pair.quantized).values())
 
-    def _name(self, tap: Tap) -> str:
-        return self._place(tap)[1]
+    def _name(self, observed: ObservedValue) -> str:
+        return self._place(observed)[1]
 
-    def _place(self, tap: Tap) -> tuple[int, str, str, str]:
+    def _place(self, observed: ObservedValue) -> tuple[int, str, str, str]:
         """Handle, name, module and op of a row."""
-        if tap.owner is not None:
-            return tap.owner.handle, tap.owner.name, tap.owner.module, tap.owner.op
+        if observed.owner is not None:
+            return observed.owner.handle, observed.owner.name, observed.owner.module, observed.owner.op
         program = self.pair.program
-        number = program.inputs.index(tap.step.reads[0])
+        number = program.inputs.index(observed.step.reads[0])
         return program.input_handles[number], program.input_names[number], "", "input"
 
     def _why_apart(
@@ -256,13 +258,13 @@ class Comparison:
     def report(self, notes: Sequence[str]) -> DeployedReport:
         pair = self.pair
         if self.positions is not None and self.positions.layouts is not None:
-            slots = [tap.step.out for tap in self.observed.values()]
+            slots = [observed.step.out for observed in self.observed.values()]
             notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
         disturbed = [f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no intermediate values"] * bool(
             self.disturbed
         )
         return DeployedReport(
-            rows=tuple(map(self._row, self.lowerable.taps)),
+            rows=tuple(map(self._row, self.lowerable.values)),
             outputs=tuple(
                 _finished((-1, name, "", "output"), None, True, sums, self._together([slot]))
                 for name, slot, sums in zip(self._output_names(), self._output_slots(), self.outputs, strict=True)
@@ -284,14 +286,14 @@ class Comparison:
             input_ranges=self.input_ranges,
         )
 
-    def _row(self, tap: Tap) -> DeployedRow:
-        sums, delegated = self.sums.get(tap.step.index, _Sums()), self.program.delegated
-        note = tap.refused or self.program.taps.get(tap.node, "not reported by the backend") or sums.problem
-        note = note or (self._together(tap.step.reads) if sums.count else "")
-        place = self._place(tap)
+    def _row(self, observed: ObservedValue) -> DeployedRow:
+        sums, delegated = self.sums.get(observed.step.index, _Sums()), self.program.delegated
+        note = observed.refused or self.program.taps.get(observed.node, "not reported by the backend") or sums.problem
+        note = note or (self._together(observed.step.reads) if sums.count else "")
+        place = self._place(observed)
         # An input is quantized where the first kernel reads it.
-        inside = bool(delegated) if tap.owner is None else place[0] in delegated
-        return _finished(place, tap.params, inside, sums, note)
+        inside = bool(delegated) if observed.owner is None else place[0] in delegated
+        return _finished(place, observed.params, inside, sums, note)
 
     def _output_slots(self) -> list[int]:
         leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
@@ -300,7 +302,9 @@ class Comparison:
     def _together(self, slots: Sequence[int]) -> str:
         """Which roundings lie between these values and the observed ones before them; empty if none do."""
         program, ahead, seen, names = self.pair.program, list(slots), set[int](), []
-        unobserved = {tap.step.index: tap for tap in self.lowerable.taps if tap.params is not None}
+        unobserved = {
+            observed.step.index: observed for observed in self.lowerable.values if observed.params is not None
+        }
         while ahead:
             index = program.producers.get(ahead.pop(), -1)
             if index in seen or index < 0 or (index in self.sums and self.sums[index].count):

@@ -14,9 +14,9 @@ from typing import Any
 from tqdm import tqdm
 
 from pt2qa._capture.inputs import device_of
+from pt2qa._deployed.lowerable import Lowerable, inputs_for
 from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
-from pt2qa._deployed.taps import Lowerable, inputs_for
 from pt2qa._exclusion import exports
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.rows import installed

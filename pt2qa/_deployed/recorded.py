@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
-from pt2qa._deployed.taps import leaves_of, tensor_outputs
+from pt2qa._deployed.lowerable import leaves_of, tensor_outputs
 from pt2qa._exclusion import computes
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.atomic import write_atomic
