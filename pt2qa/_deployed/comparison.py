@@ -197,8 +197,8 @@ class Comparison:
             (sums,) = noise_sums(both, [(0, 1)])
             if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
                 raise SimulationError(
-                    f"the isolated error of {self._name(observed)} has a squared sum of {expected.noise:.6g}; the nodes "
-                    f"of the converted graph, run on the deployed values, give {sums.noise:.6g}. The numbers would be "
+                    f"the isolated error of {self._name(observed)} has a squared sum of {expected.noise:.6g}; the "
+                    f"converted graph's nodes, run on the deployed values, give {sums.noise:.6g}. The numbers would be "
                     "wrong, so none are reported. Please file a bug with the model."
                 )
             return seen[index].to(result.dtype).clone()
