@@ -12,12 +12,11 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from tqdm import tqdm
 
 from pt2qa._ambient import callers_device, torch_defaults
 from pt2qa._capture.agreement import State
@@ -33,6 +32,7 @@ from pt2qa._quantize.pairing import QuantizedPair, Recipe, serves_quantization
 from pt2qa._ranks import active
 from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import as_batch, flatten_batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import Pt2qaError, SelectionError
@@ -94,9 +94,9 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     graph = capture.module() if pair.float_graph is None else pair.float_graph
     text = functools.partial(plain_text, capture, recipe, graph, quantizer_text(recipe, graph), about)
     reason = _reason_not_to_run(pair, recipe, capture) if verify else "verification is switched off"
-    if reason:
+    if reason or recipe.data is None:
         return PlainFlow(text(changed).text, f"not run: {reason}")
-    trial = _Trial(pair, recipe, capture, progress)
+    trial = _Trial(pair, recipe, capture, replace(recipe.data, progress=progress))
     plain = text(())
     own_options = plain.asks and not isinstance(recipe.plugin, GenericPlugin)
     found = f"{pair.quantizer} has options that are pt2qa's own" if own_options else trial.difference(plain)
@@ -158,7 +158,7 @@ class _Trial:
     pair: QuantizedPair
     recipe: Recipe
     capture: Capture
-    progress: bool | None
+    data: Data
 
     def difference(self, text: FlowText) -> str:
         """How the outputs on the first batch differ from the pair's, or the error; empty if they are equal."""
@@ -184,13 +184,7 @@ class _Trial:
         assert self.capture.eager is not None
         names: dict[str, Any] = {"__name__": "quantizer"}
         state = State(self.capture.eager)
-        bar = tqdm(
-            self._calls(),
-            desc="verify the code",
-            unit="batch",
-            disable=None if self.progress is None else not self.progress,
-            leave=False,
-        )
+        bar = self.data.bar("verify the code", of=self._calls())
         with_kwargs = bool(self.capture.kwargs)
         calibration = (call if with_kwargs else call[0] for call in bar)
         inputs = (self.capture.args, self.capture.kwargs) if with_kwargs else (self.capture.args,)
@@ -210,8 +204,7 @@ class _Trial:
         return made
 
     def _calls(self) -> Iterator[Call]:
-        assert self.recipe.data is not None
-        return read_calls(self.capture, self.pair.reference, self.recipe.data)
+        return read_calls(self.capture, self.pair.reference, self.data)
 
     @functools.cached_property
     def _first(self) -> Call:
