@@ -25,7 +25,7 @@ from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, so
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._layers.analysis import compare_rounding
 from pt2qa._layers.report import LayerReport
-from pt2qa._quantize.observers import find_observers
+from pt2qa._quantize.calibration import find_observers
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.data import Data
 from pt2qa._weights.analysis import weight_rows

@@ -36,8 +36,8 @@ from pt2qa._graph.handles import (
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._graph.matching import with_common_handles
 from pt2qa._graph.subclasses import refuse_subclasses
+from pt2qa._quantize.calibration import without
 from pt2qa._quantize.deployed import Origin, deployed_note, sliced_inputs, with_slices
-from pt2qa._quantize.observers import without
 from pt2qa._report.notes import notes_without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops

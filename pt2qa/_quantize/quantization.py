@@ -23,13 +23,11 @@ from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights, is_observer
 from pt2qa._graph.matching import complete_handles
-from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
-from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
+from pt2qa._quantize.calibration import calibrate, read_calls, saw_nonfinite, shared_calibration
+from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers, rewriting_note
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
 from pt2qa._quantize.late_edits import give_biases, make_late_edits
-from pt2qa._quantize.observers import saw_nonfinite
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
-from pt2qa._quantize.plain_export import rewriting_note
 from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import few

@@ -157,9 +157,7 @@ class _Op:
         names = [
             "its output" if point == own else self._input(point) for point in others if groups[point] != groups[first]
         ]
-        scales = "scales of their own" if len(names) > 1 else "a scale of its own"
-        verb = "have" if len(names) > 1 else "has"
-        text = f"{' and '.join(names)} {verb} {scales}, not that of {self._input(first)}"
+        text = f"separate scales for {', '.join([self._input(first), *names[:-1]])} and {names[-1]}"
         yield self._line(line, ("sharing",), text)
 
     def _chain(self) -> tuple[str | None, str]:

@@ -6,12 +6,12 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from traceback import walk_tb
-from typing import Any
+from typing import Any, Final
 
 from torch.fx import GraphModule
-from torchao.quantization.pt2e.quantizer import Quantizer
+from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec, Quantizer
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
@@ -19,14 +19,14 @@ from pt2qa._exclusion import exports
 from pt2qa._graph.annotation import annotated_ops
 from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, assign_handles, names_of, remove_handles
+from pt2qa._graph.internals.flow_quantizer import Place, named_nodes
 from pt2qa._graph.internals.shortcuts import shortcuts
-from pt2qa._graph.internals.torchao import fold_batch_norms
+from pt2qa._graph.internals.torchao import fold_batch_norms, maker_of
 from pt2qa.errors import Pt2qaError, QuantizeError
 from pt2qa.overrides.annotations import Annotations, fusions_in, read_annotations
 from pt2qa.overrides.norms import change_norms
 from pt2qa.overrides.plan import Edit
-from pt2qa.overrides.points import write_specs
-from pt2qa.overrides.printed import source_of_changes
+from pt2qa.overrides.points import Derives, Point, Shares, Specs, write_specs
 from pt2qa.plugins import resolve
 
 
@@ -103,7 +103,7 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
             self._quantizer.prepare_obs_or_fq_callback(model, edge_or_node_to_obs_or_fq)
 
     def changed_specs(self, graph: GraphModule) -> str:
-        """See :func:`pt2qa.overrides.printed.source_of_changes`; ``graph`` has handles, and is not changed."""
+        """See :func:`source_of_changes`; ``graph`` has handles, and is not changed."""
         names = names_of(graph)
         annotated = annotate(copy_to_edit(graph), self.plugin, (), names, qat=self.qat)
         annotations = read_annotations(annotated, self.plugin, names, qat=self.qat)
@@ -214,3 +214,69 @@ def fusions(capture: Capture, quantizer: Any) -> tuple[Edit, ...]:
     [('0/conv2d', '1/hardtanh')]
     """
     return fusions_in(annotations_of(capture, quantizer))
+
+
+_OBSERVER: Final = "observer_or_fake_quant_ctr"
+
+
+def source_of_changes(annotated: GraphModule, before: Specs, after: Specs) -> str:
+    """The source of the argument ``specs`` of :class:`pt2qa._graph.internals.flow_quantizer.Edited`.
+
+    ``before`` are the specs of the annotated graph.
+    """
+    places = _places(annotated, dict.fromkeys((*before, *after)))
+    changed = [point for point in places if before.get(point) != after.get(point)]
+    own = {point: spec for point, spec in before.items() if not isinstance(spec, Shares)}
+    # A spec after edits was made from one of the quantizer's, most likely from that at the same place.
+    given = {point: {**({point: own[point]} if point in own else {}), **own} for point in changed}
+    lines = (f"    {places[point]!r}: {_source(after.get(point), given[point], places)},\n" for point in changed)
+    return f"{{\n{''.join(lines)}}}"
+
+
+def _places(graph_module: GraphModule, points: Iterable[Point]) -> dict[Point, Place]:
+    """Where points are, without those of values that their reader does not read: they change nothing."""
+    names = {node.name: name for name, node in named_nodes(graph_module.graph).items()}
+    inputs = {node.name: [source.name for source in node.all_input_nodes] for node in graph_module.graph.nodes}
+    return {
+        (source, reader): (names[reader], inputs[reader].index(source)) if reader else (names[source], None)
+        for source, reader in points
+        if not reader or source in inputs[reader]
+    }
+
+
+def _source(spec: Any, given: Mapping[Point, Any], places: Mapping[Point, Place]) -> str:
+    """A spec after edits; ``given`` has what it may have been made from, at the most likely point first."""
+    if spec is None:
+        return "None"
+    if isinstance(spec, Shares):
+        return f"SharedQuantizationSpec({places[spec.point]!r})"
+    made = {point: _changes(spec, other, places) for point, other in given.items() if point in places}
+    known = {point: changes for point, changes in made.items() if changes is not None}
+    if not known:
+        assert isinstance(spec, FixedQParamsQuantizationSpec), "edits make no other spec anew"
+        return repr(spec)
+    # An observer is only written where an edit has set it; those of quantizers may hold anything.
+    point = min(known, key=lambda point: (_OBSERVER in known[point], len(known[point])))
+    changes = ", ".join(f"{name!r}: {value}" for name, value in known[point].items())
+    return f"Original({places[point]!r}{f', {{{changes}}}' if changes else ''})"
+
+
+def _changes(spec: Any, given: Any, places: Mapping[Point, Place]) -> dict[str, str] | None:
+    """The source of each field in which a spec differs from another; None if it cannot be made from that."""
+    if isinstance(spec, Derives) or isinstance(given, Derives):
+        if type(spec) is not type(given) or spec.spec is not given.spec:
+            return None
+        return {} if spec == given else {"derived_from": repr([places[each] for each in spec.points])}
+    if spec is given:
+        return {}
+    if type(spec) is not type(given) or isinstance(spec, FixedQParamsQuantizationSpec) or not is_dataclass(spec):
+        return None
+    names = [each.name for each in fields(spec)]
+    return {name: _text(spec, name) for name in names if getattr(spec, name) != getattr(given, name)}
+
+
+def _text(spec: Any, name: str) -> str:
+    if name != _OBSERVER:
+        return repr(getattr(spec, name))
+    maker, keywords = maker_of(spec)
+    return f"{maker.__name__}.with_args({', '.join(f'{key}={value!r}' for key, value in keywords.items())})"
