@@ -45,14 +45,12 @@ class Ranks:
         self._told: Exception | None = None
 
     def gather(self, value: T) -> list[T]:
-        """What each rank gives, in their order."""
         found = self._exchange(("", _packed(value)))
         if failed := _failed(found):
             raise failed
         return [_unpacked(value) for _, value in found]
 
     def first(self, value: T | None) -> T | None:
-        """The value of the first rank that has one; None if none has."""
         import torch.distributed as dist
 
         has = self.gather(value is not None)
@@ -181,7 +179,6 @@ def everywhere(value: T) -> list[T]:
 
 
 def first_anywhere(value: T | None) -> T | None:
-    """The value of the first rank that has one."""
     ranks = _active.get()
     return value if ranks is None else ranks.first(value)
 

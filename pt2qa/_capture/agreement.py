@@ -55,7 +55,6 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a model returns for its example inputs, without gradients; CaptureError where it fails on them."""
     try:
         with torch.no_grad():
             return run(model, args, kwargs)
@@ -83,12 +82,7 @@ def check_stateless(
 
 
 def check_agreement(
-    model: nn.Module,
-    state: State,
-    eager: Any,
-    program: GraphModule,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    model: nn.Module, state: State, eager: Any, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Refuses a program whose outputs are not its model's: floats to :data:`AGREEMENT_DB`, all others exactly.
 

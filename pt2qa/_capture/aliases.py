@@ -49,7 +49,6 @@ class Aliases:
         return [other for other in self._position if self._find(other) is root]
 
     def written_after(self, node: Node, value: Node) -> bool:
-        """Whether an op after ``node`` writes to the memory of ``value``."""
         root = self._find(value)
         return any(
             position > self._position[node] and self._find(written) is root for position, written in self._writes

@@ -48,7 +48,6 @@ class Change:
 
 
 def graph_modules(program: ExportedProgram) -> list[GraphModule]:
-    """The graph of a program and every graph nested in it."""
     return list({id(placed.graph_module): placed.graph_module for placed in walk(program.graph_module)}.values())
 
 

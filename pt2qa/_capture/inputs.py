@@ -139,7 +139,6 @@ def common_device(values: Iterable[Any]) -> torch.device | None:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """The one device of all parameters and buffers."""
     return common_device([*model.parameters(), *model.buffers()])
 
 
@@ -207,12 +206,11 @@ def _check_nesting(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict
     given = pytree.tree_structure((args, kwargs))
     assert captured is not None
     if given != captured:
-        for i, (a, b) in enumerate(zip(given.child(0).children(), captured.child(0).children(), strict=True)):
+        names = [*(f"args[{i}]" for i in range(len(args))), *(f"kwargs[{name!r}]" for name in kwargs)]
+        parts = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (given, captured))
+        for name, a, b in zip(names, *parts, strict=True):
             if a != b:
-                raise BatchError(f"args[{i}] is {_nesting(a)}; captured with {_nesting(b)}.")
-        for name, a, b in zip(kwargs, given.child(1).children(), captured.child(1).children(), strict=True):
-            if a != b:
-                raise BatchError(f"kwargs[{name!r}] is {_nesting(a)}; captured with {_nesting(b)}.")
+                raise BatchError(f"{name} is {_nesting(a)}; captured with {_nesting(b)}.")
 
 
 def _check_tensor(name: str, value: Any, expected: Tensor) -> None:

@@ -124,7 +124,6 @@ def explained(pair: QuantizedPair, backend: Backend | None) -> Iterator[None]:
 
 
 def reasons_for(pair: QuantizedPair, backend: Backend | None, names: Collection[str]) -> list[str]:
-    """What the check finds at these ops."""
     return [about(each) for each in _findings(pair, backend) if each.name in names] if names else []
 
 

@@ -49,8 +49,6 @@ UNUSABLE = "observing changed the program's outputs on this data"
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums of one row; ``merge`` combines two."""
-
     noise: tuple[NoiseSums, ...] = (NoiseSums(),) * 4
     """Isolated, cumulative, quantized, deployed: see :class:`DeployedRow`."""
     atol: float = 0.0
@@ -214,7 +212,6 @@ class Comparison:
                 )
 
     def _fitting(self, expected: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
-        """The deployed outputs, if they are what the model returns."""
         names = self._output_names()
         if len(found) != len(expected):
             raise DeploymentError(
@@ -317,7 +314,6 @@ class Comparison:
 
 
 def _kept(counted: Counted | None, slot: int, value: Tensor) -> Tensor:
-    """The elements of a slot's value that count."""
     found: Tensor = value if counted is None else counted.of(slot, value)
     return found
 

@@ -26,6 +26,10 @@ from pt2qa.plugins import Backend, DeployedProgram, Ran, available, backend_of, 
 from pt2qa.plugins.options import parse_options, with_options
 
 INDEX = "pt2qa.json"
+_ELSEWHERE = (
+    "Run the model where it runs: pt2qa record-inputs (pt2qa.record_inputs) writes the inputs, and "
+    "compare_deployed(deployed='outputs.safetensors') compares what was recorded there."
+)
 
 
 class OtherProgramError(DeploymentError):
@@ -38,7 +42,7 @@ def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
     found, who = _wanted(pair, wanted)
     if found is None:
         known = ", ".join(name for name, each in available().items() if backend_of(each) is not None)
-        raise DeploymentError(f"{who} has no backend that runs here. {_elsewhere()} Backends: {known or 'none'}.")
+        raise DeploymentError(f"{who} has no backend that runs here. {_ELSEWHERE} Backends: {known or 'none'}.")
     return _ready(found)
 
 
@@ -57,12 +61,11 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
         raise DeploymentError(f"{path}: no such file. {_accepted(known)}")
     found = next((each for each in known if path.suffix in each.suffixes), None)
     if found is None:
-        raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_elsewhere()}")
+        raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_ELSEWHERE}")
     return _ready(found).open(path), found.name
 
 
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:
-    """A backend, if there is one, and how the user named it."""
     if wanted is None:
         plugin = pair.plugin if pair.recipe is None else pair.recipe.plugin
         plugin = available().get(pair.quantizer.partition(":")[0]) if plugin is None else plugin
@@ -78,7 +81,7 @@ def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend 
 
 def _ready(found: Backend) -> Backend:
     if reason := found.missing():
-        raise DeploymentError(f"{found.name} cannot run here: {reason}. {_elsewhere()}")
+        raise DeploymentError(f"{found.name} cannot run here: {reason}. {_ELSEWHERE}")
     return found
 
 
@@ -95,13 +98,6 @@ def _accepted(backends: Sequence[Backend]) -> str:
     names = {suffix: each.name for each in reversed(backends) for suffix in each.suffixes}
     listed = "".join(f"{suffix} ({name}), " for suffix, name in names.items())
     return f"Expected {listed}or {RECORDED} (outputs recorded elsewhere)."
-
-
-def _elsewhere() -> str:
-    return (
-        "Run the model where it runs: pt2qa record-inputs (pt2qa.record_inputs) writes the inputs, and "
-        "compare_deployed(deployed='outputs.safetensors') compares what was recorded there."
-    )
 
 
 @exports

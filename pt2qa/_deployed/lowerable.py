@@ -62,7 +62,6 @@ class Lowerable:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The nodes to observe."""
         return tuple(dict.fromkeys(observed.node for observed in self.values if not observed.refused))
 
     @property
@@ -88,7 +87,6 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def lowerable(pair: QuantizedPair) -> Lowerable:
-    """The graph of a pair that a backend lowers, and what to observe in it."""
     converted = pair.quantized if pair.origin is None else pair.origin.graph
     graph = copy_nodes(converted)
     names = dict(zip((node.name for node in converted.graph.nodes), graph.graph.nodes, strict=True))

@@ -74,7 +74,6 @@ class RecordedOutputs:
             return Ran(tuple(file.get_tensor(f"batch{number}.output{n}") for n in range(self.outputs[number])))
 
     def refuse_rest(self) -> None:
-        """Refuses a file that has batches that were not asked for."""
         if self.read < len(self.outputs):
             raise DeploymentError(
                 f"{self.path}: has the outputs of {counted(len(self.outputs), 'batch', 'batches')}; {self.read} were "
@@ -194,8 +193,6 @@ def record_inputs(
 
 
 class _Recording:
-    """The tensors so far, and what is told about each batch."""
-
     def __init__(self, model: QuantizedPair | Capture) -> None:
         self.capture = model.capture if isinstance(model, QuantizedPair) else model
         self.graph: GraphModule = model.reference if isinstance(model, QuantizedPair) else model.module()

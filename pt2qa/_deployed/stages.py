@@ -66,7 +66,6 @@ class Stages:
         self.sums = sums
 
     def rows(self) -> tuple[StageRow, ...]:
-        """One row for each stage, by its worst output."""
         return tuple(
             StageRow(
                 name, math.nan if number == 0 else _worst(step for step, _ in sums), _worst(all_ for _, all_ in sums)

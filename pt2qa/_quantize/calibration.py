@@ -92,7 +92,6 @@ def read_calls(capture: Capture, graph: GraphModule, data: Data) -> Iterator[Cal
 
 
 def calibrate(prepared: GraphModule, calls: Iterable[Call], names: Mapping[int, OpName]) -> None:
-    """Runs every batch through a prepared graph, to calibrate its observers."""
     observers = find_observers(prepared)
     modules = {target: prepared.get_submodule(target) for target in observers}
     seen: set[nn.Module] = set()

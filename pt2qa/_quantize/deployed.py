@@ -81,7 +81,6 @@ def difference_note(inputs: Sequence[SlicedInput]) -> str:
 
 
 def deployed_note(inputs: Sequence[SlicedInput]) -> str:
-    """What a graph that :func:`with_slices` made computes."""
     return f"as deployed: {_count(inputs)}, and so does this simulation; convert_pt2e has one for the tensor"
 
 

@@ -141,7 +141,6 @@ _LATE: Final = {"bias": ("add_to_biases", "BIASES"), "round": ("set_integers", "
 
 
 def _values(recipe: Recipe) -> str:
-    """The values of the edits of a calibrated graph."""
     lines = ""
     for kind, (_, name) in _LATE.items():
         lines += _table(name, [(edit.ops[0], edit.values) for edit in recipe.edits if edit.kind == kind])

@@ -72,7 +72,6 @@ def _ranges(pair: QuantizedPair, before: Annotations, after: Annotations) -> dic
 
 
 def _set_ranges(pair: QuantizedPair, copies: Mapping[Node, Node], ranges: Mapping[int, tuple[float, int]]) -> None:
-    """Gives the nodes of sites other parameters, in a copy of the pair's graph."""
     by_name = {node.name: copies[node] for node in pair.quantized.graph.nodes}
     for step in pair.program.steps:
         if step.site is not None and step.site in ranges:

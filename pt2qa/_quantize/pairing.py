@@ -436,7 +436,6 @@ def fingerprint(graph_module: GraphModule) -> str:
 
 
 def check_pair(given: Any) -> None:
-    """Refuses what is not a pair, and says how to make one of it."""
     if isinstance(given, QuantizedPair):
         return
     if isinstance(given, Capture):

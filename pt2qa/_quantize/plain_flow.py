@@ -64,24 +64,8 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     It is executed on the model: ``torch.export``, prepare, calibration on the pair's batches, convert.  The outputs of
     the result on the first batch must be those of ``pair.quantized`` bit for bit.
 
-    Args:
-        pair: what :func:`pt2qa.quantize` returned; it is not changed.
-        about: the first line of the code's docstring.
-        verify: whether to execute it.  If not, the code has all of capture's rewriting, needed or not.
-        progress: whether to show a progress bar; None: if stderr is a terminal.
-
-    Returns:
-        The code, and whether it was executed and gave the pair's outputs.
-
-    Raises:
-        SelectionError: the pair was not made by :func:`pt2qa.quantize`.
-
-    >>> import torch, pt2qa
-    >>> batch = torch.randn(4, 8)
-    >>> capture = pt2qa.capture(torch.nn.Linear(8, 2).eval(), batch)
-    >>> pair = pt2qa.quantize(capture, "xnnpack", [batch], progress=False)
-    >>> plain_flow(pair, progress=False).verified
-    'equal'
+    ``about`` is the first line of the code's docstring.  Without ``verify`` the code is not executed, and has all of
+    capture's rewriting, needed or not.
     """
     recipe, capture = pair.recipe, pair.capture
     if recipe is None or capture is None:

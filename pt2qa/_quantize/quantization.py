@@ -207,7 +207,6 @@ def _quantize(
 
 
 def _check_same_everywhere(pair: QuantizedPair) -> None:
-    """Checks that all ranks have the same pair."""
     found = everywhere((pair.environment.fingerprint, pair.quantization))
     other = [f"rank {rank}" for rank, each in enumerate(found) if each != found[0]]
     if other:

@@ -139,10 +139,6 @@ class Annotations:
         assert root is not None, f"{self.graph.describe(point)} has no spec of its own"
         return spec_facts(self.specs[root])
 
-    def can_observe(self, point: Point) -> bool:
-        """Whether an activation's scale comes from an observer of the whole tensor."""
-        return kinds.can_observe(point, self.specs, self.graph)
-
     @functools.cached_property
     def groups(self) -> Mapping[Point, Point]:
         """For each point, the first one that has the same scale."""

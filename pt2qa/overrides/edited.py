@@ -34,19 +34,11 @@ from pt2qa.plugins import resolve
 class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type information
     """Annotates as another quantizer does, and edits the annotations: of any number of models, one after the other.
 
-    Args:
-        plugin: as :func:`pt2qa.quantize` takes it.
-        edits: the edits, in order.
-        names: of the ops of the only model; None to read them from each graph, which has handles while it is annotated.
-        built: the quantizer of the only model; None to build one for each.
-        qat: whether it is for ``prepare_qat_pt2e``.
+    ``names`` are those of the ops of the only model, and ``built`` its quantizer.  Without them, names are read from
+    each graph, which has handles while it is annotated, and a quantizer is built for each.
 
-    Attributes:
-        annotations: of the model, edits included; None before that.
-        annotated: by op type, how many ops of the model the quantizer annotated before any edit.
-
-    Raises:
-        PluginError: there is no such quantizer.
+    ``annotations`` are those of the model, edits included, None before that; ``annotated`` has, by op type, how many
+    ops the quantizer annotated before any edit.
     """
 
     plugin: Any

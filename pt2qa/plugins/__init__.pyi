@@ -1,8 +1,7 @@
 """The public names of pt2qa.plugins, and the modules that they are imported from on first use."""
 
 # the contract, and finding a plug-in
-from .protocol import QuantizerPlugin as QuantizerPlugin
-from .generic import GenericPlugin as GenericPlugin
+from .protocol import GenericPlugin as GenericPlugin, QuantizerPlugin as QuantizerPlugin
 from .registry import (
     GROUP as GROUP,
     available as available,

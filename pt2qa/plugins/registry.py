@@ -8,9 +8,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
 from pt2qa.plugins.backend_spec import BackendSpec
-from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import options_of, parse_options, with_options
-from pt2qa.plugins.protocol import QuantizerPlugin
+from pt2qa.plugins.protocol import GenericPlugin, QuantizerPlugin
 
 GROUP = "pt2qa.quantizers"
 
