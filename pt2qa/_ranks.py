@@ -48,7 +48,7 @@ class Ranks:
         found = self._exchange(("", _packed(value)))
         if failed := _failed(found):
             raise failed
-        return [_unpacked(value) for _, value in found]
+        return [pickle.loads(value) for _, value in found]
 
     def first(self, value: T | None) -> T | None:
         import torch.distributed as dist
@@ -59,7 +59,7 @@ class Ranks:
         sent = [_packed(value)]
         source = has.index(True)
         dist.broadcast_object_list(sent, dist.get_global_rank(self.group, source) if self.group else source, self.group)
-        found: T = _unpacked(sent[0])
+        found: T = pickle.loads(sent[0])
         return found
 
     def tell(self, error: Exception) -> Exception:
@@ -93,10 +93,6 @@ def _packed(value: object) -> bytes:
     into = io.BytesIO()
     _Packing(into).dump(value)
     return into.getvalue()
-
-
-def _unpacked(data: bytes) -> Any:
-    return pickle.loads(data)
 
 
 def _arrived(tensor: Tensor, device: str) -> Tensor:

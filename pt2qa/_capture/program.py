@@ -18,10 +18,9 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 from pt2qa._ambient import callers_device, torch_defaults
-from pt2qa._capture.agreement import State, check_agreement, check_stateless, run_eager
 from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.changes import Change
-from pt2qa._capture.exporting import check_model, export
+from pt2qa._capture.exporting import State, check_agreement, check_model, check_stateless, export, run_eager
 from pt2qa._capture.inputs import (
     as_call,
     check_inputs,

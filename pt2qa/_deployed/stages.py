@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pt2qa._capture.agreement import State, run
+from pt2qa._capture.exporting import State, run
 from pt2qa._deployed.lowerable import leaves_of
 from pt2qa._deployed.rows import StageRow
 from pt2qa._exclusion import computes

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import callers_device, torch_defaults
-from pt2qa._capture.agreement import State
+from pt2qa._capture.exporting import State
 from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports

@@ -23,7 +23,6 @@ from pt2qa.overrides.points import (
     Point,
     SpecFacts,
     Specs,
-    is_quantized,
     read_nodes,
     read_specs,
     spec_facts,
@@ -209,14 +208,10 @@ class Annotations:
 
     def unspecified(self, point: Point) -> Edge | None:
         """The same without the spec."""
-        root = root_of(self.specs, point)
-        node = self.graph.nodes[point[0]]
-        if root is None or not is_quantized(self.specs[root], node):
-            return None
         source, reader = point
-        if reader and source not in self.graph.nodes[reader].inputs:
-            return None
-        if not reader and not node.is_tensor and not node.constant:
+        node = self.graph.nodes[source]
+        exists = source in self.graph.nodes[reader].inputs if reader else node.is_tensor or node.constant
+        if not exists or not rounds_at(self.specs, point, self.graph.nodes):
             return None
         name = self.graph.nodes[reader].name if reader else ""
         return Edge(node.name, name, self._role(point), "")

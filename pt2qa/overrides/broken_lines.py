@@ -117,7 +117,8 @@ class _Op:
 
     def broken(self) -> Iterator[BrokenLine]:
         """The lines that it breaks; none if nothing is annotated at the op, which then runs in float."""
-        if not any(self._rounds(point) for point in (*self._edges, (self._chain()[1], ""))):
+        edges = [(key, self.node.key) for key in self.node.inputs]
+        if not any(self._rounds(point) for point in (*edges, (self._chain()[1], ""))):
             return
         inputs = [point for key in self.node.inputs if (point := self._read(key)) is not None]
         for point in inputs:
@@ -131,10 +132,6 @@ class _Op:
             after = "" if last == self.node.key else f" after the {self.annotations.graph.nodes[last].op}"
             yield from self._tensor("output", (last, ""), f"its output{after}")
         yield from self._shared(inputs)
-
-    @property
-    def _edges(self) -> list[Point]:
-        return [(key, self.node.key) for key in self.node.inputs]
 
     def _tensor(self, part: Part, point: Point, what: str) -> Iterator[BrokenLine]:
         """The line of one tensor, if none of what it may be fits; in what the nearest differs."""

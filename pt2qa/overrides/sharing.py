@@ -7,7 +7,7 @@ overflows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +78,7 @@ def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], st
         if not isinstance(spec, Shares):
             continue
         if root is None:
-            if any(each in gone for each in _chain(specs, point)):
+            if spec.point in gone:
                 raise QuantizeError(
                     f"{describe(point)} shares its scale with {describe(spec.point)}, which leads to no scale of its "
                     "own: the quantizer's shared specs form a cycle or end nowhere, which this edit cannot repair"
@@ -104,16 +104,6 @@ def replace_own(
             changed[point] = Shares(first[root]) if root in first else change(specs[root])
             first.setdefault(root, point)
     return {point: changed.get(point, rest.get(point)) for point in specs if point in changed or point in rest}
-
-
-def _chain(specs: Specs, point: Point) -> Iterator[Point]:
-    """A point and those that its reference passes through; if the chain is broken, the last one does not exist."""
-    seen: set[Point] = set()
-    while point not in seen:
-        yield point
-        seen.add(point)
-        spec = specs.get(point)
-        point = spec.point if isinstance(spec, Shares) else point
 
 
 def _source(

@@ -27,19 +27,17 @@ _LISTED: Final = 12
 _ROOT: Final = "L['self']."
 
 
-class Scoped(Protocol):
+class _Scoped(Protocol):
     """A plug-in with options for single modules and op types."""
 
     @property
-    def modules(self) -> Overrides:
-        """By module path."""
+    def modules(self) -> Overrides: ...
 
     @property
-    def op_types(self) -> Overrides:
-        """By op name."""
+    def op_types(self) -> Overrides: ...
 
 
-_P = TypeVar("_P", bound=Scoped)
+_P = TypeVar("_P", bound=_Scoped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Scope(Generic[_P]):
         return _holds(self.kind, self.name, node)
 
 
-def check_overrides(plugin: Scoped) -> None:
+def check_overrides(plugin: _Scoped) -> None:
     """Checks the entries of ``modules`` and ``op_types``; for a plug-in's ``__post_init__``.
 
     Args:
