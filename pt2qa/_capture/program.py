@@ -157,10 +157,9 @@ def capture(
             ``torch.export`` failed, there is nothing to decompose, or the program does not compute what the model
             computes.
 
-    >>> import torch
-    >>> from pt2qa._capture.program import capture
+    >>> import torch, pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-    >>> captured = capture(model, torch.zeros(1, 4))
+    >>> captured = pt2qa.capture(model, torch.zeros(1, 4))
     >>> [op.name for op in captured.names.values()]
     ['input', '0/linear', '1/relu', '2/linear']
     """

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.changes import Change
-from pt2qa._capture.normalise.passes import write_sources
+from pt2qa._capture.normalise import write_sources
 from pt2qa._capture.program import Capture
 from pt2qa._capture.program import capture as capture_model
 from pt2qa._check.integer_products import IntegerProduct, integer_products

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from pt2qa._capture.normalise.passes import write_sources
+from pt2qa._capture.normalise import write_sources
 from pt2qa._check.context import CheckContext
 from pt2qa._check.rewriting import EVERY_PASS
 from pt2qa._graph.handles import handle_of, module_of, op_of

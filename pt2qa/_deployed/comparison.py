@@ -104,9 +104,9 @@ class Comparison:
         self.input_ranges: tuple[InputRange, ...] = ()
         reasons = program.taps
         self.observed = {
-            observed.step.index: observed
-            for observed in lowerable.values
-            if not observed.refused and not reasons.get(observed.node, "lost")
+            each.step.index: each
+            for each in lowerable.values
+            if not each.refused and not reasons.get(each.node, "lost")
         }
         self.sums: dict[int, _Sums] = {index: _Sums() for index in self.observed}
         self.outputs: list[_Sums] = []
@@ -257,9 +257,7 @@ class Comparison:
         if self.positions is not None and self.positions.layouts is not None:
             slots = [observed.step.out for observed in self.observed.values()]
             notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
-        disturbed = [f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no intermediate values"] * bool(
-            self.disturbed
-        )
+        disturbed = f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no intermediate values"
         return DeployedReport(
             rows=tuple(map(self._row, self.lowerable.values)),
             outputs=tuple(
@@ -272,7 +270,14 @@ class Comparison:
                 for step, last in self.lowerable.fused
             ),
             facts=tuple(self.program.facts),
-            notes=(*pair.notes, *pair.program.notes, *self.stages.notes, *notes, *disturbed, *self.check.notes),
+            notes=(
+                *pair.notes,
+                *pair.program.notes,
+                *self.stages.notes,
+                *notes,
+                *([disturbed] if self.disturbed else []),
+                *self.check.notes,
+            ),
             batches=self.batches,
             samples=self.samples,
             backend=self.backend,
@@ -299,9 +304,7 @@ class Comparison:
     def _together(self, slots: Sequence[int]) -> str:
         """Which roundings lie between these values and the observed ones before them; empty if none do."""
         program, ahead, seen, names = self.pair.program, list(slots), set[int](), []
-        unobserved = {
-            observed.step.index: observed for observed in self.lowerable.values if observed.params is not None
-        }
+        unobserved = {each.step.index: each for each in self.lowerable.values if each.params is not None}
         while ahead:
             index = program.producers.get(ahead.pop(), -1)
             if index in seen or index < 0 or (index in self.sums and self.sums[index].count):

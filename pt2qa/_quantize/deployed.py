@@ -48,10 +48,10 @@ class SlicedInput:
     def slices(self) -> int | None:
         """How many slices the traced value has; None if that depends on the batch."""
         value = self.source.meta.get(VALUE)
-        sizes = (
-            () if value is None else [n for axis, n in enumerate(value.shape, -value.dim()) if axis not in self.axes]
-        )
-        return prod(sizes) if value is not None and all(isinstance(size, int) for size in sizes) else None
+        if value is None:
+            return None
+        sizes = [size for axis, size in enumerate(value.shape, -value.dim()) if axis not in self.axes]
+        return prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
 def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, ...]:

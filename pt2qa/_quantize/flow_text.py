@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch.fx import GraphModule
 
-from pt2qa._capture.normalise.passes import ATTENTION, RECURRENT
+from pt2qa._capture.normalise import ATTENTION, RECURRENT
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
 from pt2qa._quantize.pairing import Recipe

@@ -11,8 +11,8 @@ import torch
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.overrides.points import GraphNode, Point, spec_facts
+from pt2qa.overrides.edits import BATCH_NORMS, limits_of
+from pt2qa.overrides.points import GraphNode, Point, own_spec, spec_facts
 from pt2qa.overrides.sharing import root_of, rounds_at
 from pt2qa.plugins.backend_spec import BackendSpec, OpSpec, Part, SpecLine, TensorSpec
 
@@ -92,18 +92,11 @@ def _distance(lines: list[BrokenLine]) -> tuple[bool, bool, int]:
 def tensor_spec(spec: Any) -> TensorSpec:
     """torchao's spec in the words of :class:`TensorSpec`; without a range of its own, it has that of its dtype."""
     facts = spec_facts(spec)
-    dtype = getattr(torch, facts.dtype)
-    if dtype.is_floating_point:
+    if getattr(torch, facts.dtype).is_floating_point:
         return TensorSpec(facts.dtype)
-    limits = torch.iinfo(dtype)
-    return TensorSpec(
-        facts.dtype,
-        "symmetric" if "symmetric" in facts.scheme else "affine",
-        facts.axis if facts.scheme.startswith("per_channel") else None,
-        limits.min if facts.quant_min is None else facts.quant_min,
-        limits.max if facts.quant_max is None else facts.quant_max,
-        facts.dynamic,
-    )
+    scheme: Literal["symmetric", "affine"] = "symmetric" if "symmetric" in facts.scheme else "affine"
+    axis = facts.axis if facts.scheme.startswith("per_channel") else None
+    return TensorSpec(facts.dtype, scheme, axis, *limits_of(own_spec(spec)), facts.dynamic)
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ def _range(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) ->
 def limits_of(spec: Any) -> tuple[int, int]:
     """The integers of a spec; those of the dtype if it has none."""
     limits = torch.iinfo(spec.dtype)
-    low, high = spec.quant_min, spec.quant_max
+    low, high = getattr(spec, "quant_min", None), getattr(spec, "quant_max", None)
     return limits.min if low is None else low, limits.max if high is None else high
 
 

@@ -51,9 +51,6 @@ def check_options(plugin: object) -> None:
     ``bool``, ``int``, ``float``, ``str``, ``Literal``, ``Mapping`` and unions of these are checked; the plug-in must
     check other types itself.
 
-    Args:
-        plugin: a dataclass whose fields are its options.
-
     Raises:
         PluginError: names the plug-in, the option, what it got and what it takes.
 

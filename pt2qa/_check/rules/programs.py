@@ -9,7 +9,7 @@ from math import inf
 from torch.fx import Node
 
 from pt2qa._capture.aliases import Aliases
-from pt2qa._capture.normalise.passes import inline_regions, keep_scalars, remove_added_zeros, remove_dead_code
+from pt2qa._capture.normalise import inline_regions, keep_scalars, remove_added_zeros, remove_dead_code
 from pt2qa._check.context import CheckContext
 from pt2qa._check.missed_ops import Reasons
 from pt2qa._graph.copies import copy_to_edit

@@ -1,4 +1,7 @@
-"""The passes: each edits a program in place, and returns what it changed."""
+"""Passes that change how a program is written, never what it computes, so that quantizers neither fail nor skip ops.
+
+Each edits a program in place, and returns what it changed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.aliases import Aliases, in_place_argument
-from pt2qa._capture.changes import Change, changes_of, graph_modules, names_by_node, renew_outputs
+from pt2qa._capture.changes import Change, changes_of, complete_users, graph_modules, names_by_node, renew_outputs
+from pt2qa._capture.writes import make_writes_functional
 from pt2qa._graph.handles import PART, module_of, op_of
 from pt2qa._graph.internals import flow_passes
 from pt2qa._graph.internals.nodes import CUSTOM, VALUE
@@ -244,3 +248,25 @@ def _hidden_weights(node: Node) -> list[Any]:
     place = max(index for index, argument in enumerate(arguments) if isinstance(argument, list | tuple))
     parameters, layers, both_ways = arguments[place], arguments[place + 2], arguments[place + 5]
     return list(parameters[1 :: len(parameters) // (layers * (2 if both_ways else 1))])
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+PASSES = (make_writes_functional, remove_added_zeros, remove_dead_code, keep_scalars, write_out_padding)
+"""In this order, after everything is inlined; dead code goes first, because it is not worth rewriting."""
+
+DECOMPOSABLE = (*RECURRENT, ATTENTION)
+"""The kinds of ops that can be decomposed."""
+
+
+def normalise(program: ExportedProgram, decompose: Sequence[str] = ()) -> tuple[Change, ...]:
+    """Runs every pass on a program, in place; ``decompose`` has kinds of ops of :data:`DECOMPOSABLE`."""
+    complete_users(program)
+    changes = [*inline_regions(program), *decompose_recurrent(program, decompose)]
+    if ATTENTION in decompose:
+        changes += decompose_attention(program)
+    for run in PASSES:
+        changes += run(program)
+    # Last, because the sources describe the ops that remain.
+    changes += write_sources(program, (nn.MultiheadAttention,) if ATTENTION in decompose else ())
+    return tuple(changes)
