@@ -22,8 +22,6 @@ from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._report.prose import counted, few
 from pt2qa.errors import CaptureError
 
-_DOCS = "https://docs.pytorch.org/docs/stable/export.html"
-_LINES = 3
 _QUANTIZED = (
     *("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.", "torch.ao.nn.qat.", "torch.ao.nn.intrinsic.qat."),
     *("torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize"),
@@ -113,7 +111,8 @@ def export(
             raise CaptureError(
                 f"torch.export.export failed with {type(error).__name__}: {_first_lines(error)}\n",
                 f"Try {other}",
-                f". What a forward may do is described at {_DOCS}; torch's whole message is above this one.",
+                ". What a forward may do is described at https://docs.pytorch.org/docs/stable/export.html; "
+                "torch's whole message is above this one.",
             ) from error
     _read_as_buffers(program, model)
     return program
@@ -155,7 +154,7 @@ def _is_exported(model: nn.Module) -> bool:
 def _first_lines(error: Exception) -> str:
     """torch adds pages of advice to its errors."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
-    return "\n".join(lines[:_LINES]) or "no message"
+    return "\n".join(lines[:3]) or "no message"
 
 
 AGREEMENT_DB = 100.0

@@ -44,8 +44,6 @@ from pt2qa._simulator.verification import Verification, graph_outputs, kind_of
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram
 
-UNUSABLE = "observing changed the program's outputs on this data"
-
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
@@ -257,7 +255,10 @@ class Comparison:
         if self.positions is not None and self.positions.layouts is not None:
             slots = [observed.step.out for observed in self.observed.values()]
             notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
-        disturbed = f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no intermediate values"
+        disturbed = (
+            f"observing changed the program's outputs on this data: {self.disturbed} of {self.batches} batches have no "
+            "intermediate values"
+        )
         return DeployedReport(
             rows=tuple(map(self._row, self.lowerable.values)),
             outputs=tuple(

@@ -83,9 +83,6 @@ class Lowerable:
         return shapes if any(shapes) else None
 
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
 def lowerable(pair: QuantizedPair) -> Lowerable:
     converted = pair.quantized if pair.origin is None else pair.origin.graph
     graph = copy_nodes(converted)
@@ -129,7 +126,8 @@ def _observed(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[ObservedV
 
 def is_tensor(leaf: Any) -> bool:
     """Whether an output of a graph is a tensor, not a number, a size or None."""
-    return isinstance(leaf, Node) and not isinstance(leaf.meta.get(VALUE), (int, float, *SYMBOLIC))
+    numbers = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return isinstance(leaf, Node) and not isinstance(leaf.meta.get(VALUE), numbers)
 
 
 def tensor_outputs(graph_module: GraphModule) -> dict[int, str]:

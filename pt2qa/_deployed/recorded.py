@@ -97,15 +97,12 @@ def read_outputs(path: Path) -> RecordedOutputs:
             f"{path}: has a tensor {unknown[0]!r}; expected the outputs of each batch: batch0.output0, batch0.output1, "
             "batch1.output0 …"
         )
-    places = {(int(match[1]), int(match[2])) for match in found.values() if match is not None}
-    batches = 1 + max((batch for batch, _ in places), default=-1)
-    counts = tuple(
-        1 + max((place for number, place in places if number == batch), default=0) for batch in range(batches)
-    )
-    for batch, count in enumerate(counts):
-        for place in range(count):
-            if (batch, place) not in places:
-                raise DeploymentError(f"{path}: has no tensor 'batch{batch}.output{place}', but has later ones.")
+    last = dict(sorted((int(match[1]), int(match[2])) for match in found.values() if match is not None))
+    batches = 1 + max(last, default=-1)
+    counts = tuple(1 + last.get(batch, 0) for batch in range(batches))
+    wanted = [f"batch{batch}.output{place}" for batch, count in enumerate(counts) for place in range(count)]
+    if missing := [name for name in wanted if name not in found]:
+        raise DeploymentError(f"{path}: has no tensor {missing[0]!r}, but has later ones.")
     if not batches:
         raise DeploymentError(f"{path}: is empty; expected the outputs of each batch: batch0.output0 …")
     digests = _digests(path, metadata, batches)

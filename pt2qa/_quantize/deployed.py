@@ -81,7 +81,7 @@ def difference_note(inputs: Sequence[SlicedInput]) -> str:
 
 
 def deployed_note(inputs: Sequence[SlicedInput]) -> str:
-    return f"as deployed: {_count(inputs)}, and so does this simulation; convert_pt2e has one for the tensor"
+    return f"as deployed: {_count(inputs)}, as does this simulation; convert_pt2e has one for the tensor"
 
 
 def _count(inputs: Sequence[SlicedInput]) -> str:

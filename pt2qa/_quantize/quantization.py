@@ -38,7 +38,6 @@ from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
-from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import EditedQuantizer, is_ours
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 
@@ -138,7 +137,7 @@ def _quantize(
     edits = overrides.edits if overrides is not None else ()
     names, float_graph = capture.names, capture.module()
     refuse_float64(float_graph)
-    prepared, annotated, annotations = _prepare(plugin, float_graph, edits, names, qat)
+    prepared, edited = _prepare(plugin, float_graph, edits, names, qat)
     if not any(is_observer(module) for module in prepared.modules()):
         raise QuantizeError(
             f"{plugin.name} annotated 0 of {_ops_of(float_graph).total()} ops: the model would stay in float. "
@@ -166,6 +165,7 @@ def _quantize(
         every = itertools.chain([] if own is None else [own], calls)
         calibrate(prepared, data.bar(f"calibrate {plugin.name}", of=every), names)
 
+    assert edited.annotations is not None, "prepare has the quantizer annotate"
     give_biases(prepared, edits, names)
     before = make_late_edits(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name, saw_nonfinite(prepared, names))
@@ -173,7 +173,7 @@ def _quantize(
     if like is not None:
         share_constants(quantized, like.quantized)
     ran = check_runs(quantized, first, names, plugin.name)
-    rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
+    rewriting = rewriting_note(capture, plugin, edited.annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
     notes = (
         *_notes(capture),
@@ -192,7 +192,7 @@ def _quantize(
         float_graph=float_graph,
         capture=capture,
         notes=tuple(filter(None, notes)),
-        recipe=Recipe(plugin, annotations, kept, qat, train, edits),
+        recipe=Recipe(plugin, edited.annotations, kept, qat, train, edits),
         weight_cache=WEIGHT_CACHE if like is None else min(WEIGHT_CACHE // 4, like.weight_cache),
     )
     del prepared
@@ -221,8 +221,8 @@ def _check_same_everywhere(pair: QuantizedPair) -> None:
 
 def _prepare(
     plugin: QuantizerPlugin, float_graph: GraphModule, edits: tuple[Edit, ...], names: Mapping[int, OpName], qat: bool
-) -> tuple[GraphModule, Counter[str], Annotations]:
-    """A prepared copy of a graph, how many ops of each kind the quantizer annotated, and what after all edits."""
+) -> tuple[GraphModule, EditedQuantizer]:
+    """A prepared copy of a graph, and the quantizer, which knows what it annotated."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
     # prepare edits the graph that it is given, and training its parameters.
@@ -240,8 +240,7 @@ def _prepare(
             f"torchao could not prepare the model as {plugin.name} annotated it: {type(error).__name__}: "
             f"{str(error) or 'no message'}. See the traceback above this one for the op."
         ) from error
-    assert quantizer.annotations is not None, "prepare has the quantizer annotate"
-    return prepared, quantizer.annotated, quantizer.annotations
+    return prepared, quantizer
 
 
 def _ops_of(graph_module: GraphModule) -> Counter[str]:

@@ -36,10 +36,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(KINDS, ()),
     "observer": ("observer",),
     "range": ("scale", "zero_point"),
-    "bias": ("values",),
-    "shift": ("values",),
-    "smooth": ("values",),
-    "round": ("values",),
+    **dict.fromkeys(("bias", "shift", "smooth", "round"), ("values",)),
 }
 """What an edit has by its kind, besides the ops."""
 
