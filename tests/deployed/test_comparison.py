@@ -146,7 +146,7 @@ def test_a_value_that_is_not_observed_joins_the_next(pair: pt2qa.QuantizedPair, 
     assert report.suspects == ()
     summary = " ".join(report.summary().split())
     assert "The kernels that could be observed are right" in summary
-    assert "Not judged, because roundings that were not observed lie in between: second/linear." in summary
+    assert "Not judged, as unobserved roundings lie in between: second/linear." in summary
     assert "Counts: 3 values, 1 not observed" in summary
 
 
