@@ -7,7 +7,6 @@ and its message does not say what to do.  So graphs are made without it, and bat
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Iterable, Mapping
 from itertools import combinations, product
@@ -258,7 +257,8 @@ def _check_size(
     allowed = program.range_constraints.get(expression)
     # As in torch: a range that starts at 2 only means that sizes 0 and 1 were not traced separately.
     if allowed is not None and not (size <= allowed.upper and (size >= allowed.lower or allowed.lower <= 2)):
-        raise BatchError(f"{what}; captured for sizes from {allowed.lower} to {_upper(allowed.upper)}.")
+        upper = allowed.upper if allowed.upper.is_number and allowed.upper.is_finite else "any"
+        raise BatchError(f"{what}; captured for sizes from {allowed.lower} to {upper}.")
     if value.is_Symbol:
         known[value] = (size, what)
         return
@@ -274,10 +274,6 @@ def _check_size(
 
 def _nesting(spec: pytree.TreeSpec) -> str:
     return "a single value" if spec.is_leaf() else f"nested as {spec}"
-
-
-def _upper(bound: Any) -> str:
-    return "any" if not bound.is_number or bound == math.inf or not bound.is_finite else str(bound)
 
 
 def _shape(value: Tensor) -> str:

@@ -476,7 +476,7 @@ def common_handles(
 
 
 def _check_decomposed(reference: GraphModule, quantized: GraphModule) -> None:
-    """A reference in other ops than the graph that was quantized: its constants would be held against other ones."""
+    """A reference in other ops than the graph that was quantized: its constants would be compared with others."""
     counts = Counter(op_of(node.target) for node in reference.graph.nodes if is_decomposed(node))
     if counts and not any(map(is_decomposed, quantized.graph.nodes)):
         listed = ", ".join(f"{count} {op}" for op, count in counts.items())

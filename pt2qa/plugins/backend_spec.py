@@ -1,7 +1,7 @@
 """What a backend's kernels take, as data: dtypes, schemes, channel axes, ranges, shared scales, fused activations.
 
 The vocabulary is that of LiteRT's 8-bit quantization specification and of the configurations of ExecuTorch's
-partitioners.  An author states it once; the check and the conformance kit hold annotations against it.
+partitioners.  An author states it once; the check and the conformance kit compare annotations with it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class QuantizerPlugin(Protocol):
     - ``spec: ClassVar[BackendSpec]``: what the backend's kernels take, as data, for the check and the conformance kit;
       see :class:`pt2qa.plugins.BackendSpec`.
     - ``quantizer_classes: ClassVar[tuple[str, ...]]``: paths of the torchao quantizers that annotate for this backend.
-      An object of one, or of a subclass, that is given in place of the plug-in is held against its ``spec``.
+      An object of one, or of a subclass, that is given in place of the plug-in is checked against its ``spec``.
     - ``backend: ClassVar[Backend]``: lowers converted graphs and runs them, for :func:`pt2qa.compare_deployed`; see
       :class:`pt2qa.plugins.Backend`.
 
