@@ -21,6 +21,9 @@ LEVELS = ("float", "observer")
 def levels_of(plugin: Any) -> tuple[str, ...]:
     """The kinds of edit worth trying op by op with a plug-in's backend.
 
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
     >>> import pt2qa
     >>> "float" in levels_of(pt2qa.quantizer("xnnpack"))
     True
@@ -30,6 +33,9 @@ def levels_of(plugin: Any) -> tuple[str, ...]:
 
 def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     """Pairs of op types that the backend runs as one kernel; None if the plug-in does not declare them.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
     >>> import pt2qa
     >>> ("conv2d", "hardtanh") in fusable_of(pt2qa.quantizer("xnnpack"))
@@ -60,6 +66,9 @@ def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
 def rules_of(plugin: Any) -> tuple[Rule, ...]:
     """The rules that a plug-in adds to the structure check, specific to its backend.
 
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
     >>> import pt2qa
     >>> {type(rule).__name__ for rule in rules_of(pt2qa.quantizer("xnnpack"))}
     {'Rule'}
@@ -70,6 +79,9 @@ def rules_of(plugin: Any) -> tuple[Rule, ...]:
 
 def backend_of(plugin: Any) -> Backend | None:
     """What lowers and runs a plug-in's models; None if it has nothing.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
     >>> import pt2qa
     >>> backend_of(pt2qa.quantizer("xnnpack")).name

@@ -54,7 +54,10 @@ class NamedOp:
 
 
 def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
-    """The ops, the inputs and the output of a captured graph with handles, by the names that plans use.
+    """The ops, the inputs and the output of a captured graph by the names that plans use.
+
+    Args:
+        graph: with handles.
 
     >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))

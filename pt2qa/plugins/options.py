@@ -31,6 +31,9 @@ class Option:
 def options_of(plugin: object) -> tuple[Option, ...]:
     """The options of a plug-in, in the order of its fields.
 
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
+
     Raises:
         PluginError: the annotations of its fields cannot be read.
 
@@ -50,6 +53,9 @@ def check_options(plugin: object) -> None:
 
     ``bool``, ``int``, ``float``, ``str``, ``Literal``, ``Mapping`` and unions of these are checked; the plug-in must
     check other types itself.
+
+    Args:
+        plugin: a dataclass whose fields are its options.
 
     Raises:
         PluginError: names the plug-in, the option, what it got and what it takes.
@@ -96,6 +102,9 @@ def describe(plugin: object) -> str:
     """The shortest description of a configured plug-in: its name, and the options that differ from their default.
 
     If the options can be written as text, :func:`pt2qa.plugins.resolve` creates the same plug-in from it.
+
+    Args:
+        plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
     >>> import pt2qa
     >>> describe(pt2qa.quantizer("x86", reduce_range=True))

@@ -72,6 +72,9 @@ class Scope(Generic[_P]):
 def check_overrides(plugin: _Scoped) -> None:
     """Checks the entries of ``modules`` and ``op_types``; for a plug-in's ``__post_init__``.
 
+    Args:
+        plugin: a plug-in with ``modules`` and ``op_types``.
+
     Raises:
         PluginError: an entry is neither None nor a mapping of valid options to valid values.
 
@@ -115,6 +118,9 @@ def modules_of(node: Node) -> tuple[str, ...]:
 
     This includes containers, which are not among the :func:`called_modules`.
 
+    Args:
+        node: an op of a captured graph.
+
     >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
@@ -128,6 +134,9 @@ def modules_of(node: Node) -> tuple[str, ...]:
 def called_modules(node: Node) -> tuple[str, ...]:
     """Paths of the called modules around an op, outermost first, as torchao's name filters compare them.
 
+    Args:
+        node: an op of a captured graph.
+
     >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
@@ -140,6 +149,9 @@ def called_modules(node: Node) -> tuple[str, ...]:
 
 def op_type(node: Node) -> str:
     """A node's op without namespace, overload and in-place underscore: ``add`` for ``aten.add_.Tensor``.
+
+    Args:
+        node: an op of a captured graph.
 
     >>> import torch
     >>> graph = torch.fx.Graph()
