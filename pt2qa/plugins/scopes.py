@@ -92,6 +92,9 @@ def check_overrides(plugin: _Scoped) -> None:
 
 def scopes_in(plugin: _P, graph: GraphModule, ops: Collection[str]) -> tuple[Scope[_P], ...]:
     """The scopes of a plug-in in a graph, in order of precedence: deepest module first, then op types.
+
+    Args:
+        plugin: a plug-in with ``modules`` and ``op_types``.
         graph: the captured float graph.
         ops: names of the ops that the backend can configure, as :func:`op_type` returns them.
 
