@@ -40,7 +40,7 @@ class Aliases:
         self._writes: list[tuple[int, Node]] = []
         for node in graph_module.graph.nodes:
             for shared in _shares_memory_with(node):
-                self._join(node, shared)
+                self._parent[self._find(node)] = self._find(shared)
             self._writes.extend((self._position[node], written) for written in written_by(node, graph_module))
 
     def group(self, node: Node) -> list[Node]:
@@ -66,9 +66,6 @@ class Aliases:
         while (parent := self._parent.get(node, node)) is not node:
             node = parent
         return node
-
-    def _join(self, a: Node, b: Node) -> None:
-        self._parent[self._find(a)] = self._find(b)
 
 
 def written_by(node: Node, graph_module: GraphModule) -> list[Node]:

@@ -220,9 +220,8 @@ def with_handles(program: ExportedProgram) -> ExportedProgram:
     Raises:
         CaptureError: it is not an ExportedProgram, or holds weights of torchao's ``quantize_``.
 
-    >>> import torch
-    >>> from pt2qa._capture.program import with_handles
-    >>> program = with_handles(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)))
+    >>> import torch, pt2qa
+    >>> program = pt2qa.with_handles(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)))
     >>> [op.name for op in names_of(program).values()]
     ['input', 'linear']
     """

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -38,17 +38,13 @@ from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import Pt2qaError, SelectionError
 from pt2qa.plugins import GenericPlugin
 
-EQUAL: Final = "equal"
-
 
 @dataclass(frozen=True, slots=True)
 class PlainFlow:
     """The code that quantizes a model as a pair was quantized, and what came of executing it.
 
-    Attributes:
-        code: a Python module with ``make_quantizer`` and ``quantize``, to save as ``quantizer.py``.
-        equal: whether it was executed and its outputs are those of the pair, bit for bit.
-        verified: ``equal``, ``equal, with ...`` and why that is needed, ``differs: ...`` or ``not run: ...``.
+    ``equal`` is whether it was executed and its outputs are those of the pair, bit for bit; ``verified`` how: ``equal``,
+    ``equal, with ...`` and why that is needed, ``differs: ...`` or ``not run: ...``.
     """
 
     code: str
@@ -85,7 +81,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     own_options = plain.asks and not isinstance(recipe.plugin, GenericPlugin)
     found = f"{pair.quantizer} has options that are pt2qa's own" if own_options else trial.difference(plain)
     if not found:
-        return PlainFlow(plain.text, EQUAL, equal=True)
+        return PlainFlow(plain.text, "equal", equal=True)
     if not own_options:
         # Capture writes the sources of all ops, and records where they are not the obvious ones.
         written = changed if {*changed} & {*SOURCE_RULES} else (*changed, SOURCE_RULES[0])
@@ -94,7 +90,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
             needed = trial.needed(written, text)
             return PlainFlow(
                 text(needed).text,
-                f"{EQUAL}, with capture's rewriting ({', '.join(needed)}); without it: {found}",
+                f"equal, with capture's rewriting ({', '.join(needed)}); without it: {found}",
                 equal=True,
             )
         found += f"; with capture's rewriting as code: {rewritten}"
@@ -102,7 +98,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     beyond = trial.difference(whole)
     if beyond:
         return PlainFlow(plain.text, f"differs: {found}; with pt2qa: {beyond}")
-    return PlainFlow(whole.text, f"{EQUAL}, with pt2qa; without it: {found}", equal=True)
+    return PlainFlow(whole.text, f"equal, with pt2qa; without it: {found}", equal=True)
 
 
 def kept_flow(pair: QuantizedPair, about: str, verify: bool, progress: bool | None) -> tuple[PlainFlow, list[str]]:
