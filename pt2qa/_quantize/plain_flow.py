@@ -43,7 +43,7 @@ from pt2qa.plugins import GenericPlugin
 class PlainFlow:
     """The code that quantizes a model as a pair was quantized, and what came of executing it.
 
-    ``equal`` is whether it was executed and its outputs are those of the pair, bit for bit; ``verified`` how: ``equal``,
+    ``equal`` says whether it was executed and gave the pair's outputs, bit for bit; ``verified`` is ``equal``,
     ``equal, with ...`` and why that is needed, ``differs: ...`` or ``not run: ...``.
     """
 
