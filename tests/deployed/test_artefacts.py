@@ -195,7 +195,7 @@ def renamed(found: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
             lambda found: renamed(found, "batch0.output0", "batch2.output0"),
             "has no tensor 'batch0.output0', but has later",
         ),
-        (lambda found: renamed(found, "batch1.output0", "batch1.output1"), "has no tensor 'batch1.output0', but later"),
+        (lambda found: renamed(found, "batch1.output0", "batch1.output1"), "has no tensor 'batch1.output0', but has later"),
         (lambda found: {"batch0.output0": found["batch0.output0"]}, "of 1 batch, but there are more to compare"),
         (lambda found: found | {"batch2.output0": found["batch0.output0"].clone()}, "of 3 batches; 2 were given"),
         (lambda found: found | {"batch0.output1": torch.ones(1)}, "batch 0: the deployed program returned 2 outputs"),
@@ -249,7 +249,7 @@ def test_files_that_cannot_be_used_are_refused(
 def test_arguments_that_exclude_each_other_are_refused(
     pair: pt2qa.QuantizedPair, outputs: Path, pte: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(pt2qa.DeploymentError, match="deployed= and program= were given"):
+    with pytest.raises(pt2qa.DeploymentError, match="got deployed= and program=, expected one of them"):
         pt2qa.compare_deployed(pair, DATA, deployed=pte, program=tmp_path / "program")
     with pytest.raises(pt2qa.DeploymentError, match=r"omit backend='xnnpack'"):
         pt2qa.compare_deployed(pair, DATA, deployed=outputs, backend="xnnpack")
