@@ -195,7 +195,10 @@ def renamed(found: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
             lambda found: renamed(found, "batch0.output0", "batch2.output0"),
             "has no tensor 'batch0.output0', but has later",
         ),
-        (lambda found: renamed(found, "batch1.output0", "batch1.output1"), "has no tensor 'batch1.output0', but has later"),
+        (
+            lambda found: renamed(found, "batch1.output0", "batch1.output1"),
+            "has no tensor 'batch1.output0', but has later",
+        ),
         (lambda found: {"batch0.output0": found["batch0.output0"]}, "of 1 batch, but there are more to compare"),
         (lambda found: found | {"batch2.output0": found["batch0.output0"].clone()}, "of 3 batches; 2 were given"),
         (lambda found: found | {"batch0.output1": torch.ones(1)}, "batch 0: the deployed program returned 2 outputs"),
