@@ -58,7 +58,7 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Changes norms, and applies the quantizer's own rewriting of the graph before annotation."""
-        if model not in self._bodies:
+        if not self._is_body(model):
             self._begin(model)
             change_norms(model, self.edits, self._names)
         with self._blamed():
@@ -68,7 +68,7 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         """Lets the quantizer annotate, then edits the annotations; changes ``model`` in place, as torchao expects."""
         known = self.names is not None or names_of(model)
         begun = self._quantizer is not None and self.annotations is None and known
-        if not begun and model not in self._bodies:
+        if not begun and not self._is_body(model):
             self._begin(model)
         with self._blamed():
             model = self._quantizer.annotate(model) or model
@@ -100,6 +100,9 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         annotated = annotate(copy_to_edit(graph), self.plugin, (), names, qat=self.qat)
         annotations = read_annotations(annotated, self.plugin, names, qat=self.qat)
         return source_of_changes(annotated, annotations.specs, annotations.with_edits(self.edits).specs)
+
+    def _is_body(self, model: GraphModule) -> bool:
+        return model in self._bodies or (self.built is not None and self.annotations is not None)
 
     def _begin(self, model: GraphModule) -> None:
         """Takes up a new model; numbers its ops, in place, if nothing names them."""
