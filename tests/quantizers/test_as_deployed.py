@@ -83,7 +83,7 @@ def test_reports_say_what_they_simulate(pair: pt2qa.QuantizedPair) -> None:
     deployed = pt2qa.compare_layers(pair.as_deployed(), [x], progress=False)
     assert plain.notes == (NOTE,)
     assert deployed.notes[0] == (
-        "as deployed: the backend's kernels have a scale for each row of the input of a linear (2 inputs), and so has "
+        "as deployed: the backend's kernels have a scale for each row of the input of a linear (2 inputs), as does "
         "this simulation; convert_pt2e has one for the tensor"
     )
     assert NOTE not in deployed.notes
